@@ -60,8 +60,8 @@ test: lint browser ## lint, then all tests but the slow ones (ARGS="-k push" for
 	@$(PYTEST) $(call killed_after,400) -m "not slow" $(ARGS)
 
 .PHONY: test-fast
-test-fast: lint ## lint, and what needs no Redis: unit, and contract on the embedded store
-	@$(PYTEST) -m "not slow and not redis" tests/unit tests/contract $(ARGS)
+test-fast: lint ## lint, and the rules that need no Redis
+	@$(PYTEST) -m "not slow and not redis" tests/rules $(ARGS)
 
 .PHONY: test-slow
 test-slow: $(DEV) tools ## the tests that take long or measure times: many stories, the wide matrices, long chaos
@@ -118,11 +118,11 @@ screenshots: $(DEV) tools browser ## the pictures of the documentation, into doc
 
 .PHONY: web-cost
 web-cost: $(DEV) tools ## what the dashboard costs on a million jobs in 1,000 shards
-	@$(PY) -m tests.web.cost
+	@$(PY) -m tests.rules.web.cost
 
 .PHONY: api-check
 api-check: $(DEV) tools ## many more requests against the API's description than `make test` sends
-	@SCHEMATHESIS_EXAMPLES=200 $(PY) -m pytest tests/web/test_api.py -k Description --timeout 1800 $(ARGS)
+	@SCHEMATHESIS_EXAMPLES=200 $(PY) -m pytest tests/rules/web/test_api.py -k Description --timeout 1800 $(ARGS)
 
 .PHONY: clean
 clean: ## remove what was built or cached, .venv too

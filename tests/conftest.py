@@ -1,4 +1,4 @@
-"""Fixtures for all tiers: a real redis-server of our own, and the stores that the contract suite runs on."""
+"""Fixtures for all tests: a real redis-server of our own, and the stores that rules are tested on."""
 
 import os
 import uuid

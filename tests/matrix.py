@@ -33,11 +33,9 @@ ROOT = Path(__file__).resolve().parents[1]
 #: The Pythons that should be there: the oldest supported one up to the newest released.
 EXPECTED = ("3.11", "3.12", "3.13", "3.14")
 OLDEST = (3, 11)
-TIERS = ("tests/unit", "tests/contract", "tests/integration")
-#: The tiers that talk to a server.
-SERVER_TIERS = TIERS[1:]
-CONNECTIONS = "tests/integration/store/test_connections.py"
-RIGHTS = "tests/integration/project/test_rights.py"
+TIERS = ("tests/rules", "tests/processes")
+CONNECTIONS = "tests/processes/store/test_connections.py"
+RIGHTS = "tests/processes/project/test_rights.py"
 PARTS = ("python", "redis-py", "servers", "hiredis", "resp3", "tls", "rights")
 PAGE = ROOT / "docs" / "compatibility.md"
 COLUMNS = ("part", "Python", "redis-py", "server", "tests", "result", "on")
@@ -85,7 +83,7 @@ class Run:
     #: The server's program; empty: the installed one.
     server: str = ""
     #: What pytest is told besides: paths, and how to choose from them.
-    tests: Sequence[str] = SERVER_TIERS
+    tests: Sequence[str] = TIERS
     variables: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -31,7 +31,7 @@ import coverage
 
 ROOT = Path(__file__).parent.parent
 #: What is run: tests whose code runs in their own process, so that the lines are known that they run.
-TIERS = ("tests/unit", "tests/contract", "tests/web")
+TIERS = ("tests/rules",)
 #: Seconds that the tests of one mutant may be expected to take; the fastest ones that fit are run.
 BUDGET = 30.0
 #: Seconds after which a mutant that hangs is ended, and counts as caught.

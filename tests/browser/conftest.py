@@ -10,8 +10,8 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 
 from tests.browser import chromium
 from tests.browser.stage import Stage
+from tests.rules.web.conftest import patient  # noqa: F401 - a fixture of all tests here, too
 from tests.waiting import PATIENCE
-from tests.web.conftest import patient  # noqa: F401 - a fixture of all tests here, too
 
 Visit = Callable[..., Page]
 

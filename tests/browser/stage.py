@@ -12,9 +12,9 @@ from starlette.routing import Mount
 
 import lowq
 import lowq_web
+from tests.rules.web.hand import Hand
+from tests.rules.web.served import served
 from tests.waiting import PATIENCE, until
-from tests.web.hand import Hand
-from tests.web.served import served
 
 
 class Stage:

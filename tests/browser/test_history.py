@@ -9,9 +9,9 @@ from playwright.sync_api import expect
 from tests.browser.conftest import Watched
 from tests.browser.stage import Stage
 from tests.browser.test_journeys import working
-from tests.integration.support import until
+from tests.processes.support import until
+from tests.rules.web.hand import Hand
 from tests.tiers import often
-from tests.web.hand import Hand
 
 
 def test_what_was_recorded_is_drawn_again_after_a_reload(stage: Stage, address: str, watched: Watched) -> None:

@@ -15,9 +15,9 @@ import lowq
 from tests.browser.conftest import Watched
 from tests.browser.stage import Stage
 from tests.recorded import record
+from tests.rules.web.hand import Hand
 from tests.tiers import often
 from tests.waiting import until
-from tests.web.hand import Hand
 
 NARROW = {"width": 360, "height": 740}
 WIDE = {"width": 1280, "height": 900}

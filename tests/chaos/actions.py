@@ -8,7 +8,7 @@ import redis
 
 from tests.chaos.replicated import HARM
 from tests.chaos.stage import NODES, Stage
-from tests.integration.support import NodeProcess
+from tests.processes.support import NodeProcess
 
 #: What the log of a consumer says that takes and performs in one thread.
 ONE_THREAD = " starts: 1 threads"

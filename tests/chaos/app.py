@@ -1,4 +1,4 @@
-"""The application under chaos: that of the integration tests, with more that a job can do, and with harm built in.
+"""The application under chaos: that of the tests of processes, with more that a job can do, and with harm built in.
 
     python -m tests.chaos.app run                              a node
     python -m tests.chaos.app produce SEED NUMBER LOAD         a producer; LOAD is JSON
@@ -33,8 +33,8 @@ from lowq.doctor.shards import Place
 from lowq.store import Call
 from tests.chaos import broken, death
 from tests.chaos.load import Load, produce
-from tests.integration import app_orders
-from tests.integration.app_orders import Orders, history
+from tests.processes import app_orders
+from tests.processes.app_orders import Orders, history
 
 if os.environ.get("CHAOS_TICKS"):
 

@@ -1,7 +1,7 @@
 """The application under chaos, as `lowq run tests.chaos.deployed:app` has it."""
 
 from tests.chaos.app import prepare
-from tests.integration.app_orders import app, configure
+from tests.processes.app_orders import app, configure
 
 configure()
 prepare()

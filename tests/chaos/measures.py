@@ -12,7 +12,7 @@ from tests.chaos.matrix import Measure
 from tests.chaos.proxy import Proxy
 from tests.chaos.stage import TTL, Outcome
 from tests.history import read
-from tests.integration.support import NodeProcess, Rig
+from tests.processes.support import NodeProcess, Rig
 from tests.redis_server import RedisServer
 from tests.waiting import until
 

@@ -25,7 +25,7 @@ from tests.chaos.proxy import Proxy
 from tests.chaos.replicated import KINDS, Replicated
 from tests.checker import Report, recovery, rests
 from tests.history import Event, read
-from tests.integration.support import ROOT, NodeProcess, Rig
+from tests.processes.support import ROOT, NodeProcess, Rig
 from tests.redis_server import RedisServer
 from tests.waiting import until
 

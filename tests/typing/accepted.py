@@ -1,6 +1,6 @@
 """Typed uses of lowq that mypy --strict and pyright must accept, each as an application would write it.
 
-`tests/unit/project/test_typing.py` checks this file; it is never run.
+`tests/rules/project/test_typing.py` checks this file; it is never run.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -2,7 +2,7 @@
 # ruff: noqa: B018, DTZ005, PGH003, T201
 """Mistakes that mypy --strict and pyright must both find: on each line marked `# rejected`, and on no other.
 
-`tests/unit/project/test_typing.py` checks this file without its first line; it is never run.
+`tests/rules/project/test_typing.py` checks this file without its first line; it is never run.
 """
 
 from dataclasses import dataclass

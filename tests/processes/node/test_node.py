@@ -1,0 +1,154 @@
+"""A node that is left in peace: order, wake-ups, what it costs when idle."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import lowq
+from lowq.store.keys import shard_prefix
+from tests.processes.conftest import MakeRig
+from tests.processes.node.conftest import MakeApp, Start, ids_of_shards, is_idle
+from tests.rows import case
+from tests.waiting import NEVER, PATIENCE, until
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({"ORDERS_PREFETCH": 1}, id="prefetch", marks=pytest.mark.slow),
+        pytest.param({"ORDERS_PREFETCH": 0}, id="no-prefetch", marks=pytest.mark.slow),
+        pytest.param({"ORDERS_BATCH": 10, "ORDERS_MAX_PAYLOADS": 3, "ORDERS_WORK": 0.001}, id="batches"),
+        pytest.param({"ORDERS_SCHEDULER": "seq"}, id="seq-scheduler", marks=pytest.mark.slow),
+        pytest.param({"ORDERS_SCHEDULER": "own", "ORDERS_SPLITTER": "own"}, id="own-scheduler-and-splitter"),
+    ],
+)
+def test_each_id_is_performed_in_order_and_by_one_thread_at_a_time(
+    make_rig: MakeRig, settings: dict[str, object]
+) -> None:
+    rig = make_rig(ORDERS_SHARDS=7, **settings)
+    node = rig.node()
+    rig.produce(2, ids=100, versions=5, rounds=6)()
+    rig.drained()
+    assert node.stop() == 0
+    report = rig.report()
+    assert report.problems == []
+    assert report.accepted == 4 * 50 * 5 * 6
+    assert report.repeats == 0
+
+
+def test_work_begins_by_wake_ups_alone(make_app: MakeApp, start: Start) -> None:
+    app = make_app(poll_interval=NEVER)
+    performed: list[tuple[str, list[str]]] = []
+    begun, go = threading.Event(), threading.Event()
+
+    @app.worker(shards_count=5)
+    class Orders(lowq.Worker[str]):
+        def perform_one(self, job_id: str, payloads: list[str]) -> None:
+            performed.append((job_id, payloads))
+            if payloads == ["fails"] and performed.count((job_id, payloads)) == 1:
+                raise ValueError
+            if payloads == ["pushes"]:
+                Orders.push(job_id, "again")
+            if payloads == ["waits"]:
+                begun.set()
+                go.wait(PATIENCE)
+
+        def retry_in(self, retry_count: int) -> float:
+            return 0.05
+
+    def change_meanwhile() -> None:
+        Orders.push("changed", "waits")
+        assert begun.wait(PATIENCE)
+        Orders.push("changed", "since")
+        go.set()
+
+    def pause() -> None:
+        Orders.queue.pause()
+        Orders.push("paused", "at once")
+        Orders.queue.resume()
+
+    start(of=app, threads=2)
+    rows: list[tuple[str, Callable[[], object], list[str]]] = [
+        ("idle", lambda: Orders.push("idle", "at once"), ["at once"]),
+        ("delayed", lambda: Orders.push("delayed", "later", delay=0.2), ["later"]),
+        ("retried", lambda: Orders.push("retried", "fails"), ["fails", "fails"]),
+        ("changed", change_meanwhile, ["waits", "since"]),
+        ("own", lambda: Orders.push("own", "pushes"), ["pushes", "again"]),
+        ("paused", pause, ["at once"]),
+    ]
+    for name, push, expected in rows:
+        with case(name):
+            push()
+            until(lambda: is_idle(Orders), "the end of the job")
+            assert [payloads for job_id, payloads in performed if job_id == name] == [[one] for one in expected]
+
+
+def test_acknowledgements_are_not_kept_waiting_by_a_slow_job(make_app: MakeApp, start: Start) -> None:
+    app = make_app(poll_interval=NEVER)
+    begun, go = threading.Event(), threading.Event()
+
+    @app.worker(shards_count=1)
+    def orders(payloads_by_id: dict[str, list[Any]]) -> None:
+        if "slow" in payloads_by_id:
+            begun.set()
+            go.wait(PATIENCE)
+
+    start(of=app, threads=1)
+    for _ in range(2):  # what was acknowledged so far is of one delivery
+        for _ in range(3):  # quick jobs teach the node to take several at a time
+            orders.perform_async({"id": number} for number in range(100))
+            until(lambda: is_idle(orders), "the end of all jobs")
+        begun.clear()
+        go.clear()
+        orders.perform_async({"id": job_id} for job_id in ("a", "b", "c", "slow"))
+        assert begun.wait(PATIENCE)
+        until(lambda: orders.queue.stats().taken == 1, "acknowledgement of the quick ones")
+        go.set()
+
+
+def test_a_slow_job_delays_only_its_own_shard(app: lowq.Lowq, start: Start) -> None:
+    performed: list[str] = []
+    begun, go = threading.Event(), threading.Event()
+    slow, *others = ids_of_shards(10)
+
+    @app.worker(shards_count=10)
+    def orders(payloads_by_id: dict[str, list[Any]]) -> None:
+        if slow in payloads_by_id:
+            begun.set()
+            go.wait(PATIENCE)
+        performed.extend(payloads_by_id)
+
+    orders.push(slow)
+    start(threads=2)
+    assert begun.wait(PATIENCE)
+    orders.perform_async({"id": job_id} for job_id in others)  # also of shards that are the busy thread's
+    until(lambda: sorted(performed) == sorted(others), "the other shards")
+    go.set()
+
+
+def test_an_idle_node_asks_little(make_app: MakeApp, start: Start) -> None:
+    app = make_app(lease_ttl=15, poll_interval=1)
+
+    @app.worker(shards_count=20)
+    def orders(payloads_by_id: dict[str, list[Any]]) -> None: ...
+
+    start(of=app)
+    channels = [f"{shard_prefix('lowq', 'orders', shard)}wake" for shard in range(20)]
+    until(lambda: all(app.client.command("PUBSUB", "SHARDNUMSUB", *channels)[1::2]), "subscription")
+
+    def calls(name: str) -> int:
+        lines = app.client.command("INFO", "commandstats").decode().splitlines()
+        found = [line.partition("calls=")[2].partition(",")[0] for line in lines if line.startswith(f"cmdstat_{name}:")]
+        return int(found[0]) if found else 0
+
+    began = time.monotonic()
+    app.client.command("CONFIG", "RESETSTAT")
+    until(lambda: calls("evalsha") >= 3 * 20, "refreshes")
+    counted = calls("evalsha")
+    seconds = int(time.monotonic() - began) + 1
+    # A refresh of 20 shards each second, every 5 s a round of renewals with a heartbeat; each round is one write.
+    assert counted <= (seconds + 1) * 20 + (seconds // 5 + 1) * (20 + 4)
+    assert calls("ssubscribe") == 0

@@ -1,0 +1,109 @@
+"""Moments that processes hit once in a million tries, brought about by hand."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import lowq
+from lowq import clock
+from lowq.broker.lease import Lease
+from lowq.broker.shard import Shard
+from lowq.codec import load_payload
+from lowq.node.node import Node
+from tests.leases import run_out
+from tests.processes.support import PATIENCE, until
+
+
+@pytest.fixture
+def app(redis_url: str) -> Iterator[lowq.Lowq]:
+    app = lowq.Lowq(redis_url=redis_url)
+    yield app
+    app.close()
+
+
+def shard_of(app: lowq.Lowq, nonce: str, index: int = 0) -> Shard:
+    return Shard(
+        app.client, "lowq", "Orders", index, shards_count=2, nonce=nonce, load_payload=load_payload, max_crash_count=5
+    )
+
+
+def push(app: lowq.Lowq, version: int) -> None:
+    app.queue("Orders", 2).push({"id": "1", "payload": {"version": version}, "score": version})
+
+
+def test_jobs_taken_under_a_lease_that_changed_hands_before_the_reply_was_read_are_not_performed(
+    app: lowq.Lowq,
+) -> None:
+    index = 1  # of id "1", in two shards
+    old, new = shard_of(app, "old", index), shard_of(app, "new", index)
+    push(app, 1)
+    assert isinstance(old.lease.acquire(60), Lease)
+    (reply,) = app.client.run_many([old.in_flight.take_call(1)])  # and here its process is frozen
+
+    run_out(app.client, old.prefix)
+    assert isinstance(new.lease.acquire(60), Lease)
+    push(app, 2)
+    until(lambda: new.in_flight.take(1).jobs, "restored job")
+    new.in_flight.finish(["1"])
+    new.in_flight.take(0)
+    assert new.lease.surrender()
+
+    # Back to life: first its maintenance loop gets the shard again, then the thread reads its reply.
+    (again,) = app.client.run_many([old.lease.acquire_call(60)])
+    assert isinstance(old.lease.acquired(again, clock.now() + 60), Lease)
+    with pytest.raises(lowq.LeaseLost):
+        old.in_flight.took(reply)
+    assert old.in_flight.take(1).jobs == []
+
+
+def test_a_quiet_node_takes_nothing_more_before_it_gives_up_what_rests(app: lowq.Lowq) -> None:
+    @app.worker(shards_count=2)
+    class Orders(lowq.Worker[Any]):
+        def perform(self, payloads_by_id: dict[str, list[Any]]) -> None: ...
+
+    node = Node(app, threads=1)
+    node.start()
+    closed: list[bool] = []
+    leave = node.broker.maintenance.quiet
+
+    def quiet() -> None:
+        waiting = threading.Thread(target=node.broker.dispatchers[0].wait, args=(0,))
+        waiting.start()
+        waiting.join(PATIENCE)  # at once, without a shard, when the dispatcher is closed
+        closed.append(not waiting.is_alive())
+        leave()
+
+    node.broker.maintenance.quiet = quiet  # type: ignore[method-assign]
+    node.quiet()
+    assert closed == [True]
+    assert node.stop()
+
+
+def test_nodes_inside_an_application_leave_nothing_behind(app: lowq.Lowq) -> None:
+    done = threading.Event()
+
+    @app.worker(shards_count=2)
+    class Orders(lowq.Worker[Any]):
+        def perform(self, payloads_by_id: dict[str, list[Any]]) -> None:
+            done.set()
+
+    before = set(threading.enumerate())
+
+    def left() -> list[threading.Thread]:
+        # By name: what Python knows of threads that others have started comes and goes.
+        return [thread for thread in threading.enumerate() if thread.name.startswith("lowq-") and thread not in before]
+
+    connections: list[int] = []
+    for version in range(5):
+        node = Node(app, threads=2)
+        node.start()
+        push(app, version)
+        assert len(left()) >= 4
+        assert done.wait(PATIENCE)
+        done.clear()
+        assert node.stop()
+        until(lambda: not left(), "end of the node's threads")
+        connections.append(len(app.client.command("CLIENT", "LIST").splitlines()))
+    assert connections[-1] <= connections[0] + 1

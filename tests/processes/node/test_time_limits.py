@@ -1,0 +1,266 @@
+"""Handlers that run for too long, or for ever, in threads. Those of async workers are in test_event_loop."""
+
+import logging
+import signal
+import threading
+import time
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+import lowq
+from tests.processes.conftest import MakeRig
+from tests.processes.node.conftest import MakeApp, Start, ids_of_shards, is_idle
+from tests.redis_server import RedisServer
+from tests.waiting import NEVER, PATIENCE, until
+
+#: Seconds.
+TTR = 0.3
+
+
+class Handler:
+    """What handlers do, by the payload: "hangs" waits for `go` the first time, "always hangs" each time; "spins" runs
+    until then.
+    """
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        #: Id -> fencing token and thread of each try.
+        self.tries: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        self.ended: list[str] = []
+
+    def __call__(self, job_id: str, payloads: list[str]) -> None:
+        self.tries[job_id].append((lowq.current().fence, threading.get_ident()))
+        if payloads[0] == "always hangs" or (payloads[0] == "hangs" and len(self.tries[job_id]) == 1):
+            self.go.wait(PATIENCE)
+        give_up_at = time.monotonic() + PATIENCE
+        while payloads[0] == "spins" and time.monotonic() < give_up_at and not self.go.is_set():
+            pass
+        self.ended.append(job_id)
+
+
+@pytest.fixture
+def app(make_app: MakeApp) -> lowq.Lowq:
+    return make_app(lease_ttl=NEVER, poll_interval=NEVER)
+
+
+@pytest.fixture
+def handler() -> Handler:
+    return Handler()
+
+
+def orders(app: lowq.Lowq, handler: Handler, **options: Any) -> type[lowq.Worker[Any]]:
+    class Orders(lowq.Worker[str]):
+        def perform_one(self, job_id: str, payloads: list[str]) -> None:
+            handler(job_id, payloads)
+
+        def retry_in(self, retry_count: int) -> float:
+            return 0.0
+
+    return app.worker(**{"shards_count": 1, **options})(Orders)
+
+
+# --- ttr ---
+
+
+def test_past_ttr_an_id_is_performed_anew_with_a_higher_fence_and_the_late_outcome_counts_for_nothing(
+    app: lowq.Lowq, start: Start, handler: Handler, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = orders(app, handler, ttr=TTR)
+    app.worker(queue_name="Others", ttr=NEVER)(lambda _payloads_by_id: None)
+    start(threads=3)
+    worker.push("a", "hangs")
+    until(lambda: handler.tries["a"], "the first try")
+    worker.push("b", "quick")
+    until(lambda: is_idle(worker), "the end of both")
+    (fence, thread), (new_fence, new_thread) = handler.tries["a"]
+    assert new_fence > fence
+    assert new_thread != thread
+    assert handler.tries["b"][0][0] >= new_fence
+    assert "written off and replaced" in caplog.text
+    worker.push("a", "since", delay=NEVER)
+    handler.go.set()
+    until(lambda: handler.ended.count("a") == 2, "the end of the handler that hung")
+    worker.push("b", "again")
+    until(lambda: len(handler.tries["b"]) == 2, "another job")
+    job = worker.queue.peek("a")
+    assert job is not None
+    assert (job.state, job.crashes) == ("scheduled", 0)
+
+
+def test_an_id_whose_handler_always_hangs_is_buried_and_the_others_of_its_shard_go_on(
+    make_app: MakeApp, start: Start, handler: Handler, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = make_app(lease_ttl=3)  # so that it says soon how many are written off
+    worker = orders(app, handler, ttr=TTR, max_crash_count=3)
+    node = start(of=app, threads=8)
+    worker.push("hangs", "always hangs")
+    until(lambda: handler.tries["hangs"], "the first try")
+    worker.push("other")
+    until(lambda: worker.queue.stats().morgue_length == 1, "a job in the morgue")
+    fences = [fence for fence, _ in handler.tries["hangs"]]
+    assert len(set(fences)) == 3
+    assert fences == sorted(fences)
+    assert handler.ended == ["other"]
+    until(lambda: app.nodes()[0].written_off == 3, "three written off in the registry")
+    assert (app.nodes()[0].threads, len(app.nodes()[0].performing)) == (8, 8)
+    assert "Orders:0 ids hangs for" in caplog.text
+    assert "in __call__" in caplog.text
+    node.dump()
+    assert "written off: it exceeded its ttr with Orders:0 ids hangs" in caplog.text
+    # One that comes back is none any more.
+    handler.go.set()
+    until(lambda: app.nodes()[0].written_off == 0, "none written off in the registry")
+
+
+def test_a_batch_taken_in_advance_behind_one_that_hangs_is_not_charged(
+    app: lowq.Lowq, start: Start, handler: Handler
+) -> None:
+    worker = orders(app, handler, ttr=TTR, max_crash_count=1)  # a single crash would bury a job
+    start(threads=3)
+    for _ in range(3):  # quick jobs teach the node to take several at a time
+        worker.perform_async({"id": f"quick {n}"} for n in range(100))
+        until(lambda: is_idle(worker), "the quick ones")
+    handler.ended.clear()
+    worker.perform_async([{"id": "first", "payload": "hangs"}, *({"id": f"more {n}"} for n in range(20))])
+    until(lambda: is_idle(worker), "the end of all jobs")
+    assert worker.queue.stats().morgue_length == 1
+    assert len(handler.ended) == 20
+    handler.go.set()
+
+
+def test_a_node_with_half_of_its_threads_hanging_drains_and_asks_for_another(make_rig: MakeRig) -> None:
+    rig = make_rig(
+        ORDERS_SHARDS=2, ORDERS_TTR=TTR, LOWQ_THREADS_PER_NODE=2, LOWQ_LEASE_TTL=NEVER, LOWQ_SHUTDOWN_TIMEOUT=NEVER
+    )
+    node = rig.node().holds_all()
+    rig.push("a", 1, do="wait", once=True)
+    assert node.wait() == 75
+    assert "handlers hang in 1 threads, and it has 2" in node.log
+    assert rig.of_shards("lease") == rig.of_shards("taken") == {}
+    rig.node()
+    rig.done("a", 1)
+
+
+def test_a_node_that_is_stopping_writes_off_what_hangs(app: lowq.Lowq, start: Start, handler: Handler) -> None:
+    worker = orders(app, handler, ttr=TTR)
+    node = start(threads=1)
+    worker.push("a", "hangs")
+    until(lambda: handler.tries["a"], "the first try")
+    assert node.stop(NEVER)
+    assert node.exit_code == 0  # it need not be replaced
+    job = worker.queue.peek("a")
+    assert job is not None
+    assert (job.state, job.crashes) in (("due", 1), ("scheduled", 1))
+    assert [shard.owner for shard in app.shards("Orders")] == [None]
+    handler.go.set()
+
+
+def test_an_id_that_exceeds_its_ttr_while_redis_is_away_is_performed_anew_when_it_is_back(
+    make_rig: MakeRig, own_server: RedisServer
+) -> None:
+    rig = make_rig(own_server.url, ORDERS_SHARDS=1, ORDERS_TTR=TTR, LOWQ_THREADS_PER_NODE=3)
+    node = rig.node().holds_all()
+    rig.push("a", 1, do="wait", once=True)
+    rig.begun("a", 1)
+    own_server.stop()
+
+    def is_written_off() -> bool:
+        node.signal(signal.SIGTTIN)
+        return "written off: it exceeded" in node.log
+
+    until(is_written_off, "a thread that was written off")
+    own_server.start()
+    rig.done("a", 1)
+    hung, *_, again = rig.performs("a", 1)
+    assert again.fence > hung.fence
+    rig.drained()
+    assert node.stop() == 0
+
+
+def test_touch_gives_a_handler_more_time(app: lowq.Lowq, start: Start) -> None:
+    tries: list[str] = []
+    go = threading.Event()
+    more, hangs = ids_of_shards(2)
+
+    @app.worker(shards_count=2, ttr=TTR)
+    def touched(job_id: str, payloads: list[Any]) -> None:
+        tries.append(job_id)
+        if job_id == more:
+            lowq.current().touch(NEVER)
+        if tries.count(hangs) < 2:
+            go.wait(PATIENCE)
+
+    touched.push(more)
+    start(threads=4)
+    until(lambda: tries, "the one that has more time")
+    touched.push(hangs)
+    until(lambda: tries.count(hangs) == 2, "another try of the other")  # so this one would have had one, too
+    go.set()
+    until(lambda: is_idle(touched), "the end of both")
+    assert tries.count(more) == 1
+
+
+def test_without_any_limit_nobody_watches(make_app: MakeApp, start: Start, handler: Handler) -> None:
+    others = set(threading.enumerate())
+    app = make_app(warn_after=0)
+    orders(app, handler)
+    start(of=app)
+    assert "lowq-watchdog" not in [thread.name for thread in set(threading.enumerate()) - others]
+
+
+# --- time_limit ---
+
+
+def test_past_its_time_limit_an_id_is_charged_a_retry(app: lowq.Lowq, start: Start, handler: Handler) -> None:
+    worker = orders(app, handler, time_limit=0.1, max_retry_count=1)
+    start(threads=1)
+    worker.push("a", "spins")
+    until(lambda: worker.queue.stats().morgue_length == 1, "a job in the morgue")
+    (job,) = worker.queue.jobs(state="morgue")
+    assert "TimeLimitExceeded: the batch has run for longer than its time_limit of 0.1 s" in (job.error or "")
+    assert job.crashes == 0
+    worker.push("b")
+    until(lambda: is_idle(worker), "another job")
+    assert len(set(handler.tries["a"] + handler.tries["b"])) == 1  # one fence, one thread
+    assert handler.ended == ["b"]
+
+
+def test_a_batch_that_exceeds_its_time_limit_is_tried_again_id_by_id(app: lowq.Lowq, start: Start) -> None:
+    performed: list[str] = []
+
+    @app.worker(shards_count=1, batch_size=5, time_limit=0.1, max_retry_count=0)
+    def spins(payloads_by_id: dict[str, list[Any]]) -> None:
+        give_up_at = time.monotonic() + PATIENCE
+        while "slow" in payloads_by_id and time.monotonic() < give_up_at:
+            pass
+        performed.extend(payloads_by_id)
+
+    spins.perform_async({"id": job_id} for job_id in ("slow", "a", "b"))
+    start(threads=1)
+    until(lambda: is_idle(spins), "the end of all jobs")
+    assert [job.id for job in spins.queue.jobs(state="morgue")] == ["slow"]
+    assert sorted(performed) == ["a", "b"]
+
+
+@pytest.mark.parametrize("payload", ["hangs", "spins"])
+def test_a_batch_that_runs_for_long_is_named_in_the_log(
+    make_app: MakeApp, start: Start, handler: Handler, caplog: pytest.LogCaptureFixture, payload: str
+) -> None:
+    caplog.set_level(logging.WARNING, "lowq.node")
+    app = make_app(warn_after=0.1)
+    worker = orders(app, handler)
+    start(of=app, threads=1)
+    worker.push("slow", payload)
+
+    def named() -> list[float]:
+        """Seconds of each warning."""
+        assert all("thread 0 still performs Orders:0 ids slow for" in record.getMessage() for record in caplog.records)
+        return [vars(record)["seconds"] for record in caplog.records]
+
+    first, second = until(lambda: named()[:2] if len(named()) > 1 else [], "two warnings")
+    assert first >= 0.1
+    assert second >= 0.2  # after twice as long
+    handler.go.set()
+    until(lambda: is_idle(worker), "the end of the job")

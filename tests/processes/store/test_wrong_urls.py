@@ -1,0 +1,264 @@
+"""URLs that are wrong, or behind which nobody answers, or somebody else than they say: each error says what is wrong
+and what to do, and never a password.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+import redis
+from click.testing import CliRunner
+
+import lowq
+from lowq.cli import main
+from lowq.errors import ConfigError, LowqError, RedisNotReady, RedisRefused, RedisUnavailable
+from tests.processes.support import ROOT, until
+from tests.redis_cluster import RedisCluster
+from tests.redis_server import RedisServer
+from tests.rows import case
+from tests.tls import Tls
+from tests.waiting import PATIENCE
+
+SECRET = "hunter2"
+#: A port that nobody listens on: nobody may without being root.
+NOBODY = 1
+
+
+def push(url: str) -> int:
+    """Pushes a job to each shard, as a producer that has just started."""
+    with closing(lowq.Lowq(redis_url=url, pool_timeout=PATIENCE, push_timeout=PATIENCE)) as app:
+        return app.queue("Orders", 5).push([{"id": number} for number in range(20)])
+
+
+def refused_push(url: str, kind: type[LowqError]) -> str:
+    """What a push that must fail says. No part of the error shows a password."""
+    with pytest.raises(kind) as caught:
+        push(url)
+    assert type(caught.value) is kind
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+    return str(caught.value)
+
+
+def test_a_url_that_is_wrong_is_shown_with_what_is_wrong() -> None:
+    protocol = "is unknown; write protocol=3 for RESP3"
+    unknown = "has an option that lowq doesn't know: "
+    rows = [
+        ("redis://host:port/0", "Port could not be cast"),
+        ("redis://host:99999", "Port out of range"),
+        ("redis://[::1", "Invalid IPv6 URL"),
+        ("redis://:hunter2@..:1", "redis_url='redis://..:1'"),
+        ("redis://:hun/ter2@host:1/0", "in a password write %2F for /"),
+        ("redis://:hun?ter2@host:1/0", "%3F for ?"),
+        ("redis+cluster://:hun?ter2@h:1", "%3F for ?"),
+        ("redis+sentinel://:hun?ter2@h:1/main", "%3F for ?"),
+        ("redis://:hun#ter2@host:1/0", "%23 for #"),
+        ("redis://host/0?foo=1", "foo"),
+        ("redis://host/0?socket_timeout=soon", "socket_timeout"),
+        ("redis://host/0?decode_responses=true", "decode_responses"),
+        ("redis+sentinel://host:26379", "it names no service; write redis+sentinel://host:port/service/db"),
+        ("redis+sentinel://host:26379/main/first", "first"),
+        ("redis+sentinel://host:port/main", "port"),
+        ("redis+cluster://host:port", "port"),
+        ("redis://h/0?protocol=4", protocol),
+        ("unix:///s?protocol=1", protocol),
+        ("redis+cluster://h:1,h:2?protocol=4", protocol),
+        ("redis+sentinel://h/main/0?protocol=", protocol),
+        ("redis+cluster://h:1?db=3", unknown + "db; here it takes protocol"),
+        ("redis+sentinel://h/main?socket_timeout=3", unknown + "socket_timeout; here it takes protocol"),
+    ]
+    of_tls = [
+        ("db=3", unknown + "db; here it takes protocol, ssl_ca_certs,"),
+        ("ssl_validate_ocsp=true", unknown + "ssl_validate_ocsp"),  # of a URL redis-py takes it for no
+        ("ssl_ca_cert=", unknown + "ssl_ca_cert;"),
+        ("ssl_cert_reqs=some", "redis-py refuses one of its options: "),
+        ("ssl_password=a@hunter2", "in an option write %40 for @"),
+        ("ssl_ca_certs=a#b", "%23 for # in an option"),
+    ]
+    for url in ("rediss+cluster://h:1", "rediss+sentinel://h/main"):
+        rows += [(f"{url}?{option}", said) for option, said in of_tls]
+    for url, said in rows:
+        with case(url):
+            text = refused_push(url, ConfigError)
+            assert text.startswith("redis_url='")
+            assert said in text
+            assert "hun" not in text
+            assert "ter2" not in text
+
+
+def test_nobody_is_there(tmp_path: Path) -> None:
+    at = f"127.0.0.1:{NOBODY}"
+    rows = [
+        (f"redis://{at}", "does not answer: Error 111"),
+        (f"rediss://:{SECRET}@{at}", "does not answer: Error 111"),
+        (f"unix://{tmp_path}/redis.sock", "does not answer"),
+        ("redis://nobody.invalid", "does not answer: Error -2 connecting to nobody.invalid:6379"),
+        (f"redis+cluster://:{SECRET}@{at},{at}", "does not answer: Error 111"),
+        ("redis+cluster://nobody.invalid:1,nowhere.invalid:2", "does not answer: Error -2 connecting to no"),
+        (f"redis+sentinel://:{SECRET}@{at}/main", "No master found for 'main'"),
+        (f"redis+sentinel://{at}/main", "none of the sentinels does (Error 111"),
+        ("redis+sentinel://nobody.invalid/main", "none of the sentinels does (Error -2 connecting to nobody.invalid"),
+    ]
+    for url, said in rows:
+        with case(url):
+            text = refused_push(url, RedisUnavailable)
+            assert text.startswith(f"Redis at {url.replace(f':{SECRET}@', '')}")
+            assert said in text
+
+
+def test_the_command_line_names_the_url_and_where_it_comes_from() -> None:
+    url = f"redis+cluster://127.0.0.1:{NOBODY}"
+    environment = {**os.environ, "LOWQ_REDIS_URL": url, "ORDERS_HISTORY": os.devnull}
+    command = [sys.executable, "-m", "lowq", "run", "-r", "tests.processes.app_orders:app"]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    shown = CliRunner(env=environment).invoke(main, ["nodes"])
+    for code, text in ((ended.returncode, ended.stderr), (shown.exit_code, shown.stderr)):
+        assert code == 1
+        assert f"lowq: Redis at {url} does not answer: Error 111" in text
+        assert "LOWQ_REDIS_URL" in text
+        assert "object at 0x" not in text
+
+
+def test_clusters_and_single_servers_are_told_apart(cluster: RedisCluster, redis_server: RedisServer) -> None:
+    """One server of a cluster also where it happens to serve the shards that are asked for first, or is a replica."""
+    for server in cluster.servers:
+        with case(server.port):
+            said = "the server is part of a cluster; use redis+cluster:// in redis_url"
+            assert said in refused_push(server.url, RedisRefused)
+            shown = CliRunner().invoke(main, ["nodes", "--redis-url", server.url])
+            assert (shown.exit_code, said in shown.stderr) == (1, True)
+    single = f"redis+cluster://127.0.0.1:{redis_server.port}"
+    assert "is no cluster: use redis:// for a single server" in refused_push(single, RedisRefused)
+    with RedisServer(cluster_enabled="yes") as server:
+        said = refused_push(f"redis+cluster://127.0.0.1:{server.port}", RedisUnavailable)
+    assert "serves any slot; make the cluster first: redis-cli --cluster create" in said
+
+
+def test_some_servers_of_the_url_are_enough(cluster: RedisCluster) -> None:
+    url = f"redis+cluster://nobody.invalid:1,127.0.0.1:{NOBODY},127.0.0.1:{cluster.servers[-1].port}"
+    assert push(url) == 20
+
+
+def test_a_replica_is_no_primary_and_a_node_waits_until_it_is() -> None:
+    with ExitStack() as stack:
+        primary = stack.enter_context(RedisServer())
+        replica = stack.enter_context(RedisServer(replicaof=f"127.0.0.1 {primary.port}"))
+        client = stack.enter_context(redis.Redis(port=replica.port))
+        until(lambda: client.info("replication").get("master_link_status") == "up", "a replica in step")
+        error = refused_push(replica.url, RedisNotReady)
+        assert error.startswith(f"Redis at redis://127.0.0.1:{replica.port}/0 is a read-only replica; ")
+        assert "redis_url must name the primary" in error
+        node = subprocess.Popen(
+            [sys.executable, "-m", "lowq", "run", "-r", "tests.processes.app_orders:app"],
+            cwd=ROOT, env=os.environ | {"LOWQ_REDIS_URL": replica.url, "ORDERS_HISTORY": os.devnull},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        try:
+            assert node.stdout is not None
+            assert "redis_url must name the primary" in next(line for line in node.stdout if "replica" in line)
+            client.execute_command("REPLICAOF", "NO", "ONE")
+            until(lambda: client.exists("lowq:v1:nodes"), "node")
+        finally:
+            node.terminate()
+            node.communicate(timeout=PATIENCE)
+
+
+def test_users_passwords_and_rights() -> None:
+    with RedisServer(requirepass=SECRET) as server, redis.Redis.from_url(server.url) as client:
+        client.execute_command("ACL SETUSER strange on >a/b?c#d@e:f ~* &* +@all")
+        client.execute_command(f"ACL SETUSER reader on >{SECRET} ~* &* +@read +info +ping")
+        client.execute_command(f"ACL SETUSER caller reset on >{SECRET} ~* &* +@scripting +info")
+        at = f"127.0.0.1:{server.port}"
+        for login in (f":{SECRET}", f"default:{SECRET}", "strange:a%2Fb%3Fc%23d%40e%3Af"):
+            with case(login):
+                assert push(f"redis://{login}@{at}") == 20
+        refused = f"Redis at redis://{at}/0 refused the user or password: "
+        rows = [
+            (f":{SECRET}3@", refused),
+            ("", f"{refused}Authentication required"),
+            (f"reader:{SECRET}@", "does not allow what lowq needs"),
+            (f"caller:{SECRET}@", "does not allow what lowq needs (docs/rights.md)"),
+        ]
+        for login, said in rows:
+            with case(login):
+                assert said in refused_push(f"redis://{login}{at}/0", RedisRefused)
+
+
+def test_a_password_or_a_database_that_the_server_does_not_have(redis_server: RedisServer) -> None:
+    at = f"127.0.0.1:{redis_server.port}"
+    assert "refused the user or password" in refused_push(f"redis://:{SECRET}@{at}", RedisRefused)
+    assert "DB index is out of range" in refused_push(f"redis://{at}/99", RedisRefused)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
+def test_a_certificate_that_nobody_vouches_for(tmp_path: Path) -> None:
+    tls = Tls(tmp_path)
+    with tls.server() as server:
+        at = f"127.0.0.1:{tls.port(server)}"
+        for url in (f"rediss://{at}", f"rediss+cluster://{at}", f"rediss+sentinel://{at}/main"):
+            with case(url):
+                assert "certificate verify failed" in refused_push(url, RedisUnavailable)
+
+
+# --- somebody else, or a server that is too old ------------------------------------------------------------------
+
+
+class FakeServer:
+    """Speaks just enough of Redis's protocol: `answer` gets a command's words and gives the raw reply."""
+
+    def __init__(self, answer: Callable[[list[bytes]], bytes]) -> None:
+        self._answer = answer
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve)
+
+    def __enter__(self) -> "FakeServer":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join(PATIENCE)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            with connection, connection.makefile("rb") as incoming:
+                try:
+                    while count := incoming.readline():  # *2, and for each word $3 and the word
+                        words = [incoming.read(int(incoming.readline()[1:]) + 2)[:-2] for _ in range(int(count[1:]))]
+                        connection.sendall(self._answer(words))
+                except ConnectionError:
+                    pass
+
+
+def test_a_web_server_is_no_redis() -> None:
+    with FakeServer(lambda _: b"HTTP/1.1 400 Bad Request\r\n\r\n") as server:
+        assert f"what answers at {server.url} is no Redis" in refused_push(server.url, RedisRefused)
+
+
+def test_a_server_that_is_too_old_is_named_with_the_version_that_is_needed() -> None:
+    version = ""
+
+    def answer(command: list[bytes]) -> bytes:
+        if command[0] == b"INFO":
+            info = f"# Server\r\nredis_version:{version}\r\nuptime_in_seconds:5\r\n".encode()
+            return b"$%d\r\n%s\r\n" % (len(info), info)
+        if command[0] == b"SCRIPT":  # as such a server says to the flags line of a newer script
+            return b"-ERR Error compiling script (new function): user_script:1: unexpected symbol near '#'\r\n"
+        return b"+OK\r\n"
+
+    for version in ("6.2.14", "5.0.7", "2.8.0"):
+        with case(version), FakeServer(answer) as server:
+            said = refused_push(server.url, RedisRefused)
+            assert f"the server is Redis {version}; lowq needs Redis 7.0 or Valkey 7.2" in said

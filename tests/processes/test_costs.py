@@ -1,0 +1,457 @@
+"""What a job costs Redis, exactly: commands, those inside of scripts too, and bytes.
+
+The costs are those of Redis's own counters, so they are the same on any machine, however busy. Whoever adds a command
+to each job, or to each round trip, finds it here; whoever saves one writes down the new cost. The node and the
+producer of these tests do nothing by the clock: what is left is what the jobs cost.
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import Any
+from unittest import mock
+
+import pytest
+import redis
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
+
+import lowq
+import lowq.contrib.otel
+from lowq.node.schedules import take_turn
+from lowq.schedules import Schedule
+from lowq.store import Client
+from lowq.store.keys import shard_prefix
+from tests.processes.support import until
+
+#: Seconds: longer than a test.
+NEVER = 3600.0
+
+MakeCosts = Callable[..., "Costs"]
+
+
+class Costs:
+    """One worker on an emptied server, and the commands that Redis counts."""
+
+    def __init__(
+        self, url: str, *, batch_size: int = 1, shards_count: int = 1, later: bool = False, **options: Any
+    ) -> None:
+        self._redis: Any = redis.Redis.from_url(url, decode_responses=True)
+        self.app = lowq.Lowq(redis_url=url, poll_interval=NEVER, lease_ttl=NEVER, durability_timeout=0.001)
+        self._stop = ExitStack()
+        self._pushed = 0
+
+        @self.app.worker(queue_name="Costs", batch_size=batch_size, shards_count=shards_count, **options)
+        class Blank(lowq.Worker[Any]):
+            def perform(self, payloads_by_id: dict[str, list[Any]]) -> None:
+                pass
+
+        self.worker = Blank
+        self._shards_count = shards_count
+        # Registers the queue, loads the scripts, makes what stays for good.
+        if later:
+            self.push(["warm-up"], delay=NEVER)
+        else:
+            self.push(["warm-up"])
+
+    def close(self) -> None:
+        self._stop.close()
+        self._redis.close()
+        self.app.close()
+
+    def push(self, ids: Sequence[str], size: int = 20, **when: float) -> None:
+        """Ids that don't wait yet, each with a payload of so many bytes."""
+        pad = "x" * (size - len('{"p":""}'))
+        self._pushed += len(ids)
+        self.worker.perform_async({"id": job_id, "payload": {"p": pad}, **when} for job_id in ids)
+
+    def words(self) -> bytes:
+        """What a push says of the queue's options."""
+        said: list[bytes] = []
+        start = Client.start
+
+        def noted(client: Client, calls: Sequence[Any], **options: Any) -> Any:
+            said.extend(call.data[4] for call in calls if call.script == "push")
+            return start(client, calls, **options)
+
+        with mock.patch.object(Client, "start", noted):
+            self.push(["asked"])
+        return said[-1].removeprefix(b"2")
+
+    def commands(self, action: Callable[[], object]) -> Counter[str]:
+        """How often each command was executed meanwhile."""
+        self._redis.config_resetstat()
+        action()
+        return self._counted()
+
+    def _counted(self) -> Counter[str]:
+        counted = self._redis.info("commandstats")
+        return Counter(
+            {
+                name.removeprefix("cmdstat_"): figures["calls"]
+                for name, figures in counted.items()
+                if not name.startswith(("cmdstat_config", "cmdstat_info", "cmdstat_hscan"))  # our own
+            }
+        )
+
+    def keys(self) -> set[str]:
+        return set(self._redis.keys())
+
+    def used_memory(self) -> int:
+        """Without that of Lua, which newer servers count, with all that it has not collected yet."""
+        self._redis.script_flush("SYNC")
+        return int(self._redis.info("memory")["used_memory"])
+
+    def allowed_bytes(self, least: int, most: int) -> tuple[float, float]:
+        """Bounds measured with Redis, as this server may have them: from 8.1 on Valkey needs up to a quarter less."""
+        return (least * 0.7 if "valkey_version" in self._redis.info("server") else least), most
+
+    def start_node(self, *, prefetch: bool) -> None:
+        """A node with one thread, which has nothing left to do when this returns."""
+        node = lowq.Node(self.app, threads=1, prefetch=prefetch)
+        node.start()
+        self._stop.callback(node.stop)
+        self.drain(10)  # behind it is what a node does once
+        until(self._listens, "its subscriptions")
+        until(lambda: self._quiet_for(0.1), "the end of what it does once, also in other threads")
+
+    def stop_node(self) -> None:
+        self._stop.close()
+
+    def due(self) -> tuple[str, set[str]]:
+        """How Redis encodes the first shard's `due`, and the ids in it."""
+        key = shard_prefix("lowq", "Costs", 0) + "due"
+        return self._redis.object("encoding", key), set(self._redis.zrange(key, 0, -1))
+
+    def drain(self, jobs: int) -> Counter[str]:
+        """What the node's work costs: from before the jobs are due until they are acknowledged."""
+        ahead = 0.25
+        while True:
+            # Due all at once, in a moment: the node knows when, and nothing wakes it before.
+            due = time.time() + ahead
+            self.push(ids(jobs), perform_at=due)
+            self._redis.config_resetstat()
+            in_time = time.time() < due
+            self._until_processed(self._pushed)
+            if in_time:
+                return self._counted()
+            ahead *= 2  # a slow machine: some were taken before the counting began
+
+    def _until_processed(self, jobs: int) -> None:
+        until(lambda: self._processed() == jobs, "an acknowledgement of every job")
+
+    def until_consumer_has_settled(self) -> None:
+        """It listens, and the registry says what it holds: nothing of its start is left to be done."""
+        until(self._listens, "its subscription")
+        until(lambda: [node.shards for node in self.app.nodes()] == [{"Costs": [0]}], "its heartbeat")
+        until(lambda: self._quiet_for(0.1), "the end of what it does once")
+
+    def _listens(self) -> bool:
+        """Whether somebody has subscribed to the wake-ups of each shard."""
+        channels = [shard_prefix("lowq", "Costs", shard) + "wake" for shard in range(self._shards_count)]
+        return all(count == 1 for _, count in self._redis.pubsub_shardnumsub(*channels))
+
+    def _quiet_for(self, seconds: float) -> bool:
+        """Whether nobody speaks to Redis meanwhile."""
+        before = self._redis.info("stats")["total_commands_processed"]
+        time.sleep(seconds)
+        return int(self._redis.info("stats")["total_commands_processed"]) == int(before) + 1
+
+    def _processed(self) -> int:
+        # By a command that lowq doesn't use, so that it can be left out.
+        return sum(
+            int(dict(self._redis.hscan_iter(shard_prefix("lowq", "Costs", shard) + "meta")).get("processed", 0))
+            for shard in range(self._shards_count)
+        )
+
+
+@pytest.fixture
+def make_costs(redis_url: str) -> Iterator[MakeCosts]:
+    made: list[Costs] = []
+
+    def make(**options: Any) -> Costs:
+        made.append(Costs(redis_url, **options))
+        return made[-1]
+
+    yield make
+    for costs in made:
+        costs.close()
+
+
+def ids(count: int, word: str = "id") -> list[str]:
+    return [f"{word}{number:06}" for number in range(count)]
+
+
+def more(larger: Counter[str], smaller: Counter[str]) -> dict[str, int]:
+    """What the larger took in addition: everything that has to be done once cancels out."""
+    assert not smaller - larger, "the smaller took more of something"
+    return dict(larger - smaller)
+
+
+# --- pushing ----------------------------------------------------------------------------------------------------------
+
+#: A round trip that finds nothing due.
+LOOK = {"evalsha": 1, "get": 1, "time": 1, "hmget": 1, "exists": 1, "hlen": 1, "zrange": 1}
+
+#: A call of `push`: one round trip to Redis, for up to 1,000 jobs of a shard.
+PUSH_CALL = {
+    "evalsha": 1, "hmget": 1, "exists": 1, "time": 1, "zrange": 1, "zadd": 1, "hset": 1, "lpush": 1,
+    "mset": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 1000])
+def test_a_push_of_one_shard_is_one_call_however_many_jobs(make_costs: MakeCosts, jobs: int) -> None:
+    costs = make_costs()
+    counted = costs.commands(lambda: costs.push(ids(jobs)))
+    assert counted == PUSH_CALL
+
+
+@pytest.mark.parametrize("merge", ["append", "latest"])
+def test_a_merge_policy_costs_no_command(make_costs: MakeCosts, merge: str) -> None:
+    costs = make_costs(merge=merge)
+    assert costs.commands(lambda: costs.push(ids(100))) == PUSH_CALL
+    assert costs.words() == f" merge={merge}".encode()
+
+
+def test_debounce_costs_three_commands_a_call(make_costs: MakeCosts) -> None:
+    costs = make_costs(debounce=1000, later=True)
+    costs.push(["first"])
+    counted = costs.commands(lambda: costs.push(ids(100)))
+    assert counted == Counter(PUSH_CALL) + Counter({"zmscore": 2, "zadd": 1})
+
+
+@pytest.mark.parametrize(("capacity", "costs_more"), [(1000, {}), (100, {"zmscore": 1})])
+def test_capacity_costs_two_commands_a_call_and_one_more_where_it_gets_tight(
+    make_costs: MakeCosts, capacity: int, costs_more: dict[str, int]
+) -> None:
+    costs = make_costs(capacity=capacity)
+    costs.push(ids(99))
+    counted = costs.commands(lambda: costs.push(ids(99)))
+    more = {"zcard": 1, "hlen": 1, "mget": 1, **costs_more}
+    # All of them wait, each with the same payload: nothing is written of them.
+    assert counted == Counter(PUSH_CALL) - Counter({"mset": 1}) + Counter(more)
+
+
+@pytest.mark.parametrize("shards_count", [1, 5])
+def test_durability_costs_one_command_a_push_and_server(make_costs: MakeCosts, shards_count: int) -> None:
+    costs = make_costs(shards_count=shards_count)
+    costs.push(ids(200))  # now all shards have a head that doesn't move
+
+    def push(prefix: str, **options: Any) -> Callable[[], None]:
+        jobs = [{"id": job_id, "payload": "x"} for job_id in ids(200, prefix)]
+
+        def send() -> None:
+            with suppress(lowq.NotReplicated):  # there is no replica
+                costs.worker.perform_async(jobs, **options)
+
+        return send
+
+    push("first", durability="replicated")()  # asks the server whether it can do that
+    counted = costs.commands(push("second", durability="replicated"))
+    assert counted == _times(PUSH_CALL, shards_count) + Counter({"wait": 1})
+    assert costs.commands(push("third")) == _times(PUSH_CALL, shards_count)
+    assert costs.commands(push("fourth", durability="none")) == _times(PUSH_CALL, shards_count)
+
+
+def test_a_push_says_nothing_of_options_that_the_queue_has_not(make_costs: MakeCosts) -> None:
+    costs = make_costs(max_payloads=7, ttr=60)
+    assert costs.words() == b""
+
+
+def test_a_push_to_many_shards_is_one_call_a_shard(make_costs: MakeCosts) -> None:
+    costs = make_costs(shards_count=5)
+    costs.push(ids(200))  # now all shards have a head that doesn't move
+    counted = costs.commands(lambda: costs.push(ids(200, "other")))
+    assert counted == _times(PUSH_CALL, 5)
+
+
+def test_a_push_that_moves_the_head_of_a_shard_wakes_its_owner_once(make_costs: MakeCosts) -> None:
+    costs = make_costs(later=True)
+    counted = costs.commands(lambda: costs.push(ids(100)))
+    assert counted == Counter(PUSH_CALL) + Counter({"zrange": 1, "exists": 1, "spublish": 1})
+
+
+def test_many_jobs_for_an_empty_shard_spare_the_compact_encoding(make_costs: MakeCosts) -> None:
+    # Redis would search it from its beginning for each of the first 128 ids.
+    costs = make_costs()
+    costs.start_node(prefetch=True)  # empties it
+    costs.stop_node()
+    counted = costs.commands(lambda: costs.push(ids(100)))
+    assert counted == Counter(PUSH_CALL) + Counter({"zrem": 1, "zrange": 1, "exists": 1, "spublish": 1})
+    assert costs.due() == ("skiplist", set(ids(100)))
+
+
+def test_trace_contexts_cost_a_command_a_call_and_one_a_job(make_costs: MakeCosts) -> None:
+    costs = make_costs()
+    instrument(costs, ALWAYS_ON)
+    costs.push(["first"])  # notes that the shard has them
+    counted = costs.commands(lambda: costs.push(ids(100)))
+    assert counted == Counter(PUSH_CALL) + Counter({"mget": 1, "set": 100})
+
+
+def test_what_is_not_sampled_costs_no_command_and_no_word(make_costs: MakeCosts) -> None:
+    costs = make_costs()
+    instrument(costs, ALWAYS_OFF)
+    assert costs.commands(lambda: costs.push(ids(100, "other"))) == PUSH_CALL
+    assert costs.words() == b""
+    costs.start_node(prefetch=False)
+    few, many = (without_looks(costs.drain(batches), batches + 1) for batches in (2, 22))
+    assert more(many, few) == _times(Counter(TRIP) + Counter(TAKEN_16), 20)
+
+
+def instrument(costs: "Costs", sampler: Sampler) -> None:
+    lowq.contrib.otel.instrument(costs.app, tracer_provider=TracerProvider(sampler=sampler))
+
+
+# --- draining ---------------------------------------------------------------------------------------------------------
+
+#: A round trip to Redis: acknowledge what was performed, take the next.
+TRIP = {
+    "evalsha": 1, "get": 1, "time": 1, "hmget": 2, "hlen": 1, "exists": 1, "zrange": 1, "zrem": 1, "hset": 2,
+    "hdel": 1, "unlink": 1,
+}  # fmt: skip
+#: Each 16 jobs of it. A job of its own costs no command.
+TAKEN_16 = {"mget": 1}
+
+
+@pytest.mark.parametrize("batch_size", [1, 16, 40])
+def test_a_batch_costs_one_trip(make_costs: MakeCosts, batch_size: int) -> None:
+    costs = make_costs(batch_size=batch_size)
+    costs.start_node(prefetch=False)
+    # A round trip for each batch, and one that acknowledges the last.
+    few, many = (without_looks(costs.drain(batches * batch_size), batches + 1) for batches in (2, 22))
+    per_round_trip = Counter(TRIP) + _times(TAKEN_16, -(-batch_size // 16))
+    assert more(many, few) == _times(per_round_trip, 20)
+
+
+def test_with_prefetch_each_job_costs_the_same(make_costs: MakeCosts) -> None:
+    # How many round trips there are depends on how fast the jobs are performed; what each job costs does not.
+    costs = make_costs()
+    costs.start_node(prefetch=True)
+    few, many = (costs.drain(jobs) for jobs in (10, 1010))
+    round_trips = many["evalsha"]
+    # Also when a thread was held up, and acknowledges before it has performed all that it took.
+    assert set(few) == set(many) == {*TRIP, *TAKEN_16}
+    assert many.total() <= round_trips * sum(TRIP.values()) + (1010 // 16 + round_trips)
+
+
+def test_trace_contexts_cost_three_commands_a_trip_and_one_a_job(make_costs: MakeCosts) -> None:
+    costs = make_costs(batch_size=16)
+    instrument(costs, ALWAYS_ON)
+    costs.start_node(prefetch=False)
+    few, many = (without_looks(costs.drain(batches * 16), batches + 1) for batches in (2, 22))
+    traces = {"mget": 1, "exists": 1, "unlink": 1, "rename": 16}
+    assert more(many, few) == _times(Counter(TRIP) + Counter(TAKEN_16) + Counter(traces), 20)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "least", "most"), [(20, 230, 280), (64, 280, 330), (100, 320, 370)])
+def test_a_queued_job_takes_so_many_bytes(make_costs: MakeCosts, size: int, least: int, most: int) -> None:
+    costs = make_costs(shards_count=5)
+    before = costs.used_memory()
+    costs.push(ids(16_000), size)
+    least_here, most_here = costs.allowed_bytes(least, most)
+    assert least_here <= (costs.used_memory() - before) / 16_000 <= most_here
+
+
+def test_a_trace_context_takes_so_many_bytes_more(make_costs: MakeCosts) -> None:
+    costs = make_costs(shards_count=5)
+    instrument(costs, ALWAYS_ON)
+    before = costs.used_memory()
+    costs.push(ids(16_000))
+    least, most = costs.allowed_bytes(430, 560)
+    assert least <= (costs.used_memory() - before) / 16_000 <= most
+
+
+def without_looks(counted: Counter[str], round_trips: int) -> Counter[str]:
+    """What so many round trips cost: without those that came a moment before the jobs were due, and found nothing."""
+    looks = counted["evalsha"] - round_trips
+    assert 0 <= looks <= 2
+    return counted - _times(LOOK, looks)
+
+
+def _times(costs: Mapping[str, int], count: int) -> Counter[str]:
+    return Counter({name: calls * count for name, calls in costs.items()})
+
+
+# --- by hand ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_taken_by_hand_costs_a_round_trip_to_take_and_one_to_acknowledge(make_costs: MakeCosts) -> None:
+    costs = make_costs()
+    with costs.worker.queue.consumer(ttr=60) as consumer:
+        costs.push(ids(40))
+        until(lambda: len(consumer.take(20, timeout=0)) == 20, "that it has been woken")
+        costs.until_consumer_has_settled()
+
+        def work() -> None:
+            for _ in range(10):
+                (job,) = consumer.take(timeout=0)
+                job.ack()
+
+        # With 20 others in hand: an `hmget` says which of those that wait next are in flight, too.
+        take = {**LOOK, "evalsha": 1, "hmget": 2, "mget": 1, "zrem": 1, "hset": 2, "unlink": 1}
+        ack = {**LOOK, "hmget": 3, "hdel": 1, "hset": 1}
+        assert costs.commands(work) == _times(Counter(take) + Counter(ack), 10)
+
+
+def test_batches_taken_by_hand_cost_a_take_and_an_acknowledgement_each_in_one_write(
+    make_costs: MakeCosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = make_costs()
+    with costs.worker.queue.consumer(ttr=60) as consumer:
+        costs.push(ids(1000))
+        batches = consumer.batches(100, timeout=0)
+        until(lambda: next(batches), "the first batch")
+        writes: list[int] = []
+        run_many = Client.run_many
+
+        def counted(self: Client, calls: Sequence[Any], *args: Any, **options: Any) -> list[Any]:
+            if threading.current_thread() is threading.main_thread():  # what renews its lease has its own
+                writes.append(len(calls))
+            return run_many(self, calls, *args, **options)
+
+        monkeypatch.setattr(Client, "run_many", counted)
+        for _ in range(5):
+            assert len(next(batches)) == 100
+        assert writes == [2] * 5
+
+
+# --- schedules --------------------------------------------------------------------------------------------------------
+
+
+def test_without_schedules_a_node_has_no_thread_queue_command_or_key_for_them(
+    make_costs: MakeCosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = make_costs()
+
+    def never(*_args: Any, **_options: Any) -> Any:
+        raise AssertionError("a node without schedules has used what is for them")
+
+    for name in ("take_turn", "QueueSchedules.__init__", "QueueSchedules.enter", "declared_by_nodes"):
+        monkeypatch.setattr(f"lowq.node.schedules.{name}", never)
+    costs.start_node(prefetch=True)
+    assert not [thread for thread in threading.enumerate() if "schedules" in thread.name]
+    assert [node.schedules for node in costs.app.nodes()] == [{}]
+    costs.stop_node()
+    keys = costs.keys()
+    assert {key.rpartition(":")[2] for key in keys} == {"queues", "Costs", "meta", "pushed"}
+    assert all("schedules" not in key for key in keys)
+    assert costs.words() == b""
+
+
+def test_a_tick_costs_a_push_and_two_commands_and_a_look_costs_two(make_costs: MakeCosts) -> None:
+    costs = make_costs()
+    costs.push(["a"])  # so that the tick does not become the head
+    queue, known = costs.worker.queue, {"s": Schedule("s", 3600)}
+    now = 1_800_000_000.0
+    take_turn(costs.app, queue, "s", lambda: known, now=now)
+    read = {"hget": 1, "time": 1}
+    assert costs.commands(lambda: take_turn(costs.app, queue, "s", lambda: known, now=now + 1)) == read
+    counted = costs.commands(lambda: take_turn(costs.app, queue, "s", lambda: known, now=now + 3600))
+    assert counted == Counter(PUSH_CALL) + Counter(read) + Counter({"hget": 1, "hset": 1})

@@ -1,0 +1,187 @@
+"""The log of what people did, and the names of those who paused."""
+
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+import lowq
+from lowq.admin import audit
+from lowq.admin.audit import KEPT, MAX_TEXT
+from lowq.store import Client
+from lowq.store.keys import audit_key
+from tests.rules.queue_rig import QueueRig
+from tests.rules.support import NOW, job
+
+pytestmark = pytest.mark.parametrize("store_url", ["memory"], indirect=True)
+
+
+def test_entries_come_newest_first_with_the_servers_time(rig: QueueRig) -> None:
+    rig.app.note("ann", "kick", "Orders", 3, {"match": "4*"})
+    rig.app.note("bob", "pause", "Orders")
+    newest, oldest = rig.app.audit()
+    assert (newest.who, newest.action, newest.target, newest.count, newest.detail) == (
+        "bob",
+        "pause",
+        "Orders",
+        None,
+        {},
+    )
+    assert (oldest.count, oldest.detail) == (3, {"match": "4*"})
+    assert newest.at >= oldest.at > 1_700_000_000
+    assert rig.app.audit(1) == [newest]
+
+
+def test_an_entry_replaces_another_wherever_that_is(rig: QueueRig) -> None:
+    began = rig.app.note("ann", "delete", "Orders", None, {"outcome": "started", "match": '"token": "'})
+    for number in range(250):
+        rig.app.note("bob", "kick", "Orders", number)
+    rig.app.note("ann", "delete", "Orders", 7, {"outcome": "done"}, replaces=began)
+    entries = rig.app.audit(1000)
+    assert [entry.count for entry in entries] == [7, *range(249, -1, -1)]
+    assert entries[0].detail == {"outcome": "done"}
+    rig.app.note("ann", "delete", "Orders", 8, replaces=began)
+    assert len(rig.app.audit(1000)) == 252, "what is gone already can't be replaced, and nothing else is"
+
+
+def test_the_log_is_bounded_in_entries_and_in_text(rig: QueueRig) -> None:
+    rig.app.note("x" * 10_000, "kick", "Orders", 1, {"ids": ["y" * 10_000] * 50})
+    entry = rig.app.audit()[0]
+    assert len(entry.who) == MAX_TEXT
+    assert [len(text) for text in entry.detail["ids"]] == [MAX_TEXT] * 5
+    for number in range(3):
+        rig.client.run("audit_append", audit_key("lowq"), "", f'{{"n": {number}}}', 2)
+    assert rig.client.command("LLEN", audit_key("lowq")) == 2
+    assert KEPT == 1000
+
+
+def test_a_repeated_note_leaves_one_entry(rig: QueueRig) -> None:
+    for _ in range(2):
+        rig.client.run("audit_append", audit_key("lowq"), repr(NOW), '{"token": "a"}', 10)
+    assert rig.client.command("LLEN", audit_key("lowq")) == 1
+
+
+def test_what_another_version_wrote_is_skipped(rig: QueueRig) -> None:
+    rig.client.command("LPUSH", audit_key("lowq"), "nonsense")
+    rig.app.note("ann", "kick", "Orders", 3)
+    assert [entry.who for entry in rig.app.audit()] == ["ann"]
+
+
+class TestPausedBy:
+    def test_why_names_who_paused(self, rig: QueueRig) -> None:
+        rig.push(job("a"), job("b", perform_at=NOW + 60))
+        rig.queue.pause(by="ann", now=NOW)
+        rig.queue.pause(by="bob", now=NOW + 1)
+        why = rig.queue.why("a", now=NOW + 90)
+        assert (why.reason, why.paused_by) == ("paused", "ann")
+        assert why.detail == "due, and the queue has been paused for 1 min 30 s by ann; resume it"
+        assert "paused by ann, too" in rig.queue.why("b", now=NOW).detail
+
+    def test_a_name_does_not_outlive_its_pause(self, rig: QueueRig) -> None:
+        rig.push(job("a"))
+        rig.queue.pause(by="ann", now=NOW)
+        rig.queue.resume()
+        rig.queue.pause(now=NOW)
+        assert rig.queue.why("a", now=NOW + 5).paused_by is None
+
+
+def test_an_overview_is_stats_and_shards_of_every_queue(rig: QueueRig) -> None:
+    rig.app.register("Orders", 3)
+    rig.app.register("Refunds", 2)
+    rig.push(job("a"), job("b"), now=None)
+    found = {item.stats.name: item for item in rig.app.overview()}
+    assert list(found) == ["Orders", "Refunds"]
+    assert found["Orders"].stats.length == sum(shard.length for shard in found["Orders"].shards) == 2
+    assert [shard.index for shard in found["Refunds"].shards] == [0, 1]
+
+
+def test_the_embedded_store_says_little_of_itself_and_a_server_much(rig: QueueRig, redis_url: str) -> None:
+    info = rig.app.redis_info()
+    assert (info.version, info.warnings) == ("", ())
+    with closing(QueueRig(redis_url)) as server:
+        info = server.app.redis_info()
+        assert info.version.startswith(("Redis ", "Valkey "))
+        assert (info.eviction, info.persistence) == ("noeviction", "none")
+        assert info.warnings == ("Nothing is persisted: all jobs are lost when Redis ends.",)
+        server.app.client.command("CONFIG", "SET", "save", "3600 1")
+        try:
+            info = server.app.redis_info()
+        finally:
+            server.app.client.command("CONFIG", "SET", "save", "")
+        assert info.persistence == "RDB snapshots"
+        assert any("appendonly is off" in warning for warning in info.warnings)
+        assert info.used_memory > 100_000
+        assert info.clients >= 1
+
+
+def test_nonsense_is_refused_before_the_first_step(rig: QueueRig) -> None:
+    with pytest.raises(lowq.ConfigError):
+        rig.queue.jobs_in_steps(limit=0)
+
+
+def test_entries_are_found_by_who_what_to_what_and_when(rig: QueueRig) -> None:
+    for who, action, target in (
+        ("Ann", "kick", "Orders"),
+        ("bob", "kick", "Orders2"),
+        ("joann@host", "stop", "node-1"),
+    ):
+        rig.app.note(who, action, target)
+    stop, kick, first = rig.app.audit()
+
+    def found(**wanted: Any) -> list[str]:
+        return [entry.who for entry in rig.app.audit(**wanted)]
+
+    assert found(who="aNN") == ["joann@host", "Ann"]
+    assert found(action="kick") == ["bob", "Ann"]
+    assert found(target="Orders") == ["Ann"]
+    assert found(who="ann", action="kick") == ["Ann"]
+    assert found(since=kick.at) == ["joann@host", "bob"]
+    assert found(until=kick.at) == ["bob", "Ann"]
+    assert found(since=kick.at, until=kick.at) == ["bob"]
+    assert found(who="*") == found(target="") == found(after=first.cursor) == []
+    assert found(after=stop.cursor) == ["bob", "Ann"]
+
+
+def test_pages_of_the_log_have_each_entry_once_while_others_are_written(rig: QueueRig) -> None:
+    for number in range(450):
+        rig.app.note("ann", "kick" if number % 3 else "bury", "Orders", number)
+    seen: list[int | None] = []
+    after = None
+    while page := rig.app.audit(70, action="kick", after=after):
+        seen += [entry.count for entry in page]
+        after = page[-1].cursor
+        rig.app.note("bob", "kick", "Orders", 1000)
+    assert seen == [number for number in range(449, -1, -1) if number % 3]
+
+
+def test_a_page_goes_on_after_an_entry_that_is_gone(rig: QueueRig) -> None:
+    tokens = [rig.app.note("ann", "delete", "Orders", number) for number in range(3)]
+    cursor = rig.app.audit()[1].cursor
+    rig.app.note("ann", "delete", "Orders", 7, replaces=tokens[1])
+    assert [entry.count for entry in rig.app.audit(after=cursor)] == [0]
+    with pytest.raises(lowq.ConfigError, match="no cursor"):
+        rig.app.audit(after="yesterday")
+
+
+def test_while_it_is_read_entries_may_be_written(rig: QueueRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "_TOGETHER", 5)
+    for number in range(12):
+        rig.app.note("ann", "kick", "Orders", number)
+    command = Client.command
+
+    def while_others_write(self: Client, *args: Any, **options: Any) -> Any:
+        found = command(self, *args, **options)
+        if args[0] == "LRANGE":
+            rig.app.note("bob", "kick", "Orders", 99)
+        return found
+
+    monkeypatch.setattr(Client, "command", while_others_write)
+    assert [entry.count for entry in rig.app.audit()] == list(range(11, -1, -1))
+
+
+def test_an_entry_says_from_where(rig: QueueRig) -> None:
+    rig.app.note("ann", "kick", "Orders", address="198.51.100.1")
+    rig.app.note("ann", "kick", "Orders")
+    rig.app.note("ann", "kick", "Orders", address="x" * 10_000)
+    long, unknown, known = rig.app.audit()
+    assert (known.address, unknown.address, len(long.address or "")) == ("198.51.100.1", None, MAX_TEXT)

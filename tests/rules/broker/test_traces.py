@@ -1,0 +1,245 @@
+"""Trace contexts: beside the payloads of an id from its push until it is done with, and nothing is left of them."""
+
+import pytest
+
+from tests.rules.support import NOW, REMAINS, ShardRig, exhausted, handed, job, retry, solo
+
+LATER = NOW + 1000
+WEEK = 7 * 86400
+
+
+@pytest.fixture
+def owned(rig: ShardRig) -> ShardRig:
+    rig.own()
+    return rig
+
+
+def push(rig: ShardRig, job_id: str, context: str, payload: str = "v", score: float = 1) -> None:
+    rig.push(job(job_id, payload, score), words=f" trace={context}")
+
+
+def take(rig: ShardRig, now: float = NOW, limit: int = 10) -> dict[str, tuple[str, ...]]:
+    """The contexts of what is handed out."""
+    jobs = rig.shard.in_flight.take(limit, now).jobs
+    return {item.id: rig.shard.in_flight.traces_of(item.id) for item in jobs}
+
+
+def traces(rig: ShardRig) -> set[str]:
+    """The names of keys that hold contexts."""
+    return {name for name in rig.names() if "traces:" in name}
+
+
+def test_a_context_is_handed_out_with_its_id_and_gone_with_the_acknowledgement(owned: ShardRig) -> None:
+    push(owned, "a", "one")
+    owned.push(job("b", "v", 1))
+    assert traces(owned) == {"traces:a"}
+    assert take(owned) == {"a": ("one",), "b": ()}
+    assert traces(owned) == {"taken:traces:a"}
+    owned.shard.in_flight.finish(["a", "b"])
+    assert take(owned) == {}
+    assert owned.names() == REMAINS
+    assert owned.shard.in_flight.traces_of("a") == ("one",), "until the next delivery"
+
+
+def test_the_contexts_of_all_pushes_that_merge_are_kept_each_once_oldest_first(owned: ShardRig) -> None:
+    push(owned, "a", "one")
+    push(owned, "a", "two")  # an equal payload
+    push(owned, "a", "three", "w", 2)
+    push(owned, "a", "one", "x", 3)
+    owned.push(job("a", "y", 4), job("a", "z", 5), job("b", "v", 1), words=" trace=four")
+    assert handed(owned.shard.in_flight.take(10, LATER)) == {"a": ["v", "w", "x", "y", "z"], "b": ["v"]}
+    assert owned.shard.in_flight.traces_of("a") == ("one", "two", "three", "four")
+    assert owned.shard.in_flight.traces_of("b") == ("four",)
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_retries_releases_and_crashes_keep_them_with_what_came_meanwhile(owned: ShardRig, long: bool) -> None:
+    push(owned, "a", "one", "v" * 5000 if long else "v")
+    flight = owned.shard.in_flight
+    assert take(owned) == {"a": ("one",)}
+    flight.fail([retry("a", 0, 10)], NOW)
+    push(owned, "a", "two", "w", 2)
+    assert take(owned, LATER) == {"a": ("one", "two")}
+    push(owned, "a", "three", "x", 3)
+    flight.fail([solo("a")], LATER)
+    assert take(owned, LATER) == {"a": ("one", "two", "three")}
+    flight.release([("a", 5.0)], LATER)
+    assert take(owned, LATER + 5) == {"a": ("one", "two", "three")}
+    second = owned.crash("second", LATER + 10)
+    jobs = second.in_flight.take(10, LATER + 20).jobs
+    assert [item.id for item in jobs] == ["a"]
+    assert second.in_flight.traces_of("a") == ("one", "two", "three")
+    second.in_flight.finish(["a"])
+    second.in_flight.take(10, LATER + 20)
+    assert traces(owned) == set()
+
+
+def test_a_push_that_is_repeated_adds_nothing(owned: ShardRig) -> None:
+    owned.push(job("a", "v"), token="same", words=" trace=one")
+    owned.push(job("a", "v"), token="same", repeat=True, words=" trace=two")
+    assert take(owned) == {"a": ("one",)}
+
+
+def test_of_an_id_that_is_taken_in_parts_every_part_has_them(rig: ShardRig) -> None:
+    shard = rig.own("parts", max_payloads=2)
+    for number in range(5):
+        push(rig, "a", f"c{number}", f"v{number}", number)
+    for count in (2, 2, 1):
+        (found,) = shard.in_flight.take(10, NOW).jobs
+        assert len(found.payloads) == count
+        assert shard.in_flight.traces_of("a") == ("c0", "c1", "c2", "c3", "c4")
+        shard.in_flight.finish(["a"])
+    shard.in_flight.take(10, NOW)
+    assert traces(rig) == set()
+
+
+# --- bounds ---
+
+
+def test_the_latest_32_are_kept(owned: ShardRig) -> None:
+    for number in range(40):
+        push(owned, "a", f"c{number}")
+    assert take(owned) == {"a": tuple(f"c{number}" for number in range(8, 40))}
+    for number in range(40, 50):
+        push(owned, "a", f"c{number}")
+    owned.shard.in_flight.release([("a", None)], NOW)
+    assert take(owned) == {"a": tuple(f"c{number}" for number in range(18, 50))}
+
+
+@pytest.mark.parametrize(("size", "is_kept"), [(256, True), (257, False)])
+def test_a_context_has_256_bytes_at_most(owned: ShardRig, size: int, is_kept: bool) -> None:
+    push(owned, "a", "x" * size)
+    assert take(owned) == {"a": ("x" * size,) if is_kept else ()}
+    assert (owned.meta("features") is not None) == is_kept
+
+
+def test_a_reply_has_64_kib_of_them_and_nothing_is_left_of_the_others_either(owned: ShardRig) -> None:
+    ids = [f"id{number:02}" for number in range(20)]
+    for number in range(16):
+        owned.push(*(job(job_id, "v") for job_id in ids), words=f" trace={number:0256}")
+    found = take(owned, LATER, limit=100)
+    assert [job_id for job_id in ids if found[job_id]] == ids[:15], "4 KiB each, and newlines"
+    assert len(traces(owned)) == 20
+    owned.shard.in_flight.finish(ids)
+    assert take(owned, LATER) == {}
+    assert traces(owned) == set()
+
+
+def test_they_expire_a_week_after_the_last_one(owned: ShardRig) -> None:
+    push(owned, "a", "one")
+    assert WEEK - 60 < owned.client.command("TTL", owned.prefix + "traces:a") <= WEEK
+    take(owned)
+    assert WEEK - 60 < owned.client.command("TTL", owned.prefix + "taken:traces:a") <= WEEK
+    owned.shard.in_flight.release([("a", None)], NOW)
+    assert WEEK - 60 < owned.client.command("TTL", owned.prefix + "traces:a") <= WEEK
+
+
+@pytest.mark.parametrize("foreign", ["x", "\n", "x\n"])
+def test_what_somebody_else_wrote_is_replaced_and_holds_nobody_up(owned: ShardRig, foreign: str) -> None:
+    text = foreign * 1_000_000  # whose lines, if each were cut off by itself, would take minutes
+    push(owned, "a", "one")
+    owned.client.command("SET", owned.prefix + "traces:a", text)
+    push(owned, "a", "two", "w")
+    assert take(owned) == {"a": ("two",)}
+    owned.client.command("SET", owned.prefix + "taken:traces:a", text)
+    push(owned, "a", "three", "x")
+    owned.shard.in_flight.release([("a", None)], NOW)
+    assert take(owned) == {"a": ("three",)}
+
+
+@pytest.mark.parametrize("name", ["traces:a", "taken:traces:a"])
+def test_a_key_of_another_type_stops_nothing(owned: ShardRig, name: str) -> None:
+    def meddle() -> None:
+        owned.client.command("DEL", owned.prefix + name)
+        owned.client.command("HSET", owned.prefix + name, "field", "value")
+
+    push(owned, "b", "one")
+    meddle()
+    push(owned, "a", "two")
+    assert take(owned) == {"a": ("two",), "b": ("one",)}
+    meddle()
+    owned.shard.in_flight.release([("a", None), ("b", None)], NOW)
+    meddle()
+    assert take(owned)["b"] == ("one",)
+    owned.shard.in_flight.finish(["a", "b"])
+    assert take(owned) == {}
+
+
+# --- the ends of jobs ---
+
+
+def test_retries_that_are_used_up_keep_those_of_what_goes_on(owned: ShardRig) -> None:
+    push(owned, "a", "one")
+    push(owned, "a", "two", "w", 2)
+    push(owned, "b", "three")
+    take(owned)
+    owned.shard.in_flight.fail([exhausted("a"), exhausted("b")], NOW)
+    assert traces(owned) == {"traces:a"}
+    assert take(owned) == {"a": ("one", "two")}
+
+
+def test_a_buried_id_has_none_also_when_it_is_kicked(owned: ShardRig) -> None:
+    push(owned, "a", "one")
+    push(owned, "b", "two")
+    push(owned, "b", "three", "w", 2)
+    assert owned.run("bury", repr(NOW), "", "", "", "", "a", "why", 0) == [1]
+    take(owned)
+    owned.shard.in_flight.bury([("b", b"one of them", (b'"v"',))], NOW)
+    assert traces(owned) == {"taken:traces:b"}
+    owned.shard.in_flight.bury([("b", b"all", ())], NOW)
+    assert traces(owned) == set()
+    owned.run("kick", repr(NOW), "", "", "a", "b")
+    assert take(owned) == {"a": (), "b": ()}
+
+
+def test_poison_has_none(owned: ShardRig) -> None:
+    push(owned, "a", "one")
+    shard = owned.shard
+    for number in range(3):
+        assert [item.id for item in shard.in_flight.take(1, NOW + 10 * number).jobs] == ["a"]
+        assert shard.in_flight.traces_of("a") == ("one",)
+        shard = owned.crash(f"owner {number}", NOW + 10 * number)
+    assert set(owned.read("morgue")) == {"a"}
+    assert traces(owned) == set()
+
+
+def test_deleted_and_dropped_ids_have_none(owned: ShardRig) -> None:
+    for job_id in "abc":
+        push(owned, job_id, "one")
+    assert owned.run("delete", "", "", "", "", "a") == [1]
+    assert traces(owned) == {"traces:b", "traces:c"}
+    take(owned, limit=1)
+    owned.lease_runs_out()
+    assert owned.run("drop", "", "", 100, "") == [0, 2]
+    assert traces(owned) == set()
+
+
+def test_expired_payloads_take_them_along(owned: ShardRig) -> None:
+    owned.push(job("a", "v", ttl=10), job("b", "v", ttl=10), job("c", "v", ttl=10), words=" trace=one")
+    owned.lose_reply(owned.shard.in_flight.take_call(1, NOW))  # it was never received
+    owned.run("sweep", repr(NOW + 20), 1, "", "")
+    assert traces(owned) == {"taken:traces:a", "traces:c"}
+    assert take(owned, NOW + 20) == {}
+    assert traces(owned) == set()
+
+
+def test_the_doctor_removes_what_is_left_behind(owned: ShardRig) -> None:
+    push(owned, "a", "one")
+    take(owned)
+    push(owned, "a", "two")
+    for name in ("traces:lost", "taken:traces:lost"):
+        owned.client.command("SET", owned.prefix + name, "x\n")
+    for what in ("traces:", "taken:traces:"):
+        assert owned.run("examine", "", what, "", "a", "lost") == [b"0", 2, b"lost", b"leftovers"]
+        assert owned.run("repair", "", what, "a", "lost") == [0, 1]
+    assert traces(owned) == {"traces:a", "taken:traces:a"}
+
+
+# --- off ---
+
+
+def test_a_shard_without_contexts_has_no_word_of_them(owned: ShardRig) -> None:
+    owned.push(job("a", "v"), words=" merge=latest")
+    assert owned.meta("features") == " latest "
+    take(owned)
+    assert traces(owned) == set()

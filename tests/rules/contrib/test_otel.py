@@ -1,0 +1,457 @@
+"""Spans of pushes and batches, the links between them, and metrics, by OpenTelemetry's own exporters in memory."""
+
+import asyncio
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.trace import SpanContext, SpanKind, StatusCode, TraceFlags, TraceState
+
+import lowq
+import lowq.contrib.otel
+from lowq.contrib.otel import decode_context, encode_context
+from lowq.errors import ConfigError, PayloadError, QueueFull
+from lowq.store.keys import shard_prefix
+from lowq.testing import drain
+from tests.leases import run_out
+from tests.rows import case
+from tests.rules.contrib.workers import make_worker, running_node
+from tests.waiting import PATIENCE, until
+
+
+class Telemetry:
+    """What was traced and measured."""
+
+    def __init__(self) -> None:
+        self.exporter = InMemorySpanExporter()
+        self.provider = TracerProvider()
+        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.tracer = self.provider.get_tracer("test")
+        self.reader = InMemoryMetricReader()
+        self.meters = MeterProvider([self.reader])
+
+    def instrument(self, app: lowq.Lowq) -> None:
+        lowq.contrib.otel.instrument(app, tracer_provider=self.provider, meter_provider=self.meters)
+
+    def spans(self, name: str = "") -> list[ReadableSpan]:
+        """Those that have ended, in that order."""
+        return [span for span in self.exporter.get_finished_spans() if name in (span.name or "")]
+
+    def links(self) -> list[list[tuple[str, str]]]:
+        """Of each batch that has ended: the ids that it has links for, and the span that each leads to, by its number
+        among the pushes.
+        """
+        pushes = {span_id_of(span): f"push {number}" for number, span in enumerate(self.spans("push"))}
+        return [
+            [(str((link.attributes or {})["lowq.job.id"]), pushes[link.context.span_id]) for link in span.links]
+            for span in self.spans("perform")
+        ]
+
+    def measured(self) -> dict[str, float]:
+        """The sum of each counter, and how many values each histogram has."""
+        data: Any = self.reader.get_metrics_data()
+        found: dict[str, float] = {}
+        for metric in [metric for r in data.resource_metrics for s in r.scope_metrics for metric in s.metrics]:
+            points = metric.data.data_points
+            found[metric.name] = sum(getattr(point, "count", 0) or getattr(point, "value", 0) for point in points)
+        return found
+
+
+def span_id_of(span: ReadableSpan) -> int:
+    found = span.get_span_context()
+    assert found is not None
+    return found.span_id
+
+
+@pytest.fixture
+def telemetry() -> Iterator[Telemetry]:
+    found = Telemetry()
+    yield found
+    found.provider.shutdown()
+    found.meters.shutdown()
+
+
+@pytest.fixture
+def app(redis_url: str, telemetry: Telemetry) -> Iterator[lowq.Lowq]:
+    """On one store: what is kept of a trace is tested in tests/rules/broker/test_traces.py."""
+    with closing(lowq.Lowq(redis_url=redis_url)) as app:
+        telemetry.instrument(app)
+        yield app
+
+
+def keys(app: lowq.Lowq) -> set[str]:
+    """The names of keys that hold contexts."""
+    return {name.decode() for name in app.client.command("KEYS", "*") if b"traces" in name}
+
+
+# --- spans ---
+
+
+def test_a_batch_has_one_span_with_a_link_for_each_push_that_was_merged(
+    app: lowq.Lowq, telemetry: Telemetry, is_async: bool
+) -> None:
+    worker = make_worker(app, is_async=is_async)
+    worker.push("a", {"v": 1}, score=1)
+    worker.push("a", {"v": 2}, score=2)
+    worker.push("a", {"v": 1}, score=3)  # equal: its payload collapses, its link does not
+    worker.perform_async([{"id": i, "payload": n, "score": n} for i, n in (("a", 4), ("b", 5), ("b", 6))])
+    assert drain(worker).batches == 1
+    (span,) = telemetry.spans("perform")
+    assert span.name == "perform Orders"
+    assert span.kind == SpanKind.CONSUMER
+    assert span.parent is None
+    assert dict(span.attributes or {}) == {
+        "messaging.system": "lowq",
+        "messaging.destination.name": "Orders",
+        "messaging.destination.partition.id": "0",
+        "messaging.operation.name": "perform",
+        "messaging.operation.type": "process",
+        "messaging.batch.message_count": 5,
+        "lowq.job.count": 2,
+        "lowq.delivery": 1,
+    }
+    assert sorted(telemetry.links()[0]) == [
+        ("a", "push 0"), ("a", "push 1"), ("a", "push 2"), ("a", "push 3"), ("b", "push 3"),
+    ]  # fmt: skip
+    assert {link.context.trace_id for link in span.links} == {push.context.trace_id for push in telemetry.spans("push")}
+    assert keys(app) == set()
+
+
+def test_a_push_is_a_producer_span_below_that_of_its_caller(app: lowq.Lowq, telemetry: Telemetry) -> None:
+    worker = make_worker(app)
+    with telemetry.tracer.start_as_current_span("request") as request:
+        worker.push(42, {"v": 1})
+        worker.perform_async([{"id": 1}, {"id": 2}])
+        job_id = worker.queue.put("mail")
+
+        async def push() -> None:
+            await worker.apush(43, {"v": 1})
+            await worker.aperform_async({"id": 44})
+            await worker.aperform_async({"id": number} for number in range(3))
+            await worker.queue.aput("mail")
+
+        asyncio.run(push())
+        assert trace.get_current_span() is request
+    spans = telemetry.spans("push")
+    assert {(span.name, span.kind) for span in spans} == {("push Orders", SpanKind.PRODUCER)}
+    assert all(span.parent is not None and span.parent.span_id == request.get_span_context().span_id for span in spans)
+    counts = [(span.attributes or {}).get("messaging.batch.message_count") for span in spans]
+    assert counts == [None, 2, None, None, None, 3, None]
+    assert [(span.attributes or {}).get("lowq.job.id") for span in spans][:5] == ["42", None, job_id, "43", "44"]
+    assert {(span.attributes or {})["messaging.operation.type"] for span in spans} == {"send"}
+    drain(worker)
+    assert len(telemetry.links()[0]) == 10
+
+
+def test_what_a_handler_does_is_below_the_span_of_its_batch(
+    app: lowq.Lowq, telemetry: Telemetry, is_async: bool
+) -> None:
+    mails = make_worker(app, queue_name="Mails")
+
+    def handler(payloads_by_id: dict[str, list[Any]]) -> None:
+        with telemetry.tracer.start_as_current_span("inside"):
+            mails.perform_async({"id": "mail"})
+
+    worker = make_worker(app, handler, is_async=is_async)
+    worker.push("a")
+    drain(worker)
+    (batch,), (inside,) = telemetry.spans("perform Orders"), telemetry.spans("inside")
+    push = telemetry.spans("push Mails")[0]
+    assert inside.parent == batch.context
+    assert push.parent == inside.context
+    assert trace.get_current_span() is trace.INVALID_SPAN
+    drain(mails)
+    (mail,) = telemetry.spans("perform Mails")
+    assert [link.context.span_id for link in mail.links] == [span_id_of(push)]
+
+
+# --- through retries, releases, crashes ---
+
+
+def test_a_retry_links_to_the_same_pushes_and_to_those_since(
+    app: lowq.Lowq, telemetry: Telemetry, is_async: bool
+) -> None:
+    fails = [True]
+
+    def handler(payloads_by_id: dict[str, list[Any]]) -> None:
+        if fails.pop():
+            raise ValueError("boom")
+
+    worker = make_worker(app, handler, is_async=is_async)
+    worker.push("a", 1, score=1)
+    drain(worker)
+    worker.push("a", 2, score=2)
+    fails.append(False)
+    drain(worker, now=4e9)
+    assert telemetry.links() == [[("a", "push 0")], [("a", "push 0"), ("a", "push 1")]]
+    failed, performed = telemetry.spans("perform")
+    assert failed.status.status_code is StatusCode.ERROR
+    assert failed.status.description == "ValueError: boom"
+    assert (failed.attributes or {})["error.type"] == "ValueError"
+    assert [event.name for event in failed.events] == ["exception"]
+    assert performed.status.status_code is StatusCode.UNSET
+    assert [(span.attributes or {})["lowq.job.retry_count"] for span in (failed, performed)] == [0, 1]
+    assert keys(app) == set()
+
+
+def test_a_batch_that_fails_and_its_ids_alone_link_to_their_own(app: lowq.Lowq, telemetry: Telemetry) -> None:
+    def handler(payloads_by_id: dict[str, list[Any]]) -> None:
+        if "b" in payloads_by_id:
+            raise ValueError("boom")
+
+    worker = make_worker(app, handler)
+    worker.push("a")
+    worker.push("b")
+    drain(worker)
+    assert telemetry.links() == [[("a", "push 0"), ("b", "push 1")], [("a", "push 0")], [("b", "push 1")]]
+    assert [span.status.status_code for span in telemetry.spans("perform")] == [
+        StatusCode.ERROR, StatusCode.UNSET, StatusCode.ERROR,
+    ]  # fmt: skip
+
+
+def test_what_is_expected_is_no_error_of_the_span(app: lowq.Lowq, telemetry: Telemetry) -> None:
+    def handler(payloads_by_id: dict[str, list[Any]]) -> None:
+        raise ValueError("later")
+
+    worker = make_worker(app, handler, release_on={ValueError: 30})
+    worker.push("a")
+    drain(worker)
+    (span,) = telemetry.spans("perform")
+    assert span.status.status_code is StatusCode.UNSET
+    assert [event.name for event in span.events] == ["exception"]
+
+
+def test_after_a_lease_was_lost_the_next_owner_links_to_the_same(app: lowq.Lowq, telemetry: Telemetry) -> None:
+    lost: list[bool] = []
+
+    def handler(payloads_by_id: dict[str, list[Any]]) -> None:
+        if not lost:
+            lost.append(True)
+            run_out(app.client, shard_prefix("lowq", "Orders", 0))
+            raise ValueError("boom")
+
+    worker = make_worker(app, handler)
+    worker.push("a")
+    with pytest.raises(lowq.LeaseLost):
+        drain(worker)
+    for now in (4e9, 5e9):  # it is restored, and due in half a second at most
+        drain(worker, now=now)
+    assert telemetry.links() == [[("a", "push 0")]] * 2
+    assert telemetry.measured()["lowq.jobs.performed"] == 1
+    assert "lowq.jobs.failed" not in telemetry.measured()
+
+
+def test_past_ttr_the_span_ends_as_an_error(app: lowq.Lowq, telemetry: Telemetry) -> None:
+    goes_on = threading.Event()
+    worker = make_worker(app, lambda _: goes_on.wait(PATIENCE), ttr=0.01, max_crash_count=1)
+    worker.push("a")
+    with running_node(app, threads=4):
+        until(lambda: telemetry.spans("perform"), "a span that ends")
+        goes_on.set()
+        until(lambda: worker.queue.stats().morgue_length == 1, "its burial")
+    (span,) = telemetry.spans("perform")
+    assert "longer than its ttr" in (span.status.description or "")
+
+
+# --- pushes that fail ---
+
+
+class NoText(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("this error has no text")
+
+
+def test_an_error_whose_text_is_not_to_be_had_ends_its_span(app: lowq.Lowq, telemetry: Telemetry) -> None:
+    def handler(payloads_by_id: dict[str, list[Any]]) -> None:
+        raise NoText
+
+    def jobs() -> Iterator[dict[str, Any]]:
+        yield {"id": 1}
+        raise NoText
+
+    worker = make_worker(app, handler)
+    worker.push("a")
+    drain(worker)
+    with pytest.raises(NoText):
+        worker.perform_async(jobs())
+    for name in ("perform", "push"):
+        span = telemetry.spans(name)[-1]
+        assert span.status.description == "NoText"
+        assert span.status.status_code is StatusCode.ERROR
+
+
+def test_a_push_that_is_refused_is_an_error_of_its_span(app: lowq.Lowq, telemetry: Telemetry) -> None:
+    worker = make_worker(app, capacity=2)
+    worker.perform_async([{"id": 0}])
+    with pytest.raises(PayloadError):
+        worker.push("a", {1, 2})
+    with pytest.raises(QueueFull):
+        worker.perform_async([{"id": number} for number in range(4)])
+    _, refused, full = telemetry.spans("push")
+    assert (refused.attributes or {})["error.type"] == "lowq.errors.PayloadError"
+    assert full.status.status_code is StatusCode.ERROR
+    assert trace.get_current_span() is trace.INVALID_SPAN
+    assert telemetry.measured()["messaging.client.sent.messages"] == 6
+    drain(worker)
+    assert telemetry.links() == [[("0", "push 0"), ("0", "push 2"), ("1", "push 2")]]
+
+
+def test_what_is_not_sampled_leaves_nothing_in_redis(redis_url: str) -> None:
+    app = lowq.Lowq(redis_url=redis_url)
+    lowq.contrib.otel.instrument(app, tracer_provider=TracerProvider(sampler=ALWAYS_OFF))
+    worker = make_worker(app)
+    worker.push("a")
+    assert keys(app) == set()
+    assert drain(worker).performed == 1
+    app.close()
+
+
+def test_an_application_that_is_instrumented_later_is_from_then_on(redis_url: str, telemetry: Telemetry) -> None:
+    app = lowq.Lowq(redis_url=redis_url)
+    worker = make_worker(app)
+    worker.push("a")
+    telemetry.instrument(app)
+    telemetry.instrument(app)
+    worker.push("a")
+    drain(worker)
+    assert telemetry.links() == [[("a", "push 0")]]
+    app.close()
+
+
+def test_pushes_that_leave_together_keep_their_own_contexts(app: lowq.Lowq, telemetry: Telemetry) -> None:
+    worker = make_worker(app, batch_size=100)
+
+    async def push() -> None:
+        await worker.apush("first")
+        await asyncio.gather(*(worker.apush(f"id{number:02}", number) for number in range(50)))
+
+    asyncio.run(push())
+    of_ids = {str((span.attributes or {})["lowq.job.id"]): span_id_of(span) for span in telemetry.spans("push")}
+    drain(worker)
+    (batch,) = telemetry.spans("perform")
+    links = {str((link.attributes or {})["lowq.job.id"]): link.context.span_id for link in batch.links}
+    assert links == of_ids
+    assert len(links) == len(batch.links) == 51
+
+
+# --- metrics ---
+
+
+def test_what_is_measured(app: lowq.Lowq, telemetry: Telemetry) -> None:
+    def handler(payloads_by_id: dict[str, list[Any]]) -> None:
+        if "bad" in payloads_by_id:
+            raise ValueError("boom")
+        if "enough" in payloads_by_id:
+            lowq.current().bury("enough")
+
+    worker = make_worker(app, handler, batch_size=1, max_retry_count=0)
+    worker.perform_async([{"id": "a"}, {"id": "a", "payload": 2}, {"id": "bad"}, {"id": "enough"}])
+    drain(worker)
+    assert telemetry.measured() == {
+        "messaging.client.sent.messages": 4,
+        "messaging.client.operation.duration": 1,
+        "messaging.client.consumed.messages": 4,
+        "messaging.process.duration": 3,
+        "lowq.job.wait": 3,
+        "lowq.jobs.performed": 1,
+        "lowq.jobs.failed": 1,
+        "lowq.jobs.buried": 2,
+    }
+    data: Any = telemetry.reader.get_metrics_data()
+    points = [p for r in data.resource_metrics for s in r.scope_metrics for m in s.metrics for p in m.data.data_points]
+    assert {point.attributes["messaging.destination.name"] for point in points} == {"Orders"}
+    assert {point.attributes.get("error.type") for point in points} == {None, "ValueError", "_OTHER"}
+
+
+# --- contexts ---
+
+TRACE_ID, SPAN_ID = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def span_context(*state: tuple[str, str], flags: int = 1) -> SpanContext:
+    return SpanContext(TRACE_ID, SPAN_ID, False, TraceFlags(flags), TraceState(list(state)))
+
+
+def test_a_context_is_kept_as_its_headers_and_read_as_it_was_kept() -> None:
+    for state, kept in (((), PARENT), ((("vendor", "x1"), ("other", "y")), f"{PARENT};vendor=x1,other=y")):
+        with case(kept):
+            assert encode_context(span_context(*state)) == kept
+            found = decode_context(kept)
+            assert found is not None
+            assert found.is_remote
+            assert encode_context(found) == kept
+    for nothing in (span_context(flags=0), trace.INVALID_SPAN_CONTEXT):
+        assert encode_context(nothing) == ""
+
+
+def test_a_tracestate_that_does_not_fit_is_left_out(app: lowq.Lowq, telemetry: Telemetry) -> None:
+    rows = [
+        [(f"vendor{number}", "x" * 250) for number in range(30)],  # the most that W3C allows, and more
+        [("vendor", "x" * 200)],
+        [("vendor", "two words")],
+        [("vendor", "x\ny")],
+        [("vendor", "é")],
+    ]
+    for number, state in enumerate(rows):
+        with case(state):
+            telemetry.exporter.clear()
+            worker, prefix = make_worker(app, queue_name=f"q{number}"), shard_prefix("lowq", f"q{number}", 0)
+            remote = trace.NonRecordingSpan(span_context(*state))
+            with trace.use_span(remote):
+                worker.push("a")
+            (kept,) = app.client.commands([("GET", prefix + "traces:a")], prefix)
+            assert re.fullmatch(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-0[0-9a-f]\n", kept)
+            drain(worker)
+            assert telemetry.links() == [[("a", "push 0")]]
+
+
+def test_what_is_no_context_is_no_link(app: lowq.Lowq, telemetry: Telemetry) -> None:
+    rows = [
+        "", "x", "00-0-0-00", f"00-{'0' * 32}-{'0' * 16}-01", PARENT.upper(), f"{PARENT};", f"{PARENT};two words",
+        "é" * 100,
+    ]  # fmt: skip
+    for number, text in enumerate(rows):
+        with case(text):
+            telemetry.exporter.clear()
+            assert decode_context(text) is None
+            worker, prefix = make_worker(app, queue_name=f"q{number}"), shard_prefix("lowq", f"q{number}", 0)
+            worker.push("a")
+            app.client.command("SET", prefix + "traces:a", f"{text}\n", key=prefix)
+            assert drain(worker).performed == 1
+            assert [list(span.links) for span in telemetry.spans("perform")] == [[]]
+
+
+def test_contexts_are_bounded_in_number(app: lowq.Lowq, telemetry: Telemetry) -> None:
+    worker = make_worker(app)
+    for _ in range(40):
+        worker.push("a")
+    drain(worker)
+    assert telemetry.links() == [[("a", f"push {number}") for number in range(8, 40)]]
+
+
+# --- arguments ---
+
+
+def test_bad_arguments_are_refused() -> None:
+    rows: list[tuple[dict[str, Any], str]] = [
+        ({"app": "shop"}, r"lowq.contrib.otel.instrument\('shop'\): write instrument\(\), or instrument\(app\)"),
+        (
+            {"tracer_provider": 5},
+            "tracer_provider=5 is no TracerProvider of OpenTelemetry; leave it out for the global",
+        ),
+        ({"meter_provider": 5}, "meter_provider=5 is no MeterProvider of OpenTelemetry; leave it out for the global"),
+    ]
+    for arguments, message in rows:
+        with case(arguments), pytest.raises(ConfigError, match=message):
+            lowq.contrib.otel.instrument(**{"app": lowq.Lowq(), **arguments})

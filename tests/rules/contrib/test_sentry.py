@@ -1,0 +1,412 @@
+"""What Sentry is told of: each error once, where an id is charged for it; and observers that harm nothing."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from typing import Any
+
+import pytest
+import sentry_sdk
+from sentry_sdk.envelope import Envelope
+from sentry_sdk.integrations import Integration
+from sentry_sdk.integrations.dedupe import DedupeIntegration
+from sentry_sdk.integrations.logging import LoggingIntegration
+from sentry_sdk.transport import Transport
+
+import lowq
+import lowq.contrib.sentry
+from lowq.errors import ConfigError, LeaseLost
+from lowq.job import Job
+from lowq.observers import Batch, BatchObservation, Observer, PushObservation
+from lowq.store.keys import shard_prefix
+from lowq.testing import drain
+from lowq.workers import Worker
+from tests.leases import run_out
+from tests.rows import case
+from tests.rules.contrib.workers import Handler, make_worker, running_node
+from tests.waiting import PATIENCE, until
+
+
+class Sent:
+    """What Sentry was sent."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def errors(self) -> list[tuple[str, list[str]]]:
+        """Of each event: the exception or the message, and the ids."""
+        return [(_said(event), event["contexts"]["lowq"]["ids"]) for event in self.events]
+
+    def only(self) -> Any:
+        (event,) = self.events
+        return event
+
+
+def _said(event: Mapping[str, Any]) -> str:
+    if "exception" in event:
+        return str(event["exception"]["values"][-1]["type"])
+    return str(event.get("message") or event["logentry"]["formatted"])
+
+
+def connect(found: Sent, *more: Integration) -> None:
+    """Sentry's client, whose events go there."""
+
+    class Memory(Transport):
+        def capture_envelope(self, envelope: Envelope) -> None:
+            event = envelope.get_event()
+            if event is not None:
+                found.events.append(event)
+
+    sentry_sdk.init(
+        dsn="http://key@localhost/1", transport=Memory, default_integrations=False,
+        integrations=[LoggingIntegration(), *more],
+    )  # fmt: skip
+
+
+@pytest.fixture
+def sent() -> Iterator[Sent]:
+    found = Sent()
+    connect(found, DedupeIntegration())
+    yield found
+    sentry_sdk.get_global_scope().set_client(None)
+
+
+@pytest.fixture
+def app(redis_url: str) -> Iterator[lowq.Lowq]:
+    """On one store: none sees what is captured."""
+    with closing(lowq.Lowq(redis_url=redis_url)) as app:
+        lowq.contrib.sentry.instrument(app)
+        yield app
+
+
+def push(worker: type[Worker[Any]], *ids: str) -> None:
+    worker.perform_async({"id": job_id, "payload": f"of {job_id}", "score": 1} for job_id in ids)
+
+
+def fail_for(job_id: str, error: Callable[[], BaseException] = lambda: ValueError("boom")) -> Handler:
+    def handler(payloads_by_id: dict[str, list[Any]]) -> None:
+        if job_id in payloads_by_id:
+            raise error()
+
+    return handler
+
+
+def test_an_error_of_a_batch_is_captured_once_for_the_id_that_is_charged(
+    app: lowq.Lowq, sent: Sent, is_async: bool
+) -> None:
+    worker = make_worker(app, fail_for("b"), is_async=is_async)
+    push(worker, "a", "b", "c")
+    assert drain(worker).batches == 4, "the three, then each alone"
+    event = sent.only()
+    assert event["exception"]["values"][0]["mechanism"] == {"type": "lowq", "handled": False}
+    assert event["tags"] == {
+        "lowq.queue": "Orders", "lowq.shard": "0", "lowq.worker": worker.__name__, "lowq.id": "b",
+        "lowq.buried": "false",
+    }  # fmt: skip
+    assert event["contexts"]["lowq"]["delivery"] >= 2
+    assert {name: event["contexts"]["lowq"][name] for name in ("queue", "shard", "ids", "retry_count", "verdict")} == {
+        "queue": "Orders", "shard": 0, "ids": ["b"], "retry_count": 0, "verdict": "retry",
+    }  # fmt: skip
+
+
+def test_a_retry_that_fails_is_an_event_of_its_own_and_the_last_one_is_marked_as_buried(
+    app: lowq.Lowq, sent: Sent, is_async: bool
+) -> None:
+    worker = make_worker(app, fail_for("b"), is_async=is_async, max_retry_count=1)
+    push(worker, "b")
+    drain(worker)
+    drain(worker, now=4e9)
+    contexts = [event["contexts"]["lowq"] for event in sent.events]
+    assert [(context["retry_count"], context["verdict"]) for context in contexts] == [(0, "retry"), (1, "exhausted")]
+    assert [event["tags"]["lowq.buried"] for event in sent.events] == ["false", "true"]
+
+
+def mark(job_id: str) -> None:
+    """What a handler adds to the scope, and fails."""
+    sentry_sdk.set_tag(f"saw.{job_id}", "yes")
+    sentry_sdk.add_breadcrumb(message=f"crumb of {job_id}")
+    raise ValueError(job_id)
+
+
+def assert_own_scopes(events: list[Any], *ids: str) -> None:
+    """One event of each id, with what its own handler has added and nothing else."""
+    found = {event["tags"]["lowq.id"]: event for event in events}
+    assert found.keys() == set(ids)
+    assert len(events) == len(ids)
+    for job_id, event in found.items():
+        assert event["contexts"]["lowq"]["ids"] == [job_id]
+        assert event["exception"]["values"][-1]["value"] == job_id
+        assert [crumb["message"] for crumb in event["breadcrumbs"]["values"]] == [f"crumb of {job_id}"]
+        assert [tag for tag in event["tags"] if tag.startswith("saw.")] == [f"saw.{job_id}"]
+
+
+def test_perform_one_has_an_event_for_each_id_and_a_scope_as_well(app: lowq.Lowq, sent: Sent, is_async: bool) -> None:
+    def plain(job_id: str, payloads: list[Any]) -> None:
+        if job_id != "b":
+            mark(job_id)
+
+    async def awaits(job_id: str, payloads: list[Any]) -> None:
+        await asyncio.sleep(0)
+        plain(job_id, payloads)
+
+    class Orders(lowq.Worker[Any]):
+        perform_one = staticmethod(awaits if is_async else plain)
+
+    worker = app.worker(shards_count=1, batch_size=10)(Orders)
+    push(worker, "a", "b", "c")
+    assert drain(worker).batches == 1
+    assert_own_scopes(sent.events, "a", "c")
+
+
+def test_jobs_share_no_scope_and_leave_none_behind(app: lowq.Lowq, sent: Sent, is_async: bool) -> None:
+    worker = make_worker(app, lambda payloads_by_id: mark(*payloads_by_id), is_async=is_async, batch_size=1)
+    push(worker, "a", "b")
+    drain(worker)
+    assert_own_scopes(sent.events, "a", "b")
+    sentry_sdk.capture_message("from elsewhere")
+    event = sent.events[-1]
+    assert "lowq" not in event["contexts"]
+    assert "tags" not in event
+
+
+def test_handlers_of_a_node_at_the_same_time_share_no_scope_and_its_log_is_no_event(
+    app: lowq.Lowq, sent: Sent, is_async: bool
+) -> None:
+    connect(sent)  # without what else would leave out a second event of the same error
+    together = threading.Barrier(3)
+    begun: list[str] = []
+
+    @app.worker(shards_count=3, max_retry_count=0)
+    class Plain(lowq.Worker[Any]):
+        def perform(self, payloads_by_id: dict[str, list[Any]]) -> None:
+            together.wait(PATIENCE)
+            mark(*payloads_by_id)
+
+    @app.worker(shards_count=3, max_retry_count=0)
+    class Awaits(lowq.Worker[Any]):
+        async def perform(self, payloads_by_id: dict[str, list[Any]]) -> None:
+            begun.extend(payloads_by_id)
+            while len(begun) < 3:
+                await asyncio.sleep(0)
+            await asyncio.to_thread(mark, *payloads_by_id)
+
+    worker = Awaits if is_async else Plain
+    ids = [next(name for name in "abcdefghijkl" if worker.queue.shard_of(name) == shard) for shard in range(3)]
+    push(worker, *ids)
+    with running_node(app, threads=3):
+        until(lambda: len(sent.events) >= 3, "an event of each")
+        until(lambda: worker.queue.stats().morgue_length == 3, "the end of all")
+    assert_own_scopes(sent.events, *ids)
+    logging.getLogger("lowq.node").error("something else")
+    assert _said(sent.events[-1]) == "something else"
+
+
+def test_what_a_handler_captures_itself_has_the_tags_too_and_is_not_captured_twice(
+    app: lowq.Lowq, sent: Sent, is_async: bool
+) -> None:
+    def handler(payloads_by_id: dict[str, list[Any]]) -> None:
+        sentry_sdk.capture_message("by hand")
+        try:
+            raise ValueError("boom")
+        except ValueError as error:
+            sentry_sdk.capture_exception(error)
+            raise
+
+    worker = make_worker(app, handler, is_async=is_async)
+    push(worker, "a")
+    drain(worker)
+    assert sent.errors() == [("by hand", ["a"]), ("ValueError", ["a"])]
+    assert [event["tags"]["lowq.queue"] for event in sent.events] == ["Orders", "Orders"]
+
+
+def test_ids_that_the_handler_names(app: lowq.Lowq, sent: Sent, is_async: bool) -> None:
+    shared = KeyError("shared")
+
+    def handler(payloads_by_id: dict[str, list[Any]]) -> None:
+        batch = lowq.current()
+        batch.done("done")
+        batch.fail("a", shared)
+        batch.fail("b", shared)
+        batch.fail("c", "in words")
+        batch.bury("d", "enough")
+        batch.release("e", 10)
+
+    worker = make_worker(app, handler, is_async=is_async)
+    push(worker, "a", "b", "c", "d", "done", "e")
+    assert drain(worker).batches == 1
+    assert sorted(sent.errors()) == [("KeyError", ["a", "b"]), ("enough", ["d"]), ("in words", ["c"])]
+    assert [event["tags"]["lowq.buried"] for event in sent.events if _said(event) == "enough"] == ["true"]
+    assert {event["level"] for event in sent.events} == {"error"}
+
+
+@pytest.mark.parametrize("capture_released", [False, True])
+def test_what_is_released_is_captured_only_on_demand(app: lowq.Lowq, sent: Sent, capture_released: bool) -> None:
+    lowq.contrib.sentry.instrument(app, capture_released=capture_released)
+    assert len(app.observers) == 1
+    worker = make_worker(app, fail_for("a"), release_on={ValueError: 30})
+    push(worker, "a")
+    drain(worker)
+    assert sent.errors() == ([("ValueError", ["a"])] if capture_released else [])
+
+
+def test_bury_on_is_captured_as_buried(app: lowq.Lowq, sent: Sent) -> None:
+    worker = make_worker(app, fail_for("a"), bury_on=(ValueError,))
+    push(worker, "a")
+    drain(worker)
+    event = sent.only()
+    assert event["tags"]["lowq.buried"] == "true"
+    assert event["contexts"]["lowq"]["verdict"] == "buried"
+
+
+def test_what_stops_the_process_is_captured_for_all_ids_at_once(app: lowq.Lowq, sent: Sent) -> None:
+    worker = make_worker(app, fail_for("a", KeyboardInterrupt))
+    push(worker, "a", "b")
+    with pytest.raises(KeyboardInterrupt):
+        drain(worker)
+    assert sent.errors() == [("KeyboardInterrupt", ["a", "b"])]
+
+
+def test_an_outcome_that_is_not_written_is_not_captured_as_somebody_else_performs_it(
+    app: lowq.Lowq, sent: Sent
+) -> None:
+    def lose(payloads_by_id: dict[str, list[Any]]) -> None:
+        run_out(app.client, shard_prefix("lowq", "Orders", 0))
+        raise ValueError("boom")
+
+    worker = make_worker(app, lose)
+    push(worker, "a")
+    with pytest.raises(LeaseLost):
+        drain(worker)
+    assert sent.events == []
+
+
+def test_past_ttr_the_id_is_captured_once_by_whoever_reports_it(app: lowq.Lowq, sent: Sent) -> None:
+    goes_on = threading.Event()
+
+    def handler(payloads_by_id: dict[str, list[Any]]) -> None:
+        sentry_sdk.add_breadcrumb(message="about to hang")
+        goes_on.wait(PATIENCE)
+        raise ValueError("too late")
+
+    worker = make_worker(app, handler, ttr=0.01, max_crash_count=1)
+    push(worker, "a")
+    with running_node(app, threads=4):
+        until(lambda: sent.events and worker.queue.stats().morgue_length, "an event of what hangs, and its burial")
+        goes_on.set()
+    (event,) = [event for event in sent.events if "lowq" in event["contexts"]]  # and one of the log's
+    assert "longer than its ttr" in _said(event)
+    assert event["contexts"]["lowq"]["verdict"] == "crashed"
+    assert [crumb["message"] for crumb in event["breadcrumbs"]["values"]] == ["about to hang"]
+
+
+def test_retries_exhausted_that_fails_as_well_is_an_event_of_its_own(app: lowq.Lowq, sent: Sent) -> None:
+    class Broken(lowq.Worker[Any]):
+        def perform(self, payloads_by_id: dict[str, list[Any]]) -> None:
+            raise ValueError("boom")
+
+        def retries_exhausted(self, jobs: list[Job]) -> None:
+            raise KeyError("and this")
+
+    worker = app.worker(shards_count=1, max_retry_count=0)(Broken)
+    push(worker, "a")
+    drain(worker)
+    assert [_said(event) for event in sent.events] == ["ValueError", "KeyError"]
+
+
+def test_without_sentry_nothing_is_done(app: lowq.Lowq) -> None:
+    worker = make_worker(app, fail_for("a"))
+    push(worker, "a")
+    assert drain(worker).failed == 1
+    assert app.observers[0].batch(Batch(worker, "Orders", 0, 1, ())) is None
+
+
+def test_bad_arguments_are_refused() -> None:
+    message = r"lowq.contrib.sentry.instrument\('shop'\): write instrument\(\), or instrument\(app\)"
+    with pytest.raises(ConfigError, match=message):
+        lowq.contrib.sentry.instrument("shop")  # type: ignore[arg-type]  # that is the point
+    with pytest.raises(ConfigError, match="capture_released=1 must be True or False"):
+        lowq.contrib.sentry.instrument(lowq.Lowq(), capture_released=1)  # type: ignore[arg-type]  # that is the point
+
+
+# --- observers ---
+
+
+def observing(app: lowq.Lowq, push: Callable[[], Any], batch: Callable[[], Any]) -> None:
+    """An observer of which pushes and batches get these."""
+
+    class Observing(Observer):
+        def push(self, queue: str, jobs: object) -> Any:
+            return push()
+
+        def batch(self, found: Batch) -> Any:
+            return batch()
+
+    app.observers.append(Observing())
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, asyncio.CancelledError])
+def test_an_observer_that_raises_harms_nothing(
+    app: lowq.Lowq, caplog: pytest.LogCaptureFixture, kind: type[BaseException], is_async: bool
+) -> None:
+    class Broken(BatchObservation):
+        def leave(self) -> None:
+            raise kind("leave")
+
+        def ended(self, result: object) -> None:
+            raise kind("ended")
+
+    def broken_push() -> None:
+        raise kind("push")
+
+    observing(app, broken_push, Broken)
+    worker = make_worker(app, is_async=is_async)
+    push(worker, "a")
+    assert drain(worker).performed == 1
+    said = [str(record.exc_info[1]) for record in caplog.records if record.name == "lowq.observers" and record.exc_info]
+    assert said == ["push", "leave", "ended"]
+
+
+def test_a_batch_that_is_cancelled_has_ended_after_its_handler_was_left(app: lowq.Lowq) -> None:
+    heard: list[str] = []
+
+    class Follows(BatchObservation):
+        def leave(self) -> None:
+            heard.append("leave")
+
+        def ended(self, result: object) -> None:
+            heard.append(f"ended: {result}")
+
+    @app.worker(shards_count=1)
+    async def orders(payloads_by_id: dict[str, list[Any]]) -> None:
+        heard.append("begun")
+        await asyncio.sleep(PATIENCE)
+
+    observing(app, lambda: None, Follows)
+    app.config.shutdown_timeout = 0.0
+    push(orders, "a")
+    with running_node(app):
+        until(lambda: heard, "a handler that is performed")
+    assert heard == ["begun", "leave", "ended: None"]
+
+
+class NoText(PushObservation):
+    trace: Any = None
+
+
+def test_an_observer_that_returns_something_else_harms_nothing(app: lowq.Lowq) -> None:
+    performed: list[str] = []
+
+    @app.worker(shards_count=1, batch_size=10)
+    class Orders(lowq.Worker[Any]):
+        def perform_one(self, job_id: str, payloads: list[Any]) -> None:
+            performed.append(job_id)
+
+    for found in (object(), NoText(), True):
+        with case(found):
+            performed.clear()
+            observing(app, lambda found=found: found, lambda found=found: found)  # type: ignore[misc]
+            push(Orders, "a", "b")
+            assert drain(Orders).performed == 2
+            assert performed == ["a", "b"]

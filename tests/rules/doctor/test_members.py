@@ -1,0 +1,239 @@
+"""The doctor: who works what. Registries and leases are compared in Python, which no store sees."""
+
+import itertools
+
+import pytest
+
+from lowq.broker.delivery import Failure
+from lowq.broker.shard import Shard
+from lowq.store.keys import nodes_key, queues_key
+from tests.rows import case
+from tests.rules.doctor.clinic import SHARDS, A, B, Clinic, ids_of, new_clinic
+
+pytestmark = pytest.mark.parametrize("store_url", ["memory"], indirect=True)
+
+
+@pytest.fixture
+def old_clinic(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> Clinic:
+    """On a server that has run for long: the tests' own has just been started, which is nobody's fault."""
+    monkeypatch.setattr(clinic.client, "server_age", lambda: 1e9)
+    return clinic
+
+
+# --- owners ------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_dead_owner_left_in_flight_is_restored_as_a_new_owner_would(old_clinic: Clinic) -> None:
+    clinic = old_clinic
+    clinic.push(A)
+    clinic.take().in_flight.fail([Failure(A, "retry", 2, 0.0, b"boom")])
+    lease = clinic.take().lease.current
+    assert lease is not None
+    clinic.push(A, payload={"version": 2}, score=2)
+    clinic.dies()
+    finding = clinic.examine()["ownerless"]
+    assert finding.what == "1 job in flight, and nobody holds the lease of shard 1"
+    assert (finding.severity, finding.shards, finding.repairable) == ("error", (1,), True)
+    assert not clinic.examine(repair=True)["ownerless"].wrong
+    assert clinic.examine() == {}
+    job = clinic.job()
+    assert job.state in ("retrying", "due")  # its pause may be over
+    assert (job.retry_count, job.crashes, job.error) == (2, 1, "boom")
+    assert [payload["version"] for payload, _ in job.payloads] == [1, 2]
+    assert clinic.do("SISMEMBER", "solo", A) == 1
+    owner, fence = clinic.do("HMGET", "meta", "owner", "fence")
+    assert owner is None
+    assert int(fence) > lease.fence
+    assert "lease" not in clinic.key_names()
+
+
+def test_so_are_more_than_one_call_restores(clinic: Clinic) -> None:
+    ids = list(itertools.islice(ids_of(1), 250))
+    clinic.queue.push([{"id": job_id} for job_id in ids])
+    assert len(clinic.shard().in_flight.take(500).jobs) == 250
+    clinic.dies()
+    assert not clinic.examine(repair=True)["ownerless"].wrong
+    stats = clinic.queue.stats()
+    assert (stats.taken, stats.length) == (0, 250)
+
+
+def test_a_server_that_has_just_come_back_charges_nobody(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clinic.client, "server_age", lambda: 1.0)
+    clinic.push(A)
+    clinic.take()
+    clinic.dies()
+    assert not clinic.examine(repair=True)["ownerless"].wrong
+    assert (clinic.job().state, clinic.job().crashes) == ("due", 0)
+
+
+def test_what_dies_too_often_is_buried_by_a_repair_too(old_clinic: Clinic) -> None:
+    old_clinic.push(A)
+    old_clinic.take()
+    old_clinic.dies()
+    old_clinic.do("HSET", "crashes", A, 2)
+    assert not old_clinic.examine(repair=True)["ownerless"].wrong
+    assert old_clinic.job().state == "morgue"
+    assert "poison" in (old_clinic.job().error or "")
+
+
+def test_a_shard_that_gets_an_owner_meanwhile_was_only_in_motion(
+    clinic: Clinic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clinic.node("heir..")
+    clinic.push(A)
+    clinic.take()
+    clinic.dies()
+    heirs: list[Shard] = []
+
+    class Clock:
+        """Stands for the module `time`: it passes while somebody sleeps, and only then."""
+
+        now = 0.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+        def sleep(self, seconds: float) -> None:
+            self.now += seconds
+            if not heirs:
+                heirs.append(clinic.shard(nonce="heir.."))
+
+    assert "ownerless" in clinic.examine()
+    monkeypatch.setattr("lowq.doctor.members.time", Clock())
+    assert "ownerless" not in clinic.examine(patience=30.0, repair=True)
+    heirs[0].in_flight.take(0)  # it holds the lease
+
+
+def test_shards_that_nobody_holds_though_nodes_work_the_queue(clinic: Clinic) -> None:
+    clinic.node()
+    clinic.push(A)
+    for shard in (0, 2):
+        clinic.shard(next(ids_of(shard)))
+    finding = clinic.finds("shard_unserved", repaired=False)
+    assert finding.shards == (1,)
+    assert "number_of_nodes" in finding.advice
+    clinic.queue.delete(A)
+    assert clinic.examine()["shard_unserved"].severity == "warning"
+
+
+def test_a_lease_of_somebody_who_is_no_node(clinic: Clinic) -> None:
+    clinic.shard(nonce="stranger")
+    finding = clinic.finding("lease_unknown")
+    assert finding is not None
+    assert finding.what == "the lease of shard 1 belongs to stranger, which is no node that lives"
+    assert (finding.severity, finding.shards) == ("warning", (1,))
+    clinic.node("strang")
+    assert clinic.finding("lease_unknown") is None
+
+
+# --- queues ------------------------------------------------------------------------------------------------------
+
+
+def test_a_queue_that_nobody_works(clinic: Clinic) -> None:
+    clinic.push(A)
+    for _ in range(2):  # without a node, and with one that is quiet
+        found = clinic.finding("queue_unserved")
+        assert found is not None
+        assert found.what == "1 job in the queue, and no node works it"
+        clinic.node(quiet=True)
+    clinic.node()
+    assert clinic.finding("queue_unserved") is None
+
+
+def test_a_queue_that_the_registry_does_not_know_is_entered_and_its_ids_are_examined_too(clinic: Clinic) -> None:
+    clinic.push(A)
+    clinic.push(B)
+    clinic.do("ZREM", "due", A)
+    clinic.command("DEL", clinic.key(f"payloads:{B}"), queues_key("lowq"))
+    for found in (clinic.examine(), clinic.examine("Orders")):
+        assert found.keys() == {"queue_unregistered", "orphan_payloads", "due_without_payloads"}
+        assert found["queue_unregistered"].what == "the registry does not know the queue, and 1 job in its shards"
+    assert not any(finding.wrong for finding in clinic.examine(repair=True).values())
+    assert clinic.examine() == {}
+    (info,) = clinic.app.queues()
+    assert (info.name, info.shards_count) == ("Orders", SHARDS)
+
+
+def test_a_queue_whose_shards_tell_different_numbers_is_not_entered(clinic: Clinic) -> None:
+    clinic.queue.push({"id": number} for number in range(20))
+    clinic.do("HSET", "meta", "shards_count", 7)
+    clinic.command("DEL", queues_key("lowq"))
+    finding = clinic.examine(repair=True)["queue_unregistered"]
+    assert (finding.repairable, finding.wrong) == (False, True)
+
+
+def test_a_queue_that_was_never_used_is_no_problem(clinic: Clinic) -> None:
+    clinic.app.register("Mails", 2)
+    (finding,) = [finding for finding in clinic.app.examine(patience=0) if finding.queue == "Mails"]
+    assert (finding.code, finding.severity, finding.wrong) == ("queue_unused", "ok", False)
+
+
+def test_a_queue_that_is_paused_in_part(clinic: Clinic) -> None:
+    clinic.push(A)
+    clinic.client.run("pause", clinic.key(""), "", "", "1")
+    finding = clinic.finds("paused_in_part", severity="warning", repaired=False)
+    assert finding.what == "the queue is paused only in part: shard 1"
+    clinic.queue.pause()
+    assert clinic.examine() == {}
+
+
+def test_an_entry_of_a_queue_that_cannot_be_read(store_url: str) -> None:
+    for entry in ("junk", "[]", '{"shards_count": "3"}', '{"shards_count": 0}', '{"options": {}}'):
+        with case(entry), new_clinic(store_url) as clinic:
+            clinic.command("HSET", queues_key("lowq"), "Orders", entry)
+            found = clinic.examine(repair=True)
+            assert found.keys() == {"queue_unreadable"}
+            assert entry in found["queue_unreadable"].what
+            assert clinic.examine("Orders").keys() == {"queue_unreadable"}
+
+
+# --- nodes -------------------------------------------------------------------------------------------------------
+
+
+def test_a_node_that_is_dead_or_cannot_be_read_is_forgotten_and_no_other(clinic: Clinic) -> None:
+    living = clinic.node("living", queues=())
+    clinic.command("HSET", nodes_key("lowq"), "host:1:abcdef", "junk")
+    dead = clinic.node("silent", ago=100, queues=())
+    found = clinic.examine()
+    assert {code: finding.nodes for code, finding in found.items()} == {
+        "node_unreadable": ("host:1:abcdef",), "node_silent": (dead,),
+    }  # fmt: skip
+    assert "1 min" in found["node_silent"].what
+    assert not any(finding.wrong for finding in clinic.examine(repair=True).values())
+    assert clinic.examine() == {}
+    assert clinic.command("HKEYS", nodes_key("lowq")) == [living.encode()]
+    clinic.command("HSET", nodes_key("lowq"), "host:1:abcdef", f"{4e9} 45 2 {{}}[]")
+    assert clinic.examine(repair=True)["node_unreadable"].wrong, "strange details are left"
+
+
+def test_a_node_whose_leases_are_gone(clinic: Clinic) -> None:
+    clinic.push(A)
+    name = clinic.node("frozen", queues=(), shards={"Orders": [1]})
+    clinic.shard()
+    found = clinic.examine(repair=True)
+    assert found.keys() == {"node_without_leases"}
+    assert found["node_without_leases"].nodes == (name,)
+    clinic.node("tester", queues=(), shards={"Orders": [1]})
+    clinic.command("HDEL", nodes_key("lowq"), name)
+    assert clinic.examine() == {}
+
+
+def test_nodes_of_different_versions(clinic: Clinic) -> None:
+    clinic.node("first.", queues=(), version="1.0")
+    assert clinic.examine() == {}
+    clinic.node("second", queues=(), version="1.1")
+    found = clinic.examine()
+    assert found.keys() == {"version_drift"}
+    assert found["version_drift"].what.endswith("1.0: host:1:first.; 1.1: host:1:second")
+
+
+def test_a_maintenance_loop_that_runs_late(clinic: Clinic) -> None:
+    rows = [(4.9, None, ""), (6.0, "warning", "6.0 s late"), (16.0, "error", "16 s late")]
+    for late, severity, text in rows:
+        with case(late):
+            name = clinic.node(queues=(), late=late)
+            found = clinic.examine().get("maintenance_late")
+            assert (found and found.severity) == severity
+            if found is not None:
+                assert found.nodes == (name,)
+                assert f"the maintenance loop of {name} ran up to {text} in the last ten minutes" == found.what

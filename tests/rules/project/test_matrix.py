@@ -1,0 +1,97 @@
+"""What `make test-matrix` finds, plans and runs, and what its table and exit code say."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import matrix
+from tests.matrix import Environment, Interpreter, Result, Run, ask, candidates, newest, plan, published
+from tests.rows import case
+
+NINE = Interpreter((3, 12, 9), "/a/python3")
+TEN = Interpreter((3, 12, 10), "/b/python3")
+NEXT = Interpreter((3, 13, 0), "/c/python3")
+
+
+def program(path: Path, says: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{says}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_pythons_are_found_on_path_and_where_pyenv_and_uv_have_them_and_the_newest_is_taken(tmp_path: Path) -> None:
+    on_path = program(tmp_path / "bin" / "python3.12", "true")
+    pyenv = program(tmp_path / ".pyenv" / "versions" / "3.13.0" / "bin" / "python3", "true")
+    uv = program(tmp_path / ".local/share/uv/python" / "cpython-3.14" / "bin" / "python3", "true")
+    assert list(candidates({"PATH": str(tmp_path / "bin")}, tmp_path)) == [on_path, pyenv, uv]
+    assert ask(Path(sys.executable)) == Interpreter(sys.version_info[:3], sys.executable)
+    assert newest([NEXT, None, TEN, NINE, Interpreter(TEN.version, "/z/python3")]) == {"3.12": TEN, "3.13": NEXT}
+
+
+def test_what_is_no_supported_python_is_left_out(tmp_path: Path) -> None:
+    for says in ("3 10 13 final cpython 0", "3 14 0 alpha cpython 0", "3 13 0 final cpython 1", "3 11 9 final pypy 0"):
+        with case(says):
+            assert ask(program(tmp_path / "python3.13", f"echo {says}")) is None
+    assert ask(program(tmp_path / "python3.13", "exit 127")) is None  # a shim of pyenv
+    assert ask(program(tmp_path / "python3.13", "echo 3 13 0 final cpython 0")) is not None
+
+
+def test_all_parts_are_planned_on_files_that_are_there() -> None:
+    runs = plan(matrix.PARTS, [TEN, NEXT], ["/8/redis-server"])
+    assert [(run.part, str(run.environment), run.server) for run in runs] == [
+        ("python", "3.12.10", ""),
+        ("python", "3.13.0", ""),
+        ("redis-py", "3.12.10 redis==6.0.*", ""),
+        ("servers", "3.12.10", "/8/redis-server"),
+        ("hiredis", "3.12.10", ""),
+        ("resp3", "3.12.10", ""),
+        ("tls", "3.12.10", ""),
+        ("tls", "3.12.10", "/8/redis-server"),
+        ("rights", "3.12.10", ""),
+        ("rights", "3.12.10", "/8/redis-server"),
+    ]
+    assert all((matrix.ROOT / word).exists() for run in runs for word in run.tests if word.startswith("tests/"))
+    assert all(Path(run.variables.get("PYTHONPATH", "/")).is_dir() for run in runs)
+
+
+def test_a_row_replaces_the_one_of_the_same_versions_and_the_others_stay() -> None:
+    def row(summary: str, day: str, *, passed: bool = True, part: str = "python") -> tuple[str, ...]:
+        return matrix.row(Result(Run(part, Environment(TEN)), passed, summary, "8.1.0", "Redis 7.0.15"), day)
+
+    page = "a\n<!-- versions tested: begin -->\n<!-- versions tested: end -->\nz\n"
+    page = published(page, [row("5 passed", "2026-01-01", part="tls"), row("1 failed", "2026-01-01", passed=False)])
+    assert published(page, [row("7 passed in 2.5s (0:01:02)", "2026-01-02")]).splitlines()[5:7] == [
+        "| python | 3.12.10 | 8.1.0 | Redis 7.0.15 | contract integration | passed: 7 passed | 2026-01-02 |",
+        "| tls | 3.12.10 | 8.1.0 | Redis 7.0.15 | contract integration | passed: 5 passed | 2026-01-01 |",
+    ]
+
+
+def test_it_runs_what_is_asked_for_and_says_what_could_not_be_had(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    says = 'if [ "$1" = -c ]; then echo 8.1.0; else echo $REDIS_PROTOCOL $*; echo 3 passed in 1s; fi'
+    python = program(tmp_path / "python", says)
+    server = program(tmp_path / "valkey-server", "echo Valkey server v=9.1.2 sha=0")
+    monkeypatch.setattr(matrix, "candidates", lambda *_: [TEN, NEXT])
+    monkeypatch.setattr(matrix, "ask", lambda found: found)
+    monkeypatch.setattr(matrix, "find_servers", lambda: ([str(server)], ["valkey-8: no network"]))
+    monkeypatch.setattr(matrix, "prepare", lambda _: python)
+    asked = ["--only", "servers,resp3", "--versions", "3.13", "--jobs", "3", "--args", "-x -k 'push or take'"]
+    assert matrix.main(asked) == 0
+    said = capsys.readouterr().out
+    options = "-m pytest -q -n 3 -m not slow tests/rules tests/processes -x -k push or take"
+    assert f" {options}\n3 passed" in said
+    assert f"3 {options}\n3 passed" in said
+    rows = [line.split()[:2] for line in said.splitlines() if line.endswith("passed: 3 passed")]
+    assert rows == [["servers", "3.13.0"], ["resp3", "3.13.0"]]
+    assert "Valkey 9.1.2" in said
+    assert "could not be had: valkey-8: no network" in said
+    assert matrix.main(["--versions", "3.13,3.15"]) == 1
+    assert "could not be had: Python 3.15" in capsys.readouterr().out
+    program(tmp_path / "python", "exit 1")
+    assert matrix.main(["--only", "resp3"]) == 1
+    assert "could not be prepared" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        matrix.main(["--only", "server"])

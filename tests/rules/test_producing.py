@@ -1,0 +1,968 @@
+"""Producing: from perform_async and push to what is in the queue, on both stores."""
+
+import asyncio
+import itertools
+import threading
+import traceback
+import weakref
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+import redis
+
+import lowq
+from lowq.errors import (
+    ConfigError,
+    JobError,
+    LowqError,
+    PayloadError,
+    PushError,
+    PushInterrupted,
+    RedisUnavailable,
+    ShardsCountError,
+    TimeLimitExceeded,
+    UnknownQueueError,
+)
+from lowq.producer import CHUNK_JOBS
+from lowq.queue import Queue
+from lowq.sharding import shard_of
+from lowq.store import Call, Client, client, pool
+from lowq.store.keys import queues_key, shard_prefix
+from tests.batches import Batch, within_batch
+from tests.redis_server import RedisServer
+from tests.rows import case
+from tests.rules.support import emptied_app
+from tests.tiers import real_redis_often
+from tests.waiting import NEVER
+
+#: More than two chunks.
+MANY = 20_000
+
+
+@pytest.fixture
+def queue(app: lowq.Lowq) -> Queue:
+    return app.queue("Orders", 3)
+
+
+def jobs(count: int, start: int = 0) -> Iterator[dict[str, Any]]:
+    return ({"id": number, "payload": {"version": 1}, "score": 1} for number in range(start, start + count))
+
+
+def payloads(queue: Queue, job_id: str | int) -> list[Any]:
+    job = queue.peek(job_id)
+    return [] if job is None else [payload for payload, _ in job.payloads]
+
+
+def in_a_loop(push: Callable[..., Coroutine[Any, Any, int]]) -> Callable[..., int]:
+    """An async push as a plain one."""
+    return lambda *args, **options: asyncio.run(push(*args, **options))
+
+
+def all_ids(queue: Queue) -> set[str]:
+    ids: set[str] = set()
+    cursor = None
+    while True:
+        page = queue.jobs(limit=1000, after=cursor)
+        ids.update(job.id for job in page.jobs)
+        cursor = page.cursor
+        if cursor is None:
+            return ids
+
+
+# --- jobs in ---
+
+
+class TestJobsIn:
+    def test_one_mapping(self, queue: Queue) -> None:
+        assert queue.push({"id": 1, "payload": {"version": 3}, "score": 3}) == 1
+        job = queue.peek(1)
+        assert job is not None
+        assert (job.id, job.payloads, job.retry_count, job.state) == ("1", [({"version": 3}, 3.0)], -1, "due")
+
+    def test_any_mapping(self, queue: Queue) -> None:
+        class Row(Mapping[str, Any]):
+            """As a database gives it: no dict."""
+
+            def __init__(self, **columns: Any) -> None:
+                self._columns = columns
+
+            def __getitem__(self, name: str) -> Any:
+                return self._columns[name]
+
+            def __iter__(self) -> Iterator[str]:
+                return iter(self._columns)
+
+            def __len__(self) -> int:
+                return len(self._columns)
+
+        assert queue.push(Row(id=1, payload="a")) == 1
+        assert queue.push([Row(id=1, payload="b"), Row(id=2)]) == 2
+        assert payloads(queue, 1) == ["a", "b"]
+
+    def test_any_iterable(self, app: lowq.Lowq) -> None:
+        forms: tuple[Callable[[Iterable[Any]], Iterable[Any]], ...] = (list, tuple, deque, iter)
+        for number, form in enumerate(forms):
+            with case(form):
+                queue = app.queue(f"Orders{number}", 3)
+                assert queue.push(form([{"id": 1}, {"id": 2}, {"id": 1, "payload": "x"}])) == 3
+                assert queue.push(form([])) == 0
+                assert all_ids(queue) == {"1", "2"}
+
+    def test_what_is_returned_counts_payloads_not_ids(self, queue: Queue) -> None:
+        assert queue.push([{"id": 1, "payload": version} for version in range(10)]) == 10
+        assert queue.push({"id": 1, "payload": 0}) == 1  # accepted, and merged
+        assert len(payloads(queue, 1)) == 10
+
+    def test_what_is_no_iterable_of_jobs_is_refused(self, app: lowq.Lowq, queue: Queue) -> None:
+        @app.worker(queue_name="Orders", shards_count=3)
+        class Orders(lowq.Worker[int]):
+            def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
+
+        wrong: Any
+        message = "queue 'Orders': jobs are one mapping or an iterable of mappings, not"
+        for wrong in (None, b"id", 1.5, 5, "id", UUID(int=5)):
+            pushes: list[Callable[..., int]] = [Orders.perform_async, in_a_loop(Orders.aperform_async)]
+            if not isinstance(wrong, int | str | UUID):
+                pushes.append(queue.push)
+            for push in pushes:
+                with case(wrong), pytest.raises(JobError, match=message):
+                    push(wrong)
+        for wrong in ([1], ["id"], [None], {1, 2}, [("id", 1)], [[{"id": 1}]]):
+            for push in (in_a_loop(queue.apush), queue.push):
+                with case(wrong), pytest.raises(JobError, match=r"queue 'Orders': .*mapping"):
+                    push(wrong)
+        assert queue.stats().length == 0
+
+    def test_defaults(self, queue: Queue) -> None:
+        before = datetime.now(UTC).timestamp()
+        queue.push({"id": 1})
+        job = queue.peek(1)
+        assert job is not None
+        ((payload, score),) = job.payloads
+        assert payload == ""
+        assert score == job.perform_at
+        assert before - 1 < score < before + 60
+
+    def test_jobs_of_one_call_may_have_different_fields(self, queue: Queue) -> None:
+        at = datetime(2100, 1, 1, tzinfo=UTC)
+        accepted = queue.push(
+            [
+                {"id": 1},
+                {"id": UUID(int=2), "payload": None},
+                {"id": "3", "payload": [1], "score": 1e9 + 0.5},
+                {"id": 4, "perform_at": at},
+                {"id": 5, "perform_in": at.timestamp(), "score": 2e12},
+                {"id": 6, "payload": "x", "delay": 3600},
+                {"id": 7, "delay": timedelta(hours=1)},
+                {"id": 8, "perform_at": 1_000_000_000},
+            ]
+        )
+        assert accepted == 8
+        found = queue.fetch([1, UUID(int=2), 3, 4, 5, 6, 7, 8])
+        assert {job_id: job.state for job_id, job in found.items()} == {
+            "1": "due",
+            str(UUID(int=2)): "due",
+            "3": "due",
+            "4": "scheduled",
+            "5": "scheduled",
+            "6": "scheduled",
+            "7": "scheduled",
+            "8": "due",
+        }
+        assert found["3"].payloads == [([1], 1e9 + 0.5)]
+        assert found["4"].perform_at == found["5"].perform_at == at.timestamp()
+        assert found["5"].payloads == [("", 2e12)]
+        one, six, seven, eight = (found[job_id].perform_at or 0 for job_id in "1678")
+        assert 3599 < six - one < 3660
+        assert 3599 < seven - one < 3660
+        assert eight >= one - 1  # the past is clamped to now
+
+    def test_each_id_goes_to_its_shard_and_is_kept_as_documented(self, app: lowq.Lowq, queue: Queue) -> None:
+        payload = {"status": "paid", "version": 3, "note": "\N{SNOWMAN}"}
+        for job_id in ("42", "order-7", "\N{SNOWMAN}", "a:{b}"):
+            queue.push({"id": job_id, "payload": payload, "score": 3})
+            shard = shard_of(job_id.encode(), 3)
+            prefix = shard_prefix("lowq", "Orders", shard)
+            assert prefix == shard_prefix("lowq", "Orders", shard)
+            inline = app.client.command("GET", f"{prefix}payloads:{job_id}", key=prefix)
+            assert inline == '3 {"note":"\N{SNOWMAN}","status":"paid","version":3}'.encode()
+
+    def test_equal_payloads_are_one_whatever_the_order_of_their_keys(self, queue: Queue) -> None:
+        queue.push(
+            [{"id": 1, "payload": {"a": 1, "b": 2}, "score": 5}, {"id": 1, "payload": {"b": 2, "a": 1}, "score": 4}]
+        )
+        job = queue.peek(1)
+        assert job is not None
+        assert job.payloads == [({"a": 1, "b": 2}, 4.0)]
+
+    def test_the_applications_codec_is_used_both_ways(self, store_url: str) -> None:
+        app = lowq.Lowq(
+            redis_url=store_url,
+            dump_payload=lambda value: b",".join(b"%d" % item for item in sorted(value)),
+            load_payload=lambda data: {int(item) for item in data.split(b",")},
+        )
+        queue = app.queue("Orders", 1)
+        queue.push([{"id": 1, "payload": {3, 1, 2}}, {"id": 1, "payload": {1, 2, 3}}])
+        assert payloads(queue, 1) == [{1, 2, 3}]
+        app.close()
+
+
+# --- order ---
+
+
+class TestOrder:
+    def test_jobs_of_one_push_keep_their_order(self, queue: Queue) -> None:
+        queue.push({"id": 1, "payload": 1999 - version} for version in range(2000))
+        job = queue.peek(1)
+        assert job is not None
+        assert job.payloads_count == 2000
+        assert [payload for payload, _ in job.payloads] == list(range(1999, 999, -1))
+
+    def test_producers_in_several_threads_keep_theirs_and_lose_nothing(self, queue: Queue) -> None:
+        threads, each, ids = 6, 60, 4
+        accepted: list[int] = []
+
+        def produce(thread: int) -> None:
+            accepted.extend(
+                queue.push([{"id": job_id, "payload": [thread, number]} for job_id in range(ids)])
+                for number in range(each)
+            )
+
+        pool = [threading.Thread(target=produce, args=(number,)) for number in range(threads)]
+        for thread in pool:
+            thread.start()
+        for thread in pool:
+            thread.join()
+        assert sum(accepted) == threads * each * ids
+        for job_id in range(ids):
+            got = payloads(queue, job_id)
+            assert len(got) == threads * each
+            for number in range(threads):
+                assert [version for thread, version in got if thread == number] == list(range(each))
+
+    def test_more_threads_than_connections_take_turns(self, store_url: str) -> None:
+        app = lowq.Lowq(redis_url=store_url, client_pool_size=2)
+        queue = app.queue("Orders", 3)
+        pool = [threading.Thread(target=queue.push, args=(jobs(300, number * 300),)) for number in range(10)]
+        for thread in pool:
+            thread.start()
+        for thread in pool:
+            thread.join()
+        assert queue.stats().length == 3000
+        app.close()
+
+
+# --- streaming ---
+
+
+class Tracked(dict[str, Any]):
+    """A job of which can be told whether it is still in memory."""
+
+    __slots__ = ("__weakref__",)
+
+    def __hash__(self) -> int:  # type: ignore[override]  # a dict has none, and a WeakSet needs one
+        return id(self)
+
+
+class TestStreaming:
+    @real_redis_often
+    def test_a_generator_is_read_no_further_ahead_than_two_chunks(self, queue: Queue, store_url: str) -> None:
+        looker = lowq.Lowq(redis_url=store_url)
+        alive: weakref.WeakSet[Tracked] = weakref.WeakSet()
+        ahead = kept = 0
+
+        def source() -> Iterator[Tracked]:
+            nonlocal ahead, kept
+            for number in range(MANY):
+                if number % 500 == 499:
+                    ahead = max(ahead, number - (looker.queue("Orders").stats().length))
+                    kept = max(kept, len(alive))
+                job = Tracked(id=number)
+                alive.add(job)
+                yield job
+
+        assert queue.push(source()) == MANY
+        assert queue.stats().length == MANY
+        assert CHUNK_JOBS // 2 < ahead <= 2 * CHUNK_JOBS
+        assert CHUNK_JOBS // 2 < kept <= 3 * CHUNK_JOBS
+        assert len(alive) <= 1
+        looker.close()
+
+    def test_progress_is_told_chunk_by_chunk(self, queue: Queue) -> None:
+        told: list[int] = []
+        assert queue.push(jobs(2 * CHUNK_JOBS + 7), on_progress=told.append) == 2 * CHUNK_JOBS + 7
+        assert told == [CHUNK_JOBS, 2 * CHUNK_JOBS, 2 * CHUNK_JOBS + 7]
+
+    def test_large_payloads_are_split_over_calls(self, queue: Queue) -> None:
+        large = [{"id": number % 7, "payload": [number, "x" * 200_000], "score": number} for number in range(40)]
+        assert queue.push(large) == 40
+        for job_id, count in ((3, 6), (6, 5)):
+            job = queue.peek(job_id)
+            assert job is not None
+            assert job.payloads_count == count
+            assert [payload[0] for payload, _ in job.payloads] == [job_id + 7 * n for n in range(5)]  # 1 MiB of them
+
+    def test_an_error_of_the_generator_comes_out_as_it_is_after_what_was_read_before(self, queue: Queue) -> None:
+        def source(error: BaseException) -> Iterator[dict[str, Any]]:
+            yield from jobs(CHUNK_JOBS + 10)
+            raise error
+
+        for error in (KeyError("the database is gone"), KeyboardInterrupt()):
+            with case(error):
+                with pytest.raises(type(error)) as caught:
+                    queue.push(source(error))
+                assert caught.value is error
+                assert queue.stats().length == CHUNK_JOBS
+                assert queue.push({"id": 1, "score": 1}) == 1  # the connection is in order
+
+
+# --- bad jobs ---
+
+
+class TestBadJobs:
+    def test_nothing_of_a_chunk_with_a_bad_job_is_written(self, app: lowq.Lowq, queue: Queue) -> None:
+        bad: list[tuple[dict[str, Any], type[Exception], str]] = [
+            ({"payload": 1}, JobError, "queue 'Orders': a job has no id"),
+            ({"id": ""}, JobError, "queue 'Orders': an id is empty"),
+            ({"id": True}, JobError, "queue 'Orders': id True is of type bool"),
+            ({"id": 7, "score": float("nan")}, JobError, "queue 'Orders': job 7: score nan"),
+            ({"id": 7, "perform_at": 60}, JobError, "queue 'Orders': job 7: perform_at=60 .*delay=60"),
+            ({"id": 7, "paylod": 1}, JobError, "queue 'Orders': job 7: unknown field 'paylod'; did you mean 'payload'"),
+            ({"id": 7, "payload": {1}}, PayloadError, "queue 'Orders': job 7: .* is of type set"),
+            ({"id": 7, "payload": "x" * 2**20}, PayloadError, "queue 'Orders': job 7: the payload has 1048578 bytes"),
+        ]
+        for good_before, (job, error, message) in itertools.product((0, 3, CHUNK_JOBS - 1), bad):
+            with case(good_before, job):
+                with pytest.raises(error, match=message) as caught:
+                    queue.push([*jobs(good_before), job, *jobs(3)])
+                assert not isinstance(caught.value, PushError)
+                assert queue.stats().length == 0
+                assert [key for key in app.client.command("KEYS", "*") if b"payloads" in key] == []
+
+    @pytest.mark.parametrize("listed", [True, False])
+    @real_redis_often
+    def test_a_bad_job_in_a_later_chunk_says_what_is_in_and_hands_back_the_rest(
+        self, queue: Queue, listed: bool
+    ) -> None:
+        source = [*jobs(CHUNK_JOBS + 5), {"id": "bad", "score": "high"}, *jobs(3 * CHUNK_JOBS, start=CHUNK_JOBS + 5)]
+        with pytest.raises(PushError, match=f"queue 'Orders': {CHUNK_JOBS} payloads are in.*score 'high'") as caught:
+            queue.push(source if listed else iter(source))
+        assert isinstance(caught.value.__cause__, JobError)
+        assert queue.stats().length == caught.value.accepted == CHUNK_JOBS
+        rest = caught.value.rest
+        assert isinstance(rest, list) == listed
+        rest = list(rest)
+        assert rest == source[CHUNK_JOBS:]
+        assert queue.push(job for job in rest if job["id"] != "bad") == len(rest) - 1
+        assert queue.stats().length == 4 * CHUNK_JOBS + 5
+
+
+# --- queues and their shards ---
+
+
+class TestWithoutTheWorker:
+    def test_a_producer_needs_only_the_queues_name_once_it_is_known(self, app: lowq.Lowq, store_url: str) -> None:
+        @app.worker(shards_count=7, batch_size=3)
+        class Orders(lowq.Worker[int]):
+            def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
+
+        Orders.perform_async({"id": "a"})
+        producer = lowq.Lowq(redis_url=store_url)
+        assert producer.queue("Orders").push([{"id": "b"}, {"id": "c"}]) == 2
+        assert all_ids(Orders.queue) == {"a", "b", "c"}
+        (info,) = producer.queues()
+        assert (info.shards_count, info.options["batch_size"]) == (7, 3)  # the producer has not overwritten them
+        producer.close()
+
+    def test_a_queue_that_nobody_has_used_needs_its_shards_count(self, app: lowq.Lowq) -> None:
+        with pytest.raises(UnknownQueueError, match="queue 'Orders'"):
+            app.queue("Orders").push({"id": 1})
+        assert app.queues() == []
+        assert app.queue("Orders", 4).push({"id": 1}) == 1
+        assert app.queue("Orders").push({"id": 2}) == 1
+        assert [info.shards_count for info in app.queues()] == [4]
+
+    def test_a_worker_of_the_application_is_found_by_its_queues_name(self, app: lowq.Lowq) -> None:
+        @app.worker(shards_count=7)
+        class Orders(lowq.Worker[int]):
+            def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
+
+        assert app.queue("Orders").push({"id": 1}) == 1
+        assert Orders.queue.stats().shards_count == 7
+
+    def test_from_async_code(self, app: lowq.Lowq) -> None:
+        @app.worker
+        class Orders(lowq.Worker[Any]):
+            def perform(self, payloads_by_id: dict[str, list[Any]]) -> None: ...
+
+        async def produce() -> list[int]:
+            return await asyncio.gather(*(Orders.aperform_async(jobs(100, start)) for start in range(0, 1000, 100)))
+
+        assert asyncio.run(produce()) == [100] * 10
+        assert Orders.queue.stats().length == 1000
+
+
+class TestAFirstPushThatIsRefused:
+    """It leaves no entry in the registry."""
+
+    def test_by_its_jobs(self, store_url: str) -> None:
+        rows: list[Any] = [
+            {"id": ""}, {"payload": 1}, {"id": 1, "ttl": -1}, {"id": 1, "priority": 10}, {"id": 1, "delay": -1},
+            {"id": 1, "payload": {1}}, [{"id": 1}, {"id": 2, "score": "x"}], [5], 5.5,
+        ]  # fmt: skip
+        for wrong in rows:
+            with case(wrong), emptied_app(store_url) as app:
+                queue = app.queue("fresh", 2)
+                for push in queue.push, in_a_loop(queue.apush):
+                    with pytest.raises(JobError):
+                        push(wrong)
+                assert app.client.command("DBSIZE") == 0
+                assert queue.push("a") == 1
+
+    def test_by_its_timeout(self, app: lowq.Lowq) -> None:
+        with pytest.raises(ConfigError, match="timeout=-1"):
+            app.queue("fresh", 2).push("a", timeout=-1)
+        assert app.client.command("DBSIZE") == 0
+
+    def test_or_a_consumer_by_its_options(self, app: lowq.Lowq) -> None:
+        rows: list[Any] = [{"ttr": 0}, {"ttr": "60"}, {"session": ""}, {"session": 5}]
+        for wrong in rows:
+            with case(wrong):
+                with pytest.raises(ConfigError):
+                    app.queue("fresh", 2).consumer(**wrong)
+                assert app.client.command("DBSIZE") == 0
+
+
+class TestAnIdAndItsPayload:
+    """``push(id, payload, score=...)``, of queues and workers, from threads and coroutines."""
+
+    def ways(self, app: lowq.Lowq) -> Iterator[tuple[str, Queue, Callable[..., int]]]:
+        """Each way to push, with a queue of its own."""
+        for number, way in enumerate(("queue", "queue, async", "worker", "worker, async")):
+
+            @app.worker(shards_count=3, queue_name=f"Orders{number}")
+            class Orders(lowq.Worker[Any]):
+                def perform(self, payloads_by_id: dict[str, list[Any]]) -> None: ...
+
+            whose, _, is_async = way.partition(", ")
+            pusher: Any = Orders if whose == "worker" else Orders.queue
+            yield way, app.queue(f"Orders{number}"), in_a_loop(pusher.apush) if is_async else pusher.push
+
+    def test_is_a_job_with_the_options_given(self, app: lowq.Lowq) -> None:
+        for way, queue, push in self.ways(app):
+            with case(way):
+                assert push(42, {"version": 3}, score=3, priority=2, ttl=7200, delay=timedelta(hours=1)) == 1
+                assert push("42", {"version": 2}, score=2, priority=2) == 1
+                assert push(UUID(int=7), payload=[1], perform_at=2e9, timeout=5) == 1
+                job = queue.peek(42)
+                assert job is not None
+                assert (job.payloads, job.state, job.priority) == (
+                    [({"version": 2}, 2.0), ({"version": 3}, 3.0)],
+                    "scheduled",
+                    2,
+                )
+                assert job.expires_at is not None
+                other = queue.peek(UUID(int=7))
+                assert other is not None
+                assert ([payload for payload, _ in other.payloads], other.perform_at) == ([[1]], 2e9)
+
+    def test_what_is_not_said_or_none_is_as_in_a_job_that_does_not_say_it(self, app: lowq.Lowq) -> None:
+        for way, queue, push in self.ways(app):
+            with case(way):
+                push(1, score=None, delay=None, perform_at=None, ttl=None, priority=None, timeout=None)
+                push(2, None)
+                assert (payloads(queue, 1), payloads(queue, 2)) == ([""], [None])
+                job = queue.fetch([1])["1"]
+                assert (job.state, job.expires_at, job.priority) == ("due", None, 0)
+
+    def test_what_is_wrong_is_refused_and_nothing_written(self, app: lowq.Lowq) -> None:
+        rows: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
+            ((42, {}), {"scroe": 3}, "unknown field 'scroe'; did you mean 'score'"),
+            ((42, {}), {"score": "3"}, "score '3'"),
+            ((42, {}), {"delay": 1, "perform_at": 2e9}, "three ways to say one thing"),
+            ((42, {1, 2}), {}, "payload"),
+            (("", {}), {}, "an id is empty"),
+            ((True, {}), {}, "of type bool"),
+            ((42, {}), {"id": 7}, "two ids are given, 42 and id=7: write push"),
+        ]
+        for (way, _, push), (args, options, message) in itertools.product(self.ways(app), rows):
+            with case(way, args, options):
+                with pytest.raises(JobError, match=message):
+                    push(*args, **options)
+                assert sum(app.queue(info.name).stats().length for info in app.queues()) == 0
+
+    def test_a_mixture_of_the_two_forms_is_refused(self, queue: Queue) -> None:
+        rows: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
+            ((42, {}, 3), {}, "push takes an id and a payload, and all else by name"),
+            ((42, {}), {"payload": {}}, "push takes an id and a payload, and all else by name"),
+            ((42,), {"on_progress": print}, "unknown field 'on_progress'"),
+            (({"id": 42},), {"score": 3}, "score beside jobs: each job says it for itself"),
+            (([{"id": 42}], {"version": 2}), {}, "has neither an id"),
+            ((4.2, {"version": 2}), {}, "has neither an id"),
+            ((4.2,), {}, "jobs are one mapping or an iterable of mappings, not float"),
+        ]
+        for args, options, message in rows:
+            with case(args, options):
+                for push in queue.push, in_a_loop(queue.apush):
+                    with pytest.raises(JobError, match=f"queue 'Orders': .*{message}"):
+                        push(*args, **options)
+                assert queue.stats().length == 0
+
+    def test_a_worker_names_the_method_that_takes_jobs(self, app: lowq.Lowq) -> None:
+        @app.worker
+        class Orders(lowq.Worker[Any]):
+            def perform(self, payloads_by_id: dict[str, list[Any]]) -> None: ...
+
+        wrong: Any
+        for push in Orders.push, lambda *args: asyncio.run(Orders.apush(*args)):
+            for wrong in {"id": 42}, [{"id": 42}], iter([{"id": 42}]):
+                with pytest.raises(JobError, match=r"queue 'Orders': .*are pushed by Orders\.perform_async\(jobs\)"):
+                    push(wrong)
+        assert Orders.queue.stats().length == 0
+
+    def test_a_put_has_an_id_of_its_own(self, queue: Queue) -> None:
+        wrong: Any = {"id": 7}
+        with pytest.raises(JobError, match="two ids are given"):
+            queue.put("a", **wrong)
+        assert queue.stats().length == 0
+
+    def test_goes_through_a_workers_own_perform_async(self, app: lowq.Lowq) -> None:
+        seen: list[Any] = []
+
+        @app.worker
+        class Orders(lowq.Worker[int]):
+            @classmethod
+            def perform_async(cls, jobs: Any) -> int:  # type: ignore[override]  # as written before there was a timeout
+                seen.append(jobs)
+                return super().perform_async(jobs)
+
+            def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
+
+        Orders.push(1, 5, score=2)
+        asyncio.run(Orders.apush(2, 6))
+        asyncio.run(Orders.aperform_async([{"id": 3}]))
+        assert seen == [{"id": 1, "payload": 5, "score": 2}, {"id": 2, "payload": 6}, [{"id": 3}]]
+        assert Orders.queue.stats().length == 3
+
+
+class TestShardsCount:
+    def test_a_second_number_is_refused_by_who_is_strict(self, queue: Queue, store_url: str) -> None:
+        queue.push({"id": 1, "score": 1})
+        other = lowq.Lowq(redis_url=store_url, strict_shards_count=True)
+        with pytest.raises(ShardsCountError, match=r"queue 'Orders' has shards_count=3 .* shards_count=4") as caught:
+            other.queue("Orders", 4).push({"id": 2})
+        assert (caught.value.existing, caught.value.wanted) == (3, 4)
+        assert queue.stats().length == 1
+        other.close()
+
+    def test_otherwise_the_registry_is_followed(self, app: lowq.Lowq, queue: Queue, store_url: str) -> None:
+        # Of 3 shards one has been used. The other two are untouched and would take anything.
+        queue.push({"id": 1, "score": 1})
+        other = lowq.Lowq(redis_url=store_url)
+
+        @other.worker(queue_name="Orders", shards_count=4)
+        class Orders(lowq.Worker[Any]):
+            def perform(self, payloads_by_id: dict[str, list[Any]]) -> None: ...
+
+        for push in (app.queue("Orders", 4).push, Orders.perform_async):
+            assert push(jobs(20)) == 20
+            assert len(all_ids(queue)) == queue.stats().length == 20
+        other.close()
+
+    def test_each_shard_refuses_it_too_when_the_registry_is_lost(
+        self, app: lowq.Lowq, queue: Queue, store_url: str
+    ) -> None:
+        queue.push(jobs(20))
+        app.client.command("DEL", queues_key("lowq"))
+        other = lowq.Lowq(redis_url=store_url)
+        with pytest.raises(ShardsCountError, match=r"shards_count=3 .* shards_count=2"):
+            other.queue("Orders", 2).push(jobs(20, start=100))
+        # In the shards themselves: people see what the registry says, which is the other's number by now.
+        keys = [shard_prefix("lowq", "Orders", shard) + "due" for shard in range(3)]
+        found = [raw for key in keys for raw in app.client.command("ZRANGE", key, 0, -1, key=key)]
+        assert sorted(found) == sorted(b"%d" % number for number in range(20))
+        other.close()
+
+    def test_a_producer_follows_a_queue_that_was_dropped_and_made_anew(self, store_url: str) -> None:
+        apps = [lowq.Lowq(redis_url=store_url) for _ in range(3)]
+        old, operator, new = (app.queue("Orders", count) for app, count in zip(apps, (12, 12, 5), strict=True))
+        assert old.push(jobs(60)) == 60
+        operator.drop()
+        new.push(jobs(2))
+        assert old.push({"id": 7, "payload": 7, "score": 7}) == 1
+        assert old.push(jobs(60)) == 60
+
+        async def produce() -> list[int]:
+            return await asyncio.gather(*(handle.apush(next(jobs(1))) for handle in (old, operator, new)))
+
+        assert asyncio.run(produce()) == [1] * 3
+        assert len(all_ids(new)) == new.stats().length == 60
+        client = apps[0].client
+        for shard in range(5, 12):
+            key = shard_prefix("lowq", "Orders", shard) + "meta"
+            assert client.command("EXISTS", key, key=key) == 0, shard
+        for app in apps:
+            app.close()
+
+    def test_who_has_written_something_is_not_told_that_nothing_was(self, app: lowq.Lowq, queue: Queue) -> None:
+        queue.push(jobs(20))
+        key = shard_prefix("lowq", "Orders", 0) + "meta"
+        app.client.command("HSET", key, "shards_count", 12, key=key)
+        with pytest.raises(PushError) as caught:
+            queue.push(jobs(20, start=100))
+        assert isinstance(caught.value.__cause__, ShardsCountError)
+        assert 0 < caught.value.accepted == 20 - len(list(caught.value.rest))
+
+    def test_no_number_of_shards_at_all(self, app: lowq.Lowq) -> None:
+        count: Any
+        for count in (0, -1, 1.5, "3", True):
+            with case(count), pytest.raises(ConfigError, match="shards_count="):
+                app.queue("Orders", count).push({"id": 1})
+
+
+# --- client middlewares ---
+
+MakeApp = Callable[..., lowq.Lowq]
+
+
+class TestClientMiddlewares:
+    """What they do concerns no store."""
+
+    @pytest.fixture
+    def make_app(self) -> Iterator[MakeApp]:
+        made: list[lowq.Lowq] = []
+
+        def make(*middlewares: Any) -> lowq.Lowq:
+            made.append(lowq.Lowq(redis_url="memory://", client_middlewares=list(middlewares)))
+            return made[-1]
+
+        yield make
+        for app in made:
+            app.close()
+
+    def test_they_surround_each_chunk_the_first_outermost_and_know_the_worker(self, make_app: MakeApp) -> None:
+        events: list[str] = []
+
+        def named(name: str) -> Callable[..., None]:
+            def middleware(worker: Any, batch: list[Any], call_next: Callable[[], None]) -> None:
+                events.append(f"{name} {getattr(worker, '__name__', worker)} {len(batch)}")
+                call_next()
+                events.append(f"/{name}")
+
+            return middleware
+
+        app = make_app(named("a"), named("b"))
+
+        @app.worker(queue_name="Mail", shards_count=3)
+        class Mails(lowq.Worker[int]):
+            def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
+
+        assert app.queue("Orders", 3).push(jobs(CHUNK_JOBS + 1)) == CHUNK_JOBS + 1
+        first, second = f"Orders {CHUNK_JOBS}", "Orders 1"
+        assert events == [f"a {first}", f"b {first}", "/b", "/a", f"a {second}", f"b {second}", "/b", "/a"]
+        pushes: list[Callable[..., int]] = [Mails.perform_async, app.queue("Mail").push]
+        for push in pushes:
+            events.clear()
+            assert push(jobs(1)) == 1
+            assert events == ["a Mails 1", "b Mails 1", "/b", "/a"]
+
+    def test_they_may_rewrite_drop_and_add_jobs_which_are_validated(self, make_app: MakeApp) -> None:
+        def rewrite(worker: Any, batch: list[Any], call_next: Callable[[], None]) -> None:
+            batch[:] = [{**job, "id": f"tenant-{job['id']}" if job["id"] else ""} for job in batch if job["id"] != 2]
+            batch.append({"id": "audit"})
+            call_next()
+
+        queue = make_app(rewrite).queue("Orders", 3)
+        given = [{"id": 1}, {"id": 2}, {"id": 3}]
+        assert queue.push(given) == 3
+        assert all_ids(queue) == {"tenant-1", "tenant-3", "audit"}
+        assert given == [{"id": 1}, {"id": 2}, {"id": 3}]
+        with pytest.raises(JobError, match="an id is empty"):
+            queue.push({"id": ""})
+
+    def test_a_veto_writes_nothing_and_is_never_silent(self, make_app: MakeApp) -> None:
+        def raises(worker: Any, batch: list[Any], call_next: Callable[[], None]) -> None:
+            raise PermissionError("closed on Sundays")
+
+        def returns(worker: Any, batch: list[Any], call_next: Callable[[], None]) -> None:
+            pass
+
+        for veto, error in ((raises, PermissionError), (returns, LowqError)):
+            queue = make_app(veto).queue("Orders", 3)
+            with pytest.raises(error):
+                queue.push(jobs(3))
+            assert queue.stats().length == 0
+
+    def test_one_that_raises_in_a_later_chunk_leaves_the_caller_in_no_doubt(self, make_app: MakeApp) -> None:
+        met: list[int] = []
+
+        def fail_once(worker: Any, batch: list[Any], call_next: Callable[[], None]) -> None:
+            met.append(len(batch))
+            batch[:] = batch[:1]
+            if len(met) == 2:
+                raise PermissionError("closed on Sundays")
+            batch[:] = batch * met[0]
+            call_next()
+
+        source = list(jobs(2 * CHUNK_JOBS + 5))
+        forms: tuple[Callable[[Any], Any], ...] = (list, iter)
+        for form in forms:
+            met.clear()
+            with pytest.raises(PushError, match="PermissionError: closed on Sundays") as caught:
+                make_app(fail_once).queue("Orders", 3).push(form(source))
+            assert not isinstance(caught.value, RedisUnavailable)
+            assert isinstance(caught.value.__cause__, PermissionError)
+            assert caught.value.accepted == CHUNK_JOBS
+            assert list(caught.value.rest) == source[CHUNK_JOBS:]
+
+
+# --- order, whatever Redis refuses ---
+
+
+class Refusing:
+    """Has Redis refuse some of the calls of `push`, by their number."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, answers: Mapping[int, str]) -> None:
+        #: The calls that were sent so far.
+        self.calls = 0
+        packed = client._packed
+
+        def pack(pool: Any, call: Call) -> bytes:
+            if call.script != "push":
+                return packed(pool, call)
+            self.calls += 1
+            answer = answers.get(self.calls - 1)
+            if answer is None:
+                return packed(pool, call)
+            words = ("EVAL", f"return redis.error_reply('{answer}')", "0")
+            return b"".join([b"*3\r\n", *(f"${len(word)}\r\n{word}\r\n".encode() for word in words)])
+
+        monkeypatch.setattr(client, "_packed", pack)
+
+
+FULL = "OOM command not allowed when used memory > maxmemory."
+BUSY = "BUSY Redis is busy running a script."
+
+
+def push_patiently(queue: Queue, source: Iterable[Mapping[str, Any]]) -> int:
+    """As docs/producing.md has it."""
+    accepted = 0
+    while True:
+        try:
+            return accepted + queue.push(source)
+        except lowq.PushInterrupted as error:
+            accepted += error.accepted
+            source = error.rest
+
+
+class TestOrderWhateverIsRefused:
+    """Payloads for one id: five calls for its shard in a chunk, three chunks."""
+
+    COUNT = 120
+
+    @pytest.fixture(autouse=True)
+    def _small_chunks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("lowq.producer.CALL_JOBS", 10)
+        monkeypatch.setattr("lowq.producer.CHUNK_JOBS", 50)
+
+    @pytest.fixture
+    def queue(self, app: lowq.Lowq) -> Queue:
+        return self.new_queue(app, "Orders")
+
+    def new_queue(self, app: lowq.Lowq, name: str) -> Queue:
+        queue = app.queue(name, 1)
+        queue.push([{"id": "other"}])
+        return queue
+
+    @pytest.mark.parametrize(
+        "rows",
+        [
+            pytest.param([[0], [5], [11], [2, 5, 6, 8]], id="often"),
+            pytest.param([[1], [4], [0, 5], [1, 2, 7]], id="others", marks=pytest.mark.slow),
+        ],
+    )
+    @pytest.mark.parametrize("middleware", [False, True], ids=["", "middleware"])
+    def test_who_pushes_the_rest_again_keeps_it(
+        self, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch, rows: list[list[int]], middleware: bool
+    ) -> None:
+        if middleware:
+            object.__setattr__(app.config, "client_middlewares", [lambda _worker, _jobs, call_next: call_next()])
+        for number, (answer, refused) in enumerate(itertools.product((FULL, BUSY), rows)):
+            with case(answer, refused), monkeypatch.context() as patched:
+                queue = self.new_queue(app, f"Orders{number}")
+                Refusing(patched, dict.fromkeys(refused, answer))
+                accepted = push_patiently(queue, ({"id": "x", "payload": number} for number in range(self.COUNT)))
+                assert accepted == self.COUNT
+                assert payloads(queue, "x") == list(range(self.COUNT))
+
+    def test_what_comes_after_a_refused_call_is_in_the_rest_in_order(
+        self, queue: Queue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        refusing = Refusing(monkeypatch, {1: FULL})
+        source = [{"id": "x", "payload": number} for number in range(self.COUNT)]
+        with pytest.raises(lowq.PushInterrupted, match="is full") as caught:
+            queue.push(source)
+        assert caught.value.accepted == 10
+        assert caught.value.rest == source[10:]
+        assert refusing.calls == 5, "nothing is repeated, as its turn has not come"
+
+    def test_what_fails_when_it_is_sent_again_keeps_back_what_came_behind(
+        self, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Another id did not fit, so the rest of its call and the next one are sent again."""
+        monkeypatch.setattr("lowq.producer.CALL_JOBS", 2)
+        queue = app.queue("Full", 1, capacity=1)
+        queue.push({"id": "x", "payload": 0})
+        Refusing(monkeypatch, {2: FULL})
+        source: list[Any] = [{"id": "x", "payload": 1}, {"id": "new"}, {"id": "x", "payload": 2}]
+        with pytest.raises(lowq.PushInterrupted) as caught:
+            queue.push(source)
+        assert caught.value.accepted == 0
+        assert sorted(caught.value.rest, key=source.index) == source
+        assert payloads(queue, "x") == [0]
+
+    def test_a_connection_that_breaks_before_some_answers_keeps_it(
+        self, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        read = pool.read_reply
+        number, lost = -1, [0]
+
+        def break_at(connection: Any) -> Any:
+            nonlocal number
+            number += 1
+            reply = read(connection)
+            if number in lost:
+                connection.disconnect()
+                raise redis.exceptions.ConnectionError("cut")
+            return reply
+
+        for row, lost in enumerate([[0], [1], [0, 1], [4], [5]]):
+            with case(lost):
+                queue, number = self.new_queue(app, f"Orders{row}"), -1
+                with monkeypatch.context() as patched:
+                    patched.setattr(client, "read_reply", break_at)
+                    assert queue.push({"id": "x", "payload": payload} for payload in range(self.COUNT)) == self.COUNT
+                assert payloads(queue, "x") == list(range(self.COUNT))
+
+    def test_scripts_that_are_loaded_by_another_in_the_middle_keep_it(
+        self, queue: Queue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        Refusing(monkeypatch, {1: "NOSCRIPT No matching script. Please use EVAL."})
+        source = ({"id": "x", "payload": number} for number in range(self.COUNT))
+        assert queue.push(source) == self.COUNT
+        assert payloads(queue, "x") == list(range(self.COUNT))
+
+    def test_a_redis_that_has_lost_what_it_answered_takes_nothing_out_of_turn(
+        self, queue: Queue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        Refusing(monkeypatch, {1: BUSY})
+        start, prefix = Client.start, shard_prefix("lowq", "Orders", 0)
+
+        def lose(self: Client, calls: list[Call], **options: Any) -> Any:
+            if calls[0].script == "push" and calls[0].data[2] == b"1":
+                self.command("DEL", prefix + "pushed")
+            return start(self, calls, **options)
+
+        monkeypatch.setattr(Client, "start", lose)
+        with pytest.raises(lowq.PushInterrupted, match="restarted without its data") as caught:
+            queue.push({"id": "x", "payload": number} for number in range(50))
+        assert caught.value.accepted == 10
+
+
+# --- Redis goes away half way ---
+
+
+class TestOutageHalfWay:
+    @pytest.fixture
+    def server(self) -> Iterator[RedisServer]:
+        with RedisServer(appendonly="yes") as server:
+            yield server
+
+    def test_what_was_accepted_is_in_and_the_rest_of_a_generator_goes_on(self, server: RedisServer) -> None:
+        app = lowq.Lowq(redis_url=server.url)
+        queue = app.queue("Orders", 3)
+        total = 6 * CHUNK_JOBS
+        read = 0
+
+        def source() -> Iterator[dict[str, Any]]:
+            nonlocal read
+            for job in jobs(total):
+                if read == 2 * CHUNK_JOBS + 100:
+                    server.stop()
+                read += 1
+                yield job
+
+        with pytest.raises(PushError, match=r"queue 'Orders': \d+ payloads are in, .*PushError\.rest") as caught:
+            queue.push(source())
+        error = caught.value
+        assert isinstance(error, RedisUnavailable)
+        assert CHUNK_JOBS <= error.accepted <= 2 * CHUNK_JOBS
+        assert not isinstance(error.rest, list)
+        assert read <= 4 * CHUNK_JOBS  # the rest of it was not read
+
+        server.start()
+        assert queue.stats().length >= error.accepted
+        assert queue.push(error.rest) == total - error.accepted
+        assert read == total
+        assert all_ids(queue) == {str(number) for number in range(total)}
+        app.close()
+
+
+def test_a_source_may_use_the_application_while_it_is_read_even_with_one_connection(store_url: str) -> None:
+    app = lowq.Lowq(redis_url=store_url, client_pool_size=1, pool_timeout=0.5)
+    queue, other = app.queue("Orders", 3), app.queue("Other", 1)
+
+    def source() -> Iterator[dict[str, Any]]:
+        for number in range(3 * CHUNK_JOBS):
+            if number % CHUNK_JOBS == 7:
+                other.push({"id": number})
+            yield {"id": number}
+
+    assert queue.push(source()) == 3 * CHUNK_JOBS
+    assert other.stats().length == 3
+
+
+# --- inside of a batch that has to end in time ---
+
+
+class TestDeadlineOfABatch:
+    def test_past_it_nothing_is_pushed_and_it_is_said_as_when_redis_is_away(self, queue: Queue) -> None:
+        assert queue.push({"id": 1}) == 1
+        with within_batch(0.0) as batch:
+            with pytest.raises(PushInterrupted, match=r"0 payloads are in, .* the deadline of the batch") as caught:
+                queue.push([{"id": 2}, {"id": 3}])
+            assert (caught.value.accepted, caught.value.rest) == (0, [{"id": 2}, {"id": 3}])
+            assert isinstance(caught.value, RedisUnavailable)
+            assert isinstance(caught.value.__cause__, TimeLimitExceeded)
+            with pytest.raises(JobError):  # what is malformed is refused as ever
+                queue.push({"nothing": 1})
+            batch.seconds = None
+            assert queue.push(caught.value.rest) == 2
+        assert queue.stats().length == 3
+
+    def test_when_it_passes_between_two_chunks_the_first_is_in_and_the_rest_is_handed_back(self, queue: Queue) -> None:
+        def source(batch: Batch) -> Iterator[dict[str, Any]]:
+            for number in range(CHUNK_JOBS * 2 + 10):
+                if number == CHUNK_JOBS + 1:
+                    batch.seconds = 0.0
+                yield {"id": number}
+
+        queue.push([{"id": number} for number in range(20)])  # all shards are there
+        with within_batch(NEVER) as batch, pytest.raises(PushInterrupted) as caught:
+            queue.push(source(batch))
+        assert caught.value.accepted == CHUNK_JOBS
+        assert queue.push(caught.value.rest) == CHUNK_JOBS + 10
+
+
+def test_a_push_without_redis_says_so_in_few_lines() -> None:
+    app = lowq.Lowq(redis_url="redis://127.0.0.1:1", push_timeout=0.1)
+    with pytest.raises(lowq.RedisUnavailable) as caught:
+        app.queue("Orders", 3).push(1)
+    lines = "".join(traceback.format_exception(caught.value)).splitlines()
+    assert not [line for line in lines if "site-packages" in line]
+    assert lines[0].startswith("redis.exceptions.")
+    assert lines.count("Traceback (most recent call last):") == 1

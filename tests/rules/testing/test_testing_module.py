@@ -1,0 +1,466 @@
+"""lowq.testing: drain with the real rules on both stores, embedded stores, and current() for direct calls."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+import lowq
+import lowq.testing
+from lowq.errors import ConfigError, LowqError, QueueInUse
+from lowq.job import Job
+from lowq.sharding import shard_of
+from lowq.store.keys import shard_prefix
+from lowq.testing import drain, embedded, execution
+from lowq.workers import Worker
+from tests.rows import case
+from tests.rules.support import emptied_app
+from tests.waiting import PATIENCE
+
+#: For what handlers and middlewares do in a drain, which no store sees.
+on_memory = pytest.mark.parametrize("store_url", ["memory"], indirect=True)
+
+PayloadsById = dict[str, list[Any]]
+
+
+class Seen:
+    """What handlers were given, in order."""
+
+    def __init__(self) -> None:
+        self.batches: list[PayloadsById] = []
+
+    @property
+    def ids(self) -> list[str]:
+        return sorted(job_id for batch in self.batches for job_id in batch)
+
+
+@pytest.fixture
+def seen() -> Seen:
+    return Seen()
+
+
+def worker(
+    app: lowq.Lowq,
+    seen: Seen,
+    name: str = "Orders",
+    handler: Callable[[PayloadsById], object] | None = None,
+    retry_in: float = 100.0,
+    **options: Any,
+) -> type[Worker[Any]]:
+    """A worker that notes what it is given and then does what `handler` does."""
+
+    class Made(lowq.Worker[Any]):
+        exhausted: list[Job] = []  # noqa: RUF012 - one list per worker, as each call makes a class
+
+        def perform(self, payloads_by_id: PayloadsById) -> None:
+            seen.batches.append(dict(payloads_by_id))
+            if handler is not None:
+                handler(payloads_by_id)
+
+        def retry_in(self, retry_count: int) -> float:
+            return retry_in
+
+        def retries_exhausted(self, jobs: list[Job]) -> None:
+            self.exhausted.extend(jobs)
+
+    Made.__qualname__ = Made.__name__ = name
+    return app.worker(**options)(Made)
+
+
+def boom(payloads_by_id: PayloadsById) -> None:
+    raise ValueError("boom")
+
+
+def found(made: type[Worker[Any]], job_id: str = "1", *state: Any) -> Job:
+    job = made.queue.peek(job_id, *state)
+    assert job is not None
+    return job
+
+
+# --- drain ---
+
+
+class TestDrain:
+    def test_everything_due_is_performed_over_all_shards_in_batches(self, app: lowq.Lowq, seen: Seen) -> None:
+        made = worker(app, seen, shards_count=7, batch_size=4)
+        made.perform_async([{"id": number, "payload": number} for number in range(100)])
+        drained = drain(made)
+        assert (drained.performed, drained.failed, drained.batches) == (100, 0, len(seen.batches))
+        assert seen.ids == sorted(map(str, range(100)))
+        sizes = [len(batch) for batch in seen.batches]
+        assert max(sizes) == 4
+        assert len([size for size in sizes if size < 4]) <= 7
+        assert made.queue.stats().processed == 100
+        assert drain(made).batches == 0
+
+    def test_payloads_come_oldest_first_and_at_most_max_payloads_at_once(self, app: lowq.Lowq, seen: Seen) -> None:
+        made = worker(app, seen, max_payloads=3)
+        made.perform_async([{"id": 1, "payload": version, "score": version} for version in (5, 2, 4, 1, 3)])
+        drain(made)
+        assert seen.batches == [{"1": [1, 2, 3]}, {"1": [4, 5]}]
+
+    def test_what_is_for_later_is_left_unless_now_is_later(self, app: lowq.Lowq, seen: Seen) -> None:
+        made = worker(app, seen)
+        made.perform_async([{"id": "later", "delay": 3600}, {"id": "now"}])
+        at = found(made, "later").perform_at or 0
+        assert [drain(made, now=now).performed for now in (None, at - 1, at)] == [1, 0, 1]
+        assert seen.batches == [{"now": [""]}, {"later": [""]}]
+
+    def test_limit_bounds_the_batches(self, app: lowq.Lowq, seen: Seen) -> None:
+        made = worker(app, seen)
+        made.perform_async([{"id": number} for number in range(10)])
+        assert [drain(made, limit=limit).batches for limit in (0, 3)] == [0, 3]
+        assert (made.queue.stats().length, made.queue.stats().taken) == (7, 0)
+        assert drain(made, limit=100).performed == 7
+
+    def test_what_handlers_push_is_performed_too_in_all_workers_that_are_named(
+        self, app: lowq.Lowq, seen: Seen
+    ) -> None:
+        def again(payloads_by_id: PayloadsById) -> None:
+            ((job_id, (left,)),) = payloads_by_id.items()
+            invoices.push(f"of-{left}")
+            if left:
+                orders.push(job_id, left - 1)
+
+        invoices, orders = worker(app, seen, "Invoices"), worker(app, seen, handler=again)
+        orders.push(1, 2)
+        # Also what a handler pushes to a worker that was looked at before.
+        assert drain(invoices, orders).performed == 6
+        assert seen.ids == ["1", "1", "1", "of-0", "of-1", "of-2"]
+
+    def test_a_worker_that_is_not_named_is_left_alone(self, app: lowq.Lowq, seen: Seen) -> None:
+        orders, invoices = worker(app, seen), worker(app, seen, "Invoices")
+        invoices.perform_async({"id": 1})
+        assert drain(orders).batches == 0
+        assert invoices.queue.stats().length == 1
+
+    def test_the_shards_are_given_up_afterwards(self, app: lowq.Lowq, seen: Seen) -> None:
+        made = worker(app, seen)
+        for job_id in range(3):
+            made.perform_async({"id": job_id})
+            assert drain(made).performed == 1
+        assert all(shard.owner is None for shard in app.shards("Orders"))
+
+    def test_a_queue_that_is_being_worked_is_refused(self, app: lowq.Lowq, seen: Seen) -> None:
+        made = worker(app, seen, handler=lambda _: drain(made))
+        made.perform_async({"id": 1})
+        with pytest.raises(QueueInUse, match=r"queue 'Orders': shard . is worked by a node, or by another drain"):
+            drain(made, raises=True)
+
+    def test_a_paused_queue_is_not_worked(self, app: lowq.Lowq, seen: Seen) -> None:
+        made = worker(app, seen)
+        made.perform_async({"id": 1})
+        made.queue.pause()
+        assert drain(made).batches == 0
+        made.queue.resume()
+        assert drain(made).performed == 1
+
+    def test_what_is_no_worker_is_refused(self) -> None:
+        item: Any
+        for item in (int, "Orders", None, lowq.Worker):
+            with case(item), pytest.raises(ConfigError, match=r"is no worker; decorate it with @lowq\.worker"):
+                drain(item)
+
+    def test_ticks_wait_until_a_full_queue_has_room_for_them(self, app: lowq.Lowq, seen: Seen) -> None:
+        for capacity, performed in ((1, ["1", "hourly"]), (None, ["1", "hourly"])):
+            made = lowq.every(3600, name="hourly")(worker(app, seen, f"Orders{capacity}", capacity=capacity))
+            drain(made)  # the schedule begins
+            made.push(1)
+            assert drain(made, now=time.time() + 3600).performed == 2
+            assert seen.ids == performed
+            seen.batches.clear()
+        full = lowq.every(3600, name="hourly")(worker(app, seen, "Full", capacity=1))
+        drain(full)
+        full.push(1, delay=100_000)
+        assert drain(full, now=time.time() + 3600).performed == 0  # there will be room in another drain
+        full.queue.delete(1)
+        assert drain(full, now=time.time() + 3600).performed == 1
+
+
+@on_memory
+class TestDrainFailures:
+    """What becomes of a job is tested for nodes and drains alike in tests/rules/node/test_outcomes.py."""
+
+    def test_retries_run_when_now_is_late_enough_until_they_are_exhausted(self, app: lowq.Lowq, seen: Seen) -> None:
+        made = worker(app, seen, handler=boom, max_retry_count=2)
+        made.perform_async([{"id": 1, "payload": "v1", "score": 1}, {"id": 1, "payload": "v2", "score": 2}])
+        start = found(made).perform_at or 0
+        assert [drain(made, now=start + 101 * attempt).failed for attempt in range(3)] == [1, 1, 1 + 1]
+        # The third failure buried v1, and v2 started afresh at once.
+        assert seen.batches == [{"1": ["v1", "v2"]}] * 3 + [{"1": ["v2"]}]
+        buried, waiting = found(made, "1", "morgue"), found(made, "1", "retrying")
+        assert (buried.payloads, waiting.payloads, waiting.retry_count) == ([("v1", 1.0)], [("v2", 2.0)], 0)
+        (told,) = made.exhausted  # type: ignore[attr-defined]  # of the class that `worker` makes
+        assert (told.id, told.payloads) == ("1", [("v1", 1.0)])
+
+    def test_raises_hands_on_what_the_handler_raised_after_the_outcome_was_written(
+        self, app: lowq.Lowq, seen: Seen
+    ) -> None:
+        made = worker(app, seen, handler=boom)
+        made.perform_async([{"id": 1}, {"id": 2}])
+        with pytest.raises(ValueError, match="boom"):
+            drain(made, raises=True)
+        assert len(seen.batches) == 1
+        stats = made.queue.stats()
+        assert (stats.retries, stats.length, stats.taken) == (1, 2, 0)
+
+    def test_what_an_async_handler_raises_has_no_other_errors_about_it(self, app: lowq.Lowq) -> None:
+        @app.worker(shards_count=1)
+        async def orders(payloads_by_id: PayloadsById) -> None:
+            raise ValueError("boom")
+
+        orders.push(1)
+        with pytest.raises(ValueError, match="boom") as caught:
+            drain(orders, raises=True)
+        assert caught.value.__context__ is None
+
+
+@on_memory
+def test_middlewares_surround_perform_and_one_that_swallows_the_batch_fails_it(store_url: str, seen: Seen) -> None:
+    events: list[str] = []
+
+    def around(made: Any, batch: PayloadsById, call_next: Callable[[], None]) -> None:
+        events.append(f"{made.queue_name} {list(batch)}")
+        if "swallow" in batch:
+            return
+        call_next()
+        events.append("performed")
+        if "late" in batch:
+            lowq.current().release("late", delay=500)
+
+    with closing(lowq.Lowq(redis_url=store_url, server_middlewares=[around])) as app:
+        made = worker(app, seen)
+        for job_id in ("a", "swallow", "late"):
+            made.push(job_id)
+            drain(made)
+        assert events == ["Orders ['a']", "performed", "Orders ['swallow']", "Orders ['late']", "performed"]
+        assert seen.ids == ["a", "late"]
+        assert "around returned without call_next()" in (found(made, "swallow").error or "")
+        assert (found(made, "late").state, found(made, "late").retry_count) == ("scheduled", -1)
+
+
+class TestUndecodablePayloads:
+    """Bytes in Redis that can't be decoded: written by something else, or by an older version of the application."""
+
+    @staticmethod
+    def spoil(app: lowq.Lowq, made: type[Worker[Any]], job_id: str, data: bytes, score: float) -> None:
+        prefix = shard_prefix("lowq", made.queue_name, shard_of(job_id.encode(), made.shards_count))
+        app.client.run(
+            "push", prefix, "", f"spoil-{data[:20]!r}", "", made.shards_count, "3 anew=1", 15, "", job_id, data, score
+        )
+
+    def test_one_goes_to_the_morgue_raw_with_the_reason_and_the_rest_is_performed(self, store_url: str) -> None:
+        for data in (b"\xff\xfe", b"{", b"", b"[" * 100_000):
+            with case(data), emptied_app(store_url) as app:
+                seen = Seen()
+                made = worker(app, seen, shards_count=1, batch_size=2)
+                a: list[dict[str, Any]] = [{"id": "a", "payload": n, "score": n} for n in (1, 3)]
+                made.perform_async([*a, {"id": "b", "score": 1}])
+                self.spoil(app, made, "a", data, 2)
+                assert drain(made).performed == 2
+                performed = {key: value for batch in seen.batches for key, value in batch.items()}
+                assert performed == {"a": [1, 3], "b": [""]}
+                buried = found(made, "a")
+                assert (buried.state, len(buried.payloads)) == ("morgue", 1)
+                assert "can't be decoded" in (buried.error or "")
+                key = shard_prefix("lowq", "Orders", 0) + "morgue:payloads:a"
+                if len(data) > 4096:  # too long to be kept as a string
+                    assert app.client.command("ZRANGE", key, 0, -1, key=key) == [data]
+                else:
+                    assert app.client.command("GET", key, key=key) == b"2 " + data
+                stats = made.queue.stats()
+                assert (stats.length, stats.taken, stats.morgue_length) == (0, 0, 1)
+
+    def test_an_id_with_nothing_else_is_over(self, app: lowq.Lowq, seen: Seen) -> None:
+        made = worker(app, seen, shards_count=1)
+        made.perform_async([{"id": "a", "payload": "x", "score": 1}, {"id": "b", "score": 1}])
+        prefix = shard_prefix("lowq", "Orders", 0)
+        app.client.command("DEL", f"{prefix}payloads:a", key=prefix)
+        self.spoil(app, made, "a", b"\xff", 1)
+        drain(made)
+        assert seen.batches == [{"b": [""]}]
+        stats = made.queue.stats()
+        assert (stats.length, stats.taken, stats.morgue_length) == (0, 0, 1)
+
+
+# --- embedded ---
+
+
+class TestEmbedded:
+    def test_a_block_has_an_empty_store_and_what_was_before_is_there_again(self, app: lowq.Lowq, seen: Seen) -> None:
+        made = worker(app, seen)
+        made.push("outside")
+        for _ in range(2):  # two blocks share nothing
+            with embedded(made):
+                assert app.queues() == []
+                made.perform_async([{"id": 1}, {"id": 2}])
+                with embedded(made):
+                    assert app.queues() == []
+                    made.push("inner")
+                assert made.queue.stats().length == 2
+                assert drain(made).performed == 2
+        with pytest.raises(ZeroDivisionError), embedded(made):
+            made.push(int(1 / 0))
+        assert [job.id for job in made.queue.jobs().jobs] == ["outside"]
+        assert seen.ids == ["1", "1", "2", "2"]
+
+    def test_it_needs_no_redis_and_freezes_nothing(self, seen: Seen) -> None:
+        app = lowq.Lowq(redis_url="redis://127.0.0.1:1")
+        made = worker(app, seen)
+        with embedded(made):
+            made.push(1)
+            assert drain(made).performed == 1
+        app.config.namespace = "other"
+        with pytest.raises(lowq.RedisUnavailable):
+            made.push(1)
+
+    def test_it_works_after_the_settings_were_frozen(self, app: lowq.Lowq, seen: Seen) -> None:
+        made = worker(app, seen)
+        made.queue.stats()  # connects
+        with pytest.raises(ConfigError):
+            app.config.namespace = "other"
+        with embedded(made):
+            assert made.push(1) == 1
+            assert drain(made).performed == 1
+
+    def test_workers_of_several_applications_may_be_named(self, seen: Seen) -> None:
+        one, other = (lowq.Lowq(redis_url="redis://127.0.0.1:1") for _ in range(2))
+        orders, invoices = worker(one, seen), worker(other, seen, "Invoices")
+        with embedded(orders, invoices):
+            orders.push(1)
+            invoices.push(2)
+            assert drain(orders, invoices).performed == 2
+
+    def test_another_shards_count_than_outside_is_no_trouble(self, app: lowq.Lowq, seen: Seen) -> None:
+        app.queue("Orders", 3).push({"id": 1})
+        made = worker(app, seen, shards_count=5)
+        with embedded(made):
+            assert made.push(1) == 1
+
+    def test_what_is_no_worker_is_refused(self) -> None:
+        item: Any
+        for item in (int, "Orders", None):
+            with case(item), pytest.raises(ConfigError, match="is no worker"), embedded(item):
+                raise AssertionError("entered")
+
+
+# --- execution ---
+
+
+class TestExecution:
+    def test_a_handler_may_be_called_directly(self, app: lowq.Lowq) -> None:
+        told: list[Any] = []
+
+        @app.worker
+        class Orders(lowq.Worker[int]):
+            def perform(self, payloads_by_id: dict[str, list[int]]) -> None:
+                current = lowq.current()
+                told.extend([current.worker, current.shard, current.fence, current.jobs])
+                current.done("1")
+
+        with execution(Orders, {1: [5, 6]}, shard=2, fence=9):  # type: ignore[dict-item]  # ids as they are pushed
+            Orders().perform({"1": [5, 6]})
+        worker_class, shard, fence, (job,) = told
+        assert (worker_class, shard, fence) == (Orders, 2, 9)
+        assert (job.id, job.state, job.payloads, job.retry_count) == ("1", "taken", [(5, 0.0), (6, 1.0)], -1)
+
+    def test_jobs_may_be_given_as_values(self) -> None:
+        job = Job("1", "taken", [("x", 7.0)], 1_800_000_000.0, retry_count=3, payloads_count=1)
+        with execution(lowq.Worker, [job]):
+            assert lowq.current().jobs == [job]
+
+    def test_words_about_other_ids_are_refused_as_in_a_node(self) -> None:
+        with execution(lowq.Worker, {"1": []}) as current, pytest.raises(LowqError, match="no such id"):
+            current.done("2")
+
+    def test_deadline_and_touch_are_there_and_nothing_is_enforced(self, app: lowq.Lowq) -> None:
+        @app.worker(time_limit=1e-6, ttr=1e-5)
+        class Orders(lowq.Worker[int]):
+            def perform(self, payloads_by_id: dict[str, list[int]]) -> None:
+                deadline = lowq.current().deadline
+                assert deadline is not None
+                assert deadline <= time.monotonic()
+                lowq.current().touch(1000)
+                assert (lowq.current().deadline or 0) > deadline + 900
+                Orders.perform_async({"id": 2, "delay": 1000})
+
+        with execution(Orders, {"1": [5]}):
+            Orders().perform({"1": [5]})
+        Orders.perform_async({"id": 1})
+        assert drain(Orders, raises=True).performed == 1
+
+    def test_afterwards_and_before_there_is_none_and_blocks_nest(self) -> None:
+        with execution(lowq.Worker, {"1": []}) as outer:
+            with execution(lowq.Worker, {"2": []}) as inner:
+                assert lowq.current() is inner
+            with pytest.raises(ZeroDivisionError), execution(lowq.Worker, {"3": []}):
+                lowq.current().done(str(1 / 0))
+            assert lowq.current() is outer
+        with pytest.raises(LowqError, match=r"outside of perform; .* lowq\.testing\.execution"):
+            lowq.current()
+
+
+# --- Django ---
+
+DJANGO = """
+import asyncio
+import django
+from django.conf import settings
+
+settings.configure(
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+    INSTALLED_APPS=["django.contrib.contenttypes"],
+)
+django.setup()
+
+from django.contrib.contenttypes.models import ContentType
+from django.db import transaction
+from django.test import TestCase
+from django.test.utils import get_runner
+
+import lowq
+from lowq.testing import adrain, drain, embedded
+
+
+class Orders(lowq.Worker):
+    def setup(self):
+        assert ContentType.objects.filter(model="of-test").exists()
+
+    def perform(self, payloads_by_id):
+        assert transaction.get_connection().in_atomic_block
+        for job_id in payloads_by_id:
+            ContentType.objects.create(app_label=job_id, model="of-job")
+
+
+lowq.worker(Orders)
+
+
+class InTransaction(TestCase):
+    async def test_async(self):
+        await ContentType.objects.acreate(app_label="lowq", model="of-test")
+        with embedded(Orders):
+            await Orders.apush("a")
+            assert (await adrain(Orders, raises=True)).performed == 1
+        assert await ContentType.objects.filter(model="of-job").acount() == 1
+
+    def test_sync(self):
+        ContentType.objects.create(app_label="lowq", model="of-test")
+        with embedded(Orders):
+            Orders.push("a")
+            assert drain(Orders, raises=True).performed == 1
+        assert ContentType.objects.filter(model="of-job").count() == 1
+
+
+runner = get_runner(settings)(verbosity=0)
+raise SystemExit(runner.run_tests(["__main__"]))
+"""
+
+
+def test_sync_handlers_are_within_the_transaction_of_a_test_of_django() -> None:
+    done = subprocess.run([sys.executable, "-c", DJANGO], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Ran 2 tests" in done.stderr

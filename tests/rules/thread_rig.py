@@ -1,0 +1,123 @@
+"""A worker thread without its node: the test's own thread takes the turns, and nobody else moves anything."""
+
+import secrets
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import lowq
+from lowq.broker.activity import Performing
+from lowq.broker.dispatcher import Dispatcher
+from lowq.broker.fairness import Share
+from lowq.broker.lease import Lease
+from lowq.broker.outage import Outage
+from lowq.broker.scheduler import LagScheduler
+from lowq.broker.server_clock import ServerClock
+from lowq.broker.shard import Shard, shards_of
+from lowq.clock import Clock
+from lowq.clock import now as clock_now
+from lowq.node.activity import ThreadActivity
+from lowq.node.execution import WorkerRuntime
+from lowq.node.worker_thread import WorkerThread
+from lowq.store import Client
+from lowq.workers import Worker
+from tests.rules.support import TTL
+
+
+class _MaintenanceLoop:
+    """Renews nothing; what the thread asks of it is written down."""
+
+    def __init__(self) -> None:
+        self.server_clock = ServerClock()
+        self.doubted: list[Shard] = []
+        self.replaced: list[tuple[Shard, str]] = []
+
+    def check(self, shard: Shard) -> None:
+        self.doubted.append(shard)
+
+    def replace_lease(self, shard: Shard, token: str) -> None:
+        self.replaced.append((shard, token))
+
+    def arm(self) -> None:
+        """Acknowledges nothing early."""
+
+
+class ThreadRig:
+    """All shards of a worker, leased, and the thread that works them. It is the thread's node as well."""
+
+    def __init__(self, app: lowq.Lowq, worker: type[Worker[Any]], clock: Clock = clock_now) -> None:
+        self.app = app
+        self.client: Client = app.client
+        self.stopping = threading.Event()
+        self.prefetch = True
+        #: What the thread stopped its node for.
+        self.failed: list[BaseException] = []
+        self.shards = shards_of(app.client, app.config, worker, secrets.token_hex(8), clock=clock)
+        queue = worker.queue_name
+        self.dispatcher = Dispatcher([self.shards], [{queue: LagScheduler()}], {queue: Share()}, clock=clock)
+        self.maintenance = _MaintenanceLoop()
+        #: What a thread needs of a broker.
+        self.broker: Any = SimpleNamespace(maintenance=self.maintenance, outage=Outage())
+        self.worker = worker
+        self.draining = False
+        #: What was written off.
+        self.written_off: list[WorkerThread] = []
+        self.runtimes = {worker.queue_name: WorkerRuntime.of(worker, app.config, observers=app.observers)}
+        self.thread = WorkerThread(self, 0, ThreadActivity(0), self.dispatcher, self.runtimes, clock=clock)
+        app.register(worker.queue_name, worker.shards_count, worker)
+        for shard in self.shards:
+            assert isinstance(shard.lease.acquire(TTL), Lease)
+        self.wake()
+
+    def on_task_written_off(self, performing: Performing | None, stack: str, *, hanging: int, is_lost: bool) -> None:
+        raise AssertionError("there is no event loop")
+
+    def fail(self, error: BaseException) -> None:
+        self.failed.append(error)
+        self.stopping.set()
+        self.dispatcher.close()
+
+    def limit_moved(self) -> None:
+        """Nobody watches."""
+
+    def new_runtime(self, queue: str) -> WorkerRuntime:
+        self.runtimes[queue] = WorkerRuntime.of(self.worker, self.app.config, observers=self.app.observers)
+        return self.runtimes[queue]
+
+    def on_thread_written_off(self, thread: WorkerThread) -> None:
+        self.written_off.append(thread)
+
+    def wake(self) -> None:
+        """All shards are to be looked at."""
+        for shard in self.shards:
+            self.dispatcher.wake(shard)
+
+    def server_time(self) -> float:
+        """Unix time, seconds."""
+        seconds, microseconds = self.client.command("TIME")
+        return int(seconds) + int(microseconds) / 1e6
+
+    def turn(self) -> None:
+        """One round trip to Redis and the work it brought, in a thread. Something must be due, or in hand."""
+        raised: list[BaseException] = []
+
+        def turn() -> None:
+            try:
+                self.thread._turn()
+            except BaseException as error:
+                raised.append(error)
+
+        thread = threading.Thread(target=turn, daemon=True)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive(), "the turn does not end"
+        if raised:
+            raise raised[0]
+
+    def run(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+        """The thread's whole life, which something must end: `fail`, or a handler that closes the dispatcher."""
+        self.thread.start()
+        meanwhile()
+        self.thread.join(60)
+        assert not self.thread.is_alive(), "the thread goes on and on"

@@ -1,0 +1,101 @@
+"""What the page of all queues shows of the server, and warns of: on servers that are set up in several ways."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+import redis
+from starlette.testclient import TestClient
+
+import lowq
+import lowq_web
+from lowq.store import memory_store
+from lowq.store.embedded import serving
+from tests.redis_server import RedisServer
+from tests.rules.web.shown import Element, Reader
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    """One of our own: its settings are changed while it runs. Nothing is persisted, and keys may be evicted."""
+    with RedisServer(maxmemory="200mb", maxmemory_policy="allkeys-lru") as server:
+        yield server
+
+
+def card(url: str) -> Element:
+    app = lowq.Lowq(redis_url=url)
+    try:
+        page = Reader(TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1")).page("/")
+    finally:
+        app.close()
+    return next(part for part in page.every("section") if any(head.text == "Redis" for head in part.every("h2")))
+
+
+def warnings(card: Element) -> list[str]:
+    return [line.text for line in card.every("p") if "warning" in line.classes]
+
+
+def size(text: str) -> float:
+    """Bytes, as ``1.5 MB``."""
+    number, unit = re.findall(r"([\d.]+) (B|kB|MB|GB)", text)[0]
+    return float(number) * {"B": 1, "kB": 2**10, "MB": 2**20, "GB": 2**30}[unit]
+
+
+def test_an_embedded_store_has_nothing_to_show_and_is_warned_of_for_nothing() -> None:
+    with serving(memory_store("memory://")) as listening:
+        assert warnings(card(listening)) == []
+    shown = card("memory://shown")
+    assert (warnings(shown), shown.facts["Version"].text) == ([], "embedded store")
+
+
+def test_eviction_and_no_persistence_are_warned_of(server: RedisServer) -> None:
+    shown = card(server.url)
+    with redis.Redis.from_url(server.url) as client:
+        info = client.info()
+    facts = shown.facts
+    assert info["redis_version" if "valkey_version" not in info else "valkey_version"] in facts["Version"].text
+    assert facts["Eviction"].text == "allkeys-lru"
+    assert facts["Persistence"].text == "none"
+    used, most = facts["Memory"].text.split(" of ")
+    assert size(used) == pytest.approx(info["used_memory"], rel=0.3)
+    assert size(most) == 200 * 2**20
+    assert 1 <= facts["Clients"].number <= info["connected_clients"] + 5
+    assert facts["Uptime"].lasts(0, info["uptime_in_seconds"])  # the page was made before that was asked
+    evicts, forgets = warnings(shown)
+    assert "maxmemory-policy is allkeys-lru" in evicts
+    assert "jobs are lost" in evicts
+    assert re.search(r"appendonly is off|Nothing is persisted", forgets)
+    assert "lost" in forgets
+
+
+def test_a_server_that_is_set_up_well_is_not_warned_of_and_snapshots_alone_are(server: RedisServer) -> None:
+    with redis.Redis.from_url(server.url) as client:
+        client.config_set("maxmemory-policy", "noeviction")
+        client.config_set("save", "3600 100000")
+        shown = card(server.url)
+        (forgets,) = warnings(shown)
+        assert (shown.facts["Persistence"].text, "appendonly is off" in forgets) == ("RDB snapshots", True)
+        client.config_set("appendonly", "yes")
+        try:
+            shown = card(server.url)
+            assert (shown.facts["Eviction"].text, shown.facts["Persistence"].text) == ("noeviction", "AOF")
+            assert warnings(shown) == []
+        finally:
+            client.config_set("appendonly", "no")
+            client.config_set("save", "")
+            client.config_set("maxmemory-policy", "allkeys-lru")
+
+
+def test_memory_that_is_nearly_used_up_is_warned_of(server: RedisServer) -> None:
+    with redis.Redis.from_url(server.url) as client:
+        client.config_set("maxmemory-policy", "noeviction")
+        client.setrange("ballast", 20_000_000, b"x")  # sent as a text it would be counted twice for a while
+        client.config_set("maxmemory", str(int(client.info("memory")["used_memory"] * 1.05)))
+        try:
+            shown = [line for line in warnings(card(server.url)) if "of maxmemory is used" in line]
+            assert len(shown) == 1
+            assert 90 < float(shown[0].partition("%")[0]) <= 100
+        finally:
+            client.delete("ballast")
+            client.config_set("maxmemory", "200mb")
+            client.config_set("maxmemory-policy", "allkeys-lru")
