@@ -63,8 +63,8 @@ def test_a_row_replaces_the_one_of_the_same_versions_and_the_others_stay() -> No
     page = "a\n<!-- versions tested: begin -->\n<!-- versions tested: end -->\nz\n"
     page = published(page, [row("5 passed", "2026-01-01", part="tls"), row("1 failed", "2026-01-01", passed=False)])
     assert published(page, [row("7 passed in 2.5s (0:01:02)", "2026-01-02")]).splitlines()[5:7] == [
-        "| python | 3.12.10 | 8.1.0 | Redis 7.0.15 | contract integration | passed: 7 passed | 2026-01-02 |",
-        "| tls | 3.12.10 | 8.1.0 | Redis 7.0.15 | contract integration | passed: 5 passed | 2026-01-01 |",
+        "| python | 3.12.10 | 8.1.0 | Redis 7.0.15 | rules processes | passed: 7 passed | 2026-01-02 |",
+        "| tls | 3.12.10 | 8.1.0 | Redis 7.0.15 | rules processes | passed: 5 passed | 2026-01-01 |",
     ]
 
 
