@@ -208,6 +208,8 @@ class Leases:
     def _renewed(self, shard: Shard, reply: Any, sent: float) -> None:
         if isinstance(reply, LeaseLost):
             self._tries[shard] = 0.0
+            # Until `acquire` says whether it is resumed, nothing of it is begun, or handed to a consumer's caller.
+            shard.lease.deadline = 0.0
             return
         if isinstance(reply, Exception):
             raise reply
