@@ -11,6 +11,8 @@ A signal handler may raise between any two instructions of Python: the usual tim
   the lock of what the handler has interrupted.
 """
 
+import gc
+import math
 import socket
 import threading
 import time
@@ -100,6 +102,7 @@ class Pool:
         self._counted: dict[weakref.ref[Any], None] = {}
         # Of each thread that waits for a connection: it is released when there is one.
         self._waiting: deque[threading.Lock] = deque()
+        self._collected_at = -math.inf
         self._prepared = False
         #: script -> commands that it needs and the user may not run; None: that is to be asked (again).
         self._refused: dict[str, list[str]] | None = None
@@ -202,6 +205,7 @@ class Pool:
 
     def _make_or_wait(self, timeout: float) -> Any:
         deadline = time.monotonic() + timeout
+        has_collected = False
         while True:
             try:
                 return self._idle.pop()
@@ -212,12 +216,26 @@ class Pool:
                 if self._count(connection):
                     return connection
             left = deadline - time.monotonic()
+            if left <= 0 and not has_collected and self._collect():
+                has_collected = True
+                continue
             if left <= 0:
                 raise RedisUnavailable(
                     f"all {self._size} connections are in use for {timeout:.3g} s; "
                     "raise client_pool_size, pool_timeout or push_timeout"
                 )
             self._wait(min(left, LOOK_AGAIN))
+
+    def _collect(self) -> bool:
+        """Frees the places of connections that are garbage: a signal's handler that raises while redis-py raises an
+        error, and again while that is cleaned up, leaves one in a cycle. Whether there may be some.
+        """
+        now = time.monotonic()
+        if now - self._collected_at < self._timeout:  # by another thread that waited as long
+            return False
+        self._collected_at = now
+        gc.collect()
+        return True
 
     def _has_room(self) -> bool:
         for reference in list(self._counted):

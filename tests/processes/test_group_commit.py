@@ -820,7 +820,7 @@ HAMMER = """
             raise kind
 
     size = 3 if others else 2
-    app = lowq.Lowq(redis_url=url, client_pool_size=size, pool_timeout=60)
+    app = lowq.Lowq(redis_url=url, client_pool_size=size, pool_timeout=60 if others else 1)
     queue = app.queue("Orders", 3)
     queue.push({"id": "first"})
     stop, wrong, pushed = threading.Event(), [], [0] * others

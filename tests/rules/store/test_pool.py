@@ -61,6 +61,7 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         given.append(command)
         return b"*"
 
+    monkeypatch.setattr(gc, "collect", lambda: 0)  # which takes its time, for each that has waited in vain
     for module in (client, pool):
         monkeypatch.setattr(module, "pack", pack)
     return given
@@ -164,6 +165,18 @@ def test_an_exception_while_one_waits_leaves_all_connections(packed: list[tuple[
             fake.release(connection)
         check(fake)
     assert number > 30
+
+
+def test_a_connection_that_is_garbage_frees_its_place_at_the_latest_when_one_has_waited_in_vain() -> None:
+    fake = make_pool(1, timeout=0.01)
+    cycle: list[Any] = [fake.checkout()]
+    cycle.append(cycle)
+    gc.disable()
+    try:
+        del cycle
+        assert fake.checkout() is not None
+    finally:
+        gc.enable()
 
 
 def test_a_signal_handler_gets_a_connection_that_another_thread_makes_for_it(packed: list[tuple[Any, ...]]) -> None:
