@@ -192,16 +192,16 @@ def test_of_a_lease_that_was_lost_nothing_is_handed_over(store_url: str, line: L
 
     def take_meanwhile(call: Any) -> str:
         if getattr(call, "script", "") == "acquire":
-            meanwhile.append(consumer.take(timeout=0))
+            meanwhile.append(reader.take(timeout=0))
         return ""
 
-    with closing(app), app.queue("mail", 1).consumer() as consumer:
-        taken_ahead(app.queue("mail"), consumer)
+    with closing(app), app.queue("mail", 1).consumer() as reader:
+        taken_ahead(app.queue("mail"), reader)
         fence = int(app.client.command("HGET", f"{prefix}meta", "fence", key=prefix))
         line.loses = take_meanwhile
         app.client.command("EVAL", lost, 1, prefix)
         until(lambda: meanwhile, "a lease that is asked for again")
-        (job,) = consumer.take(timeout=PATIENCE)
+        (job,) = reader.take(timeout=PATIENCE)
         assert job.fence > fence
         assert not any(meanwhile)
 
