@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import weakref
 from collections.abc import Callable
 from contextvars import Context
 from typing import Any
@@ -33,8 +34,8 @@ def fits_loop(connection: Any) -> bool:
 class LoopConnection:
     """One round trip at a time. Belongs to the event loop that uses it first, and to its thread.
 
-    It holds no reference to the loop: who keeps it beside its loop must not keep the loop alive by that. A connection
-    whose loop was closed is closed when nobody refers to it, as redis-py's are.
+    It holds no reference to the loop: who keeps it beside its loop must not keep the loop alive by that. It is closed
+    with its loop, at the latest when nobody refers to that any more.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -47,6 +48,7 @@ class LoopConnection:
         self._reader = hiredis.Reader(replyError=parse_error)  # type: ignore[arg-type, unused-ignore]  # its stub is narrower
         self._translate = as_resp2 if speaks_resp3(connection) else None
         self._registered = False
+        self._end_of_loop: weakref.finalize[..., asyncio.AbstractEventLoop] | None = None
         self._unsent: memoryview | None = None
         self._missing = 0
         self._replies: list[Any] = []
@@ -62,6 +64,9 @@ class LoopConnection:
         try:
             if not self._registered:
                 self._registered = True  # first: what was not added can be removed as well
+                # Garbage together with the loop, a socket may come before the connection that would close it.
+                self._end_of_loop = weakref.finalize(loop, self._connection.disconnect)
+                self._end_of_loop.atexit = False
                 # In an empty context: the reader stays, and would keep what the context of one caller refers to.
                 Context().run(loop.add_reader, self._fd, self._read)
             try:
@@ -96,6 +101,8 @@ class LoopConnection:
         if not self.is_open:
             return
         self.is_open = False
+        if self._end_of_loop is not None:
+            self._end_of_loop.detach()
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:

@@ -204,6 +204,23 @@ def test_loops_that_are_gone_leave_no_connection(app: lowq.Lowq, queue: Queue) -
     until(lambda: connections(app) == 0, "no connection is left")
 
 
+def test_a_connection_ends_with_its_loop_whoever_refers_to_it(app: lowq.Lowq, queue: Queue) -> None:
+    """A socket that is garbage before its connection would be one that nobody has closed."""
+    app.client.command("CLIENT", "KILL", "TYPE", "normal")
+    connection = app.client.connect_for_loop(Deadline(PATIENCE))
+    assert connection is not None
+
+    async def use() -> None:
+        answered = asyncio.get_running_loop().create_future()
+        connection.send(b"PING\r\n", 1, lambda replies, _: answered.set_result(replies))
+        assert await answered == [b"PONG"]
+        assert connections(app) == 1
+
+    asyncio.run(use())
+    gc.collect()
+    until(lambda: connections(app) == 0, "no connection is left")
+
+
 def test_a_push_does_not_wait_for_the_connection_of_its_loop(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """As behind a proxy that lets no more connections in."""
     attempts, is_refused = [], threading.Event()
