@@ -130,6 +130,7 @@ def test_a_batch_taken_in_advance_behind_one_that_hangs_is_not_charged(
     handler.go.set()
 
 
+@pytest.mark.threads_only
 def test_a_node_with_half_of_its_threads_hanging_drains_and_asks_for_another(make_rig: MakeRig) -> None:
     rig = make_rig(
         ORDERS_SHARDS=2, ORDERS_TTR=TTR, LOWQ_THREADS_PER_NODE=2, LOWQ_LEASE_TTL=NEVER, LOWQ_SHUTDOWN_TIMEOUT=NEVER
@@ -157,6 +158,7 @@ def test_a_node_that_is_stopping_writes_off_what_hangs(app: lowq.Lowq, start: St
     handler.go.set()
 
 
+@pytest.mark.threads_only
 def test_an_id_that_exceeds_its_ttr_while_redis_is_away_is_performed_anew_when_it_is_back(
     make_rig: MakeRig, own_server: RedisServer
 ) -> None:
