@@ -196,7 +196,6 @@ def test_a_password_or_a_database_that_the_server_does_not_have(redis_server: Re
     assert "DB index is out of range" in refused_push(f"redis://{at}/99", RedisRefused)
 
 
-@pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
 def test_a_certificate_that_nobody_vouches_for(tmp_path: Path) -> None:
     tls = Tls(tmp_path)
     with tls.server() as server:
