@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fcntl import ioctl
 from pathlib import Path
 
@@ -325,6 +327,16 @@ def terminal() -> Terminal:
     return Terminal()
 
 
+@contextmanager
+def hangup(*, ignored: bool) -> Iterator[None]:
+    """What is started here ignores it, as by nohup, or does not: also when the tests themselves are run by nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def on_terminal(supervise: Supervise, rig: Rig, terminal: Terminal, *args: str) -> SupervisorProcess:
     streams = {"stdin": terminal.end, "stdout": terminal.end, "stderr": terminal.end}
     return supervise(rig, *args, **streams, start_new_session=False, preexec_fn=terminal.take)
@@ -357,12 +369,8 @@ def test_a_terminal_that_is_closed_stops_it_unless_nohup(
 ) -> None:
     rig = make_rig()
     write_code(rig, 1)
-    # Also when the tests themselves are run by nohup.
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
-    try:
+    with hangup(ignored=nohup):
         supervisor = on_terminal(supervise, rig, terminal, "--processes", "1")
-    finally:
-        signal.signal(signal.SIGHUP, before)
     terminal.until("is ready")
     (name,) = until(lambda: [node.pid for node in rig.app.nodes()], "a heartbeat")
     os.close(terminal.end)
@@ -382,11 +390,8 @@ def test_a_single_node_is_stopped_by_that_too_though_hup_reloads_it(
 ) -> None:
     rig = make_rig()
     write_code(rig, 1)
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
-    try:
+    with hangup(ignored=nohup):
         node = on_terminal(supervise, rig, terminal)
-    finally:
-        signal.signal(signal.SIGHUP, before)
     terminal.until("shards held: 5")
     node.signal(signal.SIGHUP)  # by hand
     terminal.until("starts with new code")
