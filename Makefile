@@ -114,7 +114,7 @@ bench-docs: $(DEV) ## the tables and plots of the docs, from benchmarks/results.
 
 .PHONY: screenshots
 screenshots: $(DEV) tools browser ## the pictures of the documentation, into docs/screenshots
-	@$(PY) -m tests.browser.screenshots $(ARGS)
+	@$(PY) -m benchmarks.screenshots $(ARGS)
 
 .PHONY: web-cost
 web-cost: $(DEV) tools ## what the dashboard costs on a million jobs in 1,000 shards
