@@ -118,7 +118,7 @@ screenshots: $(DEV) tools browser ## the pictures of the documentation, into doc
 
 .PHONY: web-cost
 web-cost: $(DEV) tools ## what the dashboard costs on a million jobs in 1,000 shards
-	@$(PY) -m tests.rules.web.cost
+	@$(PY) -m benchmarks.web_cost
 
 .PHONY: api-check
 api-check: $(DEV) tools ## many more requests against the API's description than `make test` sends

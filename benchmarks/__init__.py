@@ -14,7 +14,8 @@
     results.py      what a run measured, as JSON
     tables.py       the tables, of a terminal and of the docs
     plots.py svg.py the plots
+    web_cost.py     what the dashboard costs on a million jobs: `make web-cost`
 
 Whatever is measured runs in a process of its own and prints JSON lines; the process that measures sleeps meanwhile.
-Only public names of lowq are used, and its command line.
+Only public names of lowq are used, and its command line; `web_cost.py` writes its million jobs into Redis itself.
 """

@@ -180,18 +180,18 @@ def main() -> None:
         began = time.monotonic()
         fill(stage.app, SHARDS, JOBS)
         stage.app.queue("Big").push({"id": "one", "payload": {"version": 1}, "delay": 3600})
-        print(f"{JOBS:,} jobs in {SHARDS:,} shards, filled in {time.monotonic() - began:.0f} s")  # noqa: T201
+        print(f"{JOBS:,} jobs in {SHARDS:,} shards, filled in {time.monotonic() - began:.0f} s")
         with own_process(server.url) as (address, process):
             idle = left_open_nobody(stage.app)
             of_redis, of_dashboard = ten_tabs(stage.app, address, process, 60.0)
-            print(  # noqa: T201
+            print(
                 f"ten tabs open on different pages: Redis {of_redis:.2%}, {of_redis - idle:.2%} more than with none; "
                 f"the dashboard {of_dashboard:.2%}"
             )
         with stage.serving() as address:
             idle = left_open_nobody(stage.app)
-            print(f"Redis, nobody watching: {idle:.2%} of a processor")  # noqa: T201
-            print(f"Redis, a dashboard left open: {left_open(stage.app, address, 30.0):.2%}")  # noqa: T201
+            print(f"Redis, nobody watching: {idle:.2%} of a processor")
+            print(f"Redis, a dashboard left open: {left_open(stage.app, address, 30.0):.2%}")
             pages = (
                 "/", "/queues/Big", "/queues/Big?state=due", "/queues/Big?reverse=1", "/queues/Big/job?id=one",
                 "/queues/Big/shards", "/queues/Big/times", "/nodes", "/jobs?list=dead", "/errors", "/parts", "/audit",
@@ -199,10 +199,10 @@ def main() -> None:
             )  # fmt: skip
             for path in pages:
                 times = [timed(address + path) * 1000 for _ in range(7)]
-                print(f"{path:28} median {statistics.median(times):5.0f} ms, worst {max(times):5.0f} ms")  # noqa: T201
+                print(f"{path:28} median {statistics.median(times):5.0f} ms, worst {max(times):5.0f} ms")
             streamed(address, "/queues/Big?match=*99", "/queues/Big?match=nothing", "/queues/Big?order_by=id")
             fail_some(stage.app, SHARDS, JOBS)
-            print("a quarter of them has failed before:")  # noqa: T201
+            print("a quarter of them has failed before:")
             streamed(address, "/queues/Big?order_by=retry_count", "/queues/Big?order_by=retry_count&reverse=1",
                      "/queues/Big?order_by=retry_count&reverse=1&max=0", "/queues/Big?state=scheduled",
                      "/queues/Big?state=retrying")  # fmt: skip
@@ -213,7 +213,7 @@ def streamed(address: str, *paths: str) -> None:
     """When the first byte of a page comes, when its first row, and when all of it."""
     for path in paths:
         firsts, rows, wholes = zip(*(stream_times(address + path) for _ in range(3)), strict=True)
-        print(  # noqa: T201
+        print(
             f"{path:50} first bytes {statistics.median(firsts) * 1000:5.0f} ms, first row "
             f"{statistics.median(rows) * 1000:5.0f} ms, all after {statistics.median(wholes):.2f} s"
         )
