@@ -1,4 +1,4 @@
-"""A worker thread without its node: the test's own thread takes the turns, and nobody else moves anything."""
+"""A worker thread without its node: it takes its turns when the test says so, and nobody else moves anything."""
 
 import secrets
 import threading
@@ -23,6 +23,7 @@ from lowq.node.worker_thread import WorkerThread
 from lowq.store import Client
 from lowq.workers import Worker
 from tests.rules.support import TTL
+from tests.waiting import PATIENCE
 
 
 class _MaintenanceLoop:
@@ -43,6 +44,28 @@ class _MaintenanceLoop:
         """Acknowledges nothing early."""
 
 
+class _TurnDispatcher(Dispatcher):
+    """Once a test takes turns, hands nothing out before the next one: a thread asks for a shard where a turn begins."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.by_turns = False
+        self.begin, self.ended = threading.Semaphore(0), threading.Semaphore(0)
+
+    def wait(self, thread: int) -> Shard | None:
+        return super().wait(thread) if self._is_to_begin() else None
+
+    def pick(self, thread: int) -> Shard | None:
+        return super().pick(thread) if self._is_to_begin() else None
+
+    def _is_to_begin(self) -> bool:
+        """False: the test is over, and so is its thread."""
+        if not self.by_turns:
+            return True
+        self.ended.release()
+        return self.begin.acquire(timeout=PATIENCE)
+
+
 class ThreadRig:
     """All shards of a worker, leased, and the thread that works them. It is the thread's node as well."""
 
@@ -55,7 +78,7 @@ class ThreadRig:
         self.failed: list[BaseException] = []
         self.shards = shards_of(app.client, app.config, worker, secrets.token_hex(8), clock=clock)
         queue = worker.queue_name
-        self.dispatcher = Dispatcher([self.shards], [{queue: LagScheduler()}], {queue: Share()}, clock=clock)
+        self.dispatcher = _TurnDispatcher([self.shards], [{queue: LagScheduler()}], {queue: Share()}, clock=clock)
         self.maintenance = _MaintenanceLoop()
         #: What a thread needs of a broker.
         self.broker: Any = SimpleNamespace(maintenance=self.maintenance, outage=Outage())
@@ -99,25 +122,17 @@ class ThreadRig:
         return int(seconds) + int(microseconds) / 1e6
 
     def turn(self) -> None:
-        """One round trip to Redis and the work it brought, in a thread. Something must be due, or in hand."""
-        raised: list[BaseException] = []
-
-        def turn() -> None:
-            try:
-                self.thread._turn()
-            except BaseException as error:
-                raised.append(error)
-
-        thread = threading.Thread(target=turn, daemon=True)
-        thread.start()
-        thread.join(60)
-        assert not thread.is_alive(), "the turn does not end"
-        if raised:
-            raise raised[0]
+        """One round trip to Redis and the work it brought. Something must be due, or in hand."""
+        if not self.dispatcher.by_turns:
+            self.dispatcher.by_turns = True
+            self.thread.start()
+            assert self.dispatcher.ended.acquire(timeout=PATIENCE), "the thread does not begin"
+        self.dispatcher.begin.release()
+        assert self.dispatcher.ended.acquire(timeout=PATIENCE), "the turn does not end"
 
     def run(self, meanwhile: Callable[[], object] = lambda: None) -> None:
         """The thread's whole life, which something must end: `fail`, or a handler that closes the dispatcher."""
         self.thread.start()
         meanwhile()
-        self.thread.join(60)
+        self.thread.join(PATIENCE)
         assert not self.thread.is_alive(), "the thread goes on and on"
