@@ -1,11 +1,16 @@
 """How long callers wait for Redis."""
 
+import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 
+from lowq.store import Call, Client
+from lowq.store.client import MAX_WRITE
 from lowq.store.deadline import Deadline, caller_deadline, caller_limit, deadlines
+from lowq.store.pool import Pool
+from tests.rows import case
 
 
 @pytest.fixture
@@ -16,70 +21,93 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
+@pytest.fixture
+def caller(now: list[float]) -> Iterator[SimpleNamespace]:
+    """It has to end in three seconds."""
+    caller = SimpleNamespace(deadline=now[0] + 3.0)
+    token = caller_limit.set(caller)
+    yield caller
+    caller_limit.reset(token)
+
+
+def shares(seconds: float | None, attempts: int) -> list[float | None]:
+    return [None if deadline is None else deadline.seconds for deadline in deadlines(seconds, attempts)]
+
+
 def test_all_attempts_together_have_the_time(now: list[float]) -> None:
-    shares = [deadline.seconds for deadline in deadlines(8.0, 3)]
-    assert shares == [4.0, 2.0, 2.0]
-    assert [deadline.seconds for deadline in deadlines(8.0, 1)] == [8.0]
+    assert shares(8.0, 3) == [4.0, 2.0, 2.0]
+    assert shares(8.0, 1) == [8.0]
+    assert shares(None, 2) == [None, None], "the connection's own"
+    assert caller_deadline() == float("inf")
 
 
-def test_without_a_time_each_attempt_has_the_connections(now: list[float]) -> None:
-    assert list(deadlines(None, 3)) == [None, None, None]
+def test_all_attempts_together_have_no_more_than_the_caller_has(caller: SimpleNamespace) -> None:
+    assert shares(8.0, 2) == [1.5, 1.5]
+    assert shares(2.0, 2) == [1.0, 1.0]
+    assert shares(None, 2) == [None, None]
+    caller.deadline = None
+    assert shares(8.0, 2) == [4.0, 4.0]
 
 
-def test_progress_begins_it_anew(now: list[float]) -> None:
+def test_progress_begins_it_anew_and_what_is_left_is_never_nothing(now: list[float]) -> None:
     deadline = Deadline(5.0)
     now[0] += 4.0
     assert (deadline.left(), deadline.passed) == (1.0, False)
     deadline.restart()
     now[0] += 4.5
     assert (deadline.left(), deadline.passed) == (0.5, False)
-
-
-def test_what_is_left_is_never_nothing(now: list[float]) -> None:
+    now[0] += 1.5
     # A socket with the timeout 0 does not wait, and one with none waits for ever.
-    deadline = Deadline(5.0)
-    now[0] += 6.0
     assert (deadline.left(), deadline.passed) == (0.001, True)
 
 
-# --- a caller that has to end in time ---
-
-
-@dataclass
-class Caller:
-    deadline: float | None
-
-
-@pytest.fixture
-def caller(now: list[float]) -> Iterator[Caller]:
-    """It has three seconds."""
-    caller = Caller(now[0] + 3.0)
-    token = caller_limit.set(caller)
-    yield caller
-    caller_limit.reset(token)
-
-
-def test_all_attempts_together_have_no_more_than_the_caller_has(now: list[float], caller: Caller) -> None:
-    assert [deadline.seconds for deadline in deadlines(8.0, 2)] == [1.5, 1.5]
-    assert [deadline.seconds for deadline in deadlines(2.0, 2)] == [1.0, 1.0]
-    caller.deadline = None
-    assert [deadline.seconds for deadline in deadlines(8.0, 2)] == [4.0, 4.0]
-
-
-def test_progress_gives_no_more_time_than_the_caller_has(now: list[float], caller: Caller) -> None:
+def test_progress_gives_no_more_time_than_the_caller_has(now: list[float], caller: SimpleNamespace) -> None:
     (deadline,) = deadlines(8.0, 1)
-    assert deadline is not None
     now[0] += 2.0
     deadline.restart()
     assert (deadline.left(), deadline.passed) == (1.0, False)
-    now[0] += 1.0
-    deadline.restart()
-    assert (deadline.left(), deadline.passed) == (0.001, True)
 
 
-def test_what_has_no_timeout_is_not_the_callers(now: list[float], caller: Caller) -> None:
-    assert list(deadlines(None, 2)) == [None, None]
+def test_a_reply_is_waited_for_no_longer_than_is_left(now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float | None] = []
 
+    class Connection:
+        """Takes a second to read a reply, and to write what does not fit into the buffers of the kernel."""
 
-def test_without_a_caller_that_has_to_end_there_is_no_deadline() -> None:
-    assert caller_deadline() == float("inf")
+        is_connected = True
+
+        def __init__(self) -> None:
+            self._sock = socket.socket()  # where redis-py has it
+
+        def send_packed_command(self, packed: list[bytes], check_health: bool) -> None:
+            now[0] += sum(map(len, packed)) > 2**14
+
+        def read_response(self) -> int:
+            waited.append(self._sock.gettimeout())
+            now[0] += 1.0
+            return 1
+
+        def disconnect(self) -> None:
+            self._sock.close()
+
+    pools = {key: Pool(Connection, 1, 1.0, shebang=False) for key in "ab"}
+    servers = SimpleNamespace(pool_for=lambda key, _deadline: pools[key], is_partial=False)
+    monkeypatch.setattr("lowq.store.client.servers_for", lambda *_: servers)
+    client = Client("redis://nowhere", size=1, timeout=1.0)
+    for key in pools:
+        assert client.start([Call("push", key, ())])() == [1]  # it is prepared
+    rows: list[tuple[str, str, list[int], list[float]]] = [
+        ("a small call is written at once", "a", [10], [3.0]),
+        ("the second reply has what the first left", "aa", [10, 10], [3.0, 2.0]),
+        ("so has that of another server", "ab", [10, 10], [3.0, 2.0]),
+        ("a large call takes time", "a", [100_000], [2.0]),
+        ("so does a large one behind a small one", "aa", [10, MAX_WRITE], [2.0, 1.0]),
+    ]
+    for rule, keys, sizes, expected in rows:
+        with case(rule):
+            waited.clear()
+            calls = [Call("push", key, (), [b"x" * size]) for key, size in zip(keys, sizes, strict=True)]
+            assert client.start(calls, deadline=Deadline(60.0, until=now[0] + 3.0))() == [1] * len(calls)
+            assert waited == expected
+    for pool in pools.values():
+        pool.close()

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from types import FrameType, SimpleNamespace
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -14,8 +14,9 @@ import pytest
 from lowq.errors import RedisUnavailable
 from lowq.store import Call, Client, client, pool
 from lowq.store.deadline import Deadline
-from lowq.store.pool import Pool, encode, is_connected
-from tests.rows import case
+from lowq.store.endpoints import servers_for
+from lowq.store.pool import Pool, encode
+from tests.waiting import PATIENCE
 
 SIZE = 2
 #: Where the exceptions come from: every bytecode of these may be the last one.
@@ -52,27 +53,12 @@ def make_pool(size: int = SIZE, timeout: float = 0.0) -> Pool:
     return Pool(FakeConnection, size, timeout, shebang=False)
 
 
-@pytest.fixture
-def packed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What hiredis was given to pack: each command becomes one byte, for which `FakeConnection` has one answer."""
-    given: list[tuple[Any, ...]] = []
-
-    def pack(command: tuple[Any, ...]) -> bytes:
-        given.append(command)
-        return b"*"
-
+@pytest.fixture(autouse=True)
+def pack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each command becomes one byte, for which `FakeConnection` has one answer."""
     monkeypatch.setattr(gc, "collect", lambda: 0)  # which takes its time, for each that has waited in vain
     for module in (client, pool):
-        monkeypatch.setattr(module, "pack", pack)
-    return given
-
-
-@pytest.fixture
-def fake_client(monkeypatch: pytest.MonkeyPatch, packed: list[tuple[Any, ...]]) -> tuple[Client, Pool]:
-    made = Client("redis://nowhere", size=SIZE, timeout=0.0)
-    fake = make_pool()
-    monkeypatch.setattr(made._servers, "_pool", fake)
-    return made, fake
+        monkeypatch.setattr(module, "pack", lambda _command: b"*")
 
 
 def interrupt_at(number: int, action: Callable[[], object]) -> bool:
@@ -124,8 +110,7 @@ def run_one(made: Client) -> None:
 
 def lend_one(made: Client) -> None:
     finish = made.start([Call("stats", "x:", [""])], lend=True)
-    other = made.start([Call("stats", "x:", [""])])  # the foreign code
-    other()
+    made.start([Call("stats", "x:", [""])])()  # the foreign code
     finish()
 
 
@@ -135,19 +120,20 @@ def command(made: Client) -> None:
 
 @pytest.mark.parametrize("action", [run_one, lend_one, command])
 def test_an_exception_at_any_moment_leaves_all_connections(
-    fake_client: tuple[Client, Pool], action: Callable[[Client], None]
+    monkeypatch: pytest.MonkeyPatch, action: Callable[[Client], None]
 ) -> None:
-    made, fake = fake_client
-    number = 0
-    going = True
-    while going:
+    fake = make_pool()
+    monkeypatch.setattr("lowq.store.endpoints.Pool", lambda *_, **__: fake)
+    made = Client("memory://", size=SIZE, timeout=0.0)
+    number = 1
+    while interrupt_at(number, lambda: action(made)):
         number += 1
-        going = interrupt_at(number, lambda: action(made))
         check(fake)
+    check(fake)
     assert number > 100
 
 
-def test_an_exception_while_one_waits_leaves_all_connections(packed: list[tuple[Any, ...]]) -> None:
+def test_an_exception_while_one_waits_leaves_all_connections() -> None:
     fake = make_pool(timeout=0.001)
     number = 0
     going = True
@@ -167,8 +153,11 @@ def test_an_exception_while_one_waits_leaves_all_connections(packed: list[tuple[
     assert number > 30
 
 
-def test_a_connection_that_is_garbage_frees_its_place_at_the_latest_when_one_has_waited_in_vain() -> None:
+def test_a_connection_that_is_garbage_frees_its_place_at_the_latest_when_one_has_waited_in_vain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     fake = make_pool(1, timeout=0.01)
+    monkeypatch.undo()
     cycle: list[Any] = [fake.checkout()]
     cycle.append(cycle)
     gc.disable()
@@ -179,7 +168,7 @@ def test_a_connection_that_is_garbage_frees_its_place_at_the_latest_when_one_has
         gc.enable()
 
 
-def test_a_signal_handler_gets_a_connection_that_another_thread_makes_for_it(packed: list[tuple[Any, ...]]) -> None:
+def test_a_signal_handler_gets_a_connection_that_another_thread_makes_for_it() -> None:
     """It waits for that thread, while what it has interrupted is making one."""
     fake = make_pool(2, timeout=60.0)
     connect = fake.connect
@@ -200,40 +189,29 @@ def test_a_signal_handler_gets_a_connection_that_another_thread_makes_for_it(pac
         fake.checkout(Deadline(0.01))
 
 
-def test_of_several_that_make_one_at_the_same_moment_only_as_many_as_there_is_room_for_get_one(
-    packed: list[tuple[Any, ...]],
-) -> None:
+def test_of_several_that_make_one_at_the_same_moment_only_as_many_as_there_is_room_for_get_one() -> None:
     fake = make_pool(2, timeout=60.0)
-    connect = fake.connect
-    meeting = threading.Barrier(5)
+    connect, meeting = fake.connect, threading.Barrier(5)
 
     def together() -> Any:
         connection = connect()
-        meeting.wait(60.0)
+        meeting.wait(PATIENCE)
         return connection
 
-    fake.connect = together
-    got: list[Any] = []
-    errors: list[RedisUnavailable] = []
-
-    def checkout() -> None:
+    def checkout(_: int) -> Any:
         try:
-            got.append(fake.checkout(Deadline(0.5)))
-        except RedisUnavailable as error:
-            errors.append(error)
+            return fake.checkout(Deadline(0.5))
+        except RedisUnavailable:
+            return None
 
-    threads = [threading.Thread(target=checkout) for _ in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60.0)
-    assert (len(got), len(errors)) == (2, 3)
+    fake.connect = together
+    with ThreadPoolExecutor(5) as threads:
+        assert list(threads.map(checkout, range(5))).count(None) == 3
 
 
 def test_redis_pys_connections_end_with_the_last_reference() -> None:
     # Otherwise a lost one would keep its place until the garbage collector runs.
-    made = Client("redis://127.0.0.1:1", size=1, timeout=0.0)
-    connection = made._servers.any_pool().connect()
+    connection = servers_for("redis://127.0.0.1:1", 1, 0.0, 1.0, None).any_pool().connect()
     reference = weakref.ref(connection)
     gc.disable()
     try:
@@ -247,13 +225,3 @@ def test_numbers_are_sent_as_python_writes_them() -> None:
     assert encode([10**20, -1, 0.1, 1e22, "\N{SNOWMAN}", b"\xff"]) == [
         b"100000000000000000000", b"-1", b"0.1", b"1e+22", "\N{SNOWMAN}".encode(), b"\xff",
     ]  # fmt: skip
-
-
-def test_older_versions_of_redis_py_only_have_a_socket_or_none() -> None:
-    rows: list[tuple[object, bool]] = [
-        (SimpleNamespace(is_connected=True, _sock=None), True), (SimpleNamespace(is_connected=False, _sock=1), False),
-        (SimpleNamespace(_sock=1), True), (SimpleNamespace(_sock=None), False), (SimpleNamespace(), False),
-    ]  # fmt: skip
-    for connection, connected in rows:
-        with case(connection, connected):
-            assert is_connected(connection) is connected

@@ -3,7 +3,6 @@
 from collections import Counter
 from itertools import pairwise
 
-import pytest
 from redis.crc import key_slot
 
 from lowq.store.keys import queue_of_prefix, shard_prefix
@@ -13,15 +12,19 @@ from tests.rows import case
 NAMES = [f"queue-{number}" for number in range(300)] + ["Orders", "Ünïcode", "a:b", "1", "q" * 128]
 
 
-@pytest.mark.parametrize("name", ["Orders", "Ünïcode", "a:1b"])
-def test_a_slot_is_the_one_that_redis_has(name: str) -> None:
-    for shard in range(100):
-        prefix = shard_prefix("lowq", name, shard)
-        assert slot_of(tag_of(name, shard)) == key_slot(prefix.encode()) == key_slot(f"{prefix}payloads:{{x}}".encode())
+def test_a_slot_is_the_one_that_redis_has() -> None:
+    for name in ("Orders", "Ünïcode", "a:1b"):
+        for shard in range(100):
+            prefix = shard_prefix("lowq", name, shard)
+            slot = slot_of(tag_of(name, shard))
+            assert slot == key_slot(prefix.encode()) == key_slot(f"{prefix}payloads:{{x}}".encode())
 
 
 def test_tags_are_a_part_of_the_wire_format() -> None:
-    assert [tag_of("Orders", shard) for shard in (0, 1, 2, 3, 6, 16383)] == WRITTEN
+    # Frozen: whoever changes one loses the jobs of a shard.
+    assert [tag_of("Orders", shard) for shard in (0, 1, 2, 3, 6, 16383)] == [
+        "Orders:0c", "Orders:1fc", "Orders:2fd", "Orders:3bb", "Orders:6", "Orders:16383d",
+    ]  # fmt: skip
 
 
 def test_a_tag_is_its_place_and_nothing_else_is() -> None:
@@ -31,28 +34,20 @@ def test_a_tag_is_its_place_and_nothing_else_is() -> None:
                 assert place_of(tag_of(name, shard)) == (name, shard)
                 assert place_of(tag_of(name, shard) + "a") is None
                 assert queue_of_prefix(shard_prefix("n:s", name, shard)) == ("n:s", name)
-
-
-def test_what_is_no_tag_of_ours_is_no_place() -> None:
-    tags = ["", ":", "Orders", "Orders:", "Orders:c", ":0", "Orders:00c", "Orders:-1"]
-    for tag in tags:
+    for tag in ("", ":", "Orders", "Orders:", "Orders:c", ":0", "Orders:00c", "Orders:-1", "Orders:" + "9" * 5000):
         with case(tag):
             assert place_of(tag) is None
-            assert place_of("Orders:" + "9" * 5000) is None
 
 
-# The first bound is a promise, see below. The others are what was found with 305 names.
 def test_the_shards_of_a_queue_are_spread_over_the_primaries() -> None:
-    rows: list[tuple[int, int, int]] = [
-        (24, 3, 10), (24, 2, 13), (24, 4, 7), (24, 6, 7), (24, 12, 4), (3, 3, 2), (5, 3, 2), (7, 3, 3), (12, 3, 5),
-        (16, 3, 7), (48, 3, 19), (100, 3, 38), (12, 2, 7), (16, 4, 5), (48, 6, 12), (100, 4, 27), (100, 9, 16),
-        (100, 30, 9), (1000, 3, 349),
-    ]  # fmt: skip
-    for shards_count, primaries, most in rows:
-        with case(shards_count, primaries, most):
-            names = NAMES if shards_count < 1000 else NAMES[:50]
-            fullest = max(max(_per_primary(name, shards_count, primaries)) for name in names)
-            assert fullest <= most
+    # The first bound is a promise, see below. The others are what was found with 305 names.
+    for shards_count, primaries, most in (
+        (24, 3, 10), (24, 2, 13), (24, 6, 7), (24, 12, 4), (3, 3, 2), (7, 3, 3), (12, 2, 7), (48, 3, 19), (100, 30, 9),
+    ):  # fmt: skip
+        with case(shards_count, primaries):
+            assert max(max(_per_primary(name, shards_count, primaries)) for name in NAMES) <= most
+    one_each = Counter(slot_of(tag_of(f"tenant-{number}", 0)) * 3 // SLOTS for number in range(3000))
+    assert all(900 < count < 1100 for count in one_each.values())
 
 
 def test_no_primary_of_3_ever_has_more_than_10_of_24_shards() -> None:
@@ -65,11 +60,6 @@ def test_no_primary_of_3_ever_has_more_than_10_of_24_shards() -> None:
         found = Counter(((begin << 16) + shard * step) % 2**32 * stretches // 2**32 for shard in range(24))
         worst = max(worst, *(sum(found[stretch] for stretch in some) for some in touched))
     assert worst == 10
-
-
-def test_queues_of_one_shard_are_spread_too() -> None:
-    found = Counter(slot_of(tag_of(f"tenant-{number}", 0)) * 3 // SLOTS for number in range(3000))
-    assert all(900 < count < 1100 for count in found.values())
 
 
 def test_slots_that_a_new_primary_got_from_the_others_have_their_part() -> None:
@@ -85,7 +75,3 @@ def test_slots_that_a_new_primary_got_from_the_others_have_their_part() -> None:
 def _per_primary(name: str, shards_count: int, primaries: int) -> list[int]:
     found = Counter(slot_of(tag_of(name, shard)) * primaries // SLOTS for shard in range(shards_count))
     return [found[primary] for primary in range(primaries)]
-
-
-#: Frozen: whoever changes one loses the jobs of a shard.
-WRITTEN = ["Orders:0c", "Orders:1fc", "Orders:2fd", "Orders:3bb", "Orders:6", "Orders:16383d"]
