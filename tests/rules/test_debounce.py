@@ -23,107 +23,82 @@ def push(rig: ShardRig, job_id: str, now: float, **options: Any) -> float:
     return round(due[job_id] - NOW, 6)
 
 
-class TestScript:
-    def test_a_fresh_id_is_due_when_nothing_came_for_a_while(self, rig: ShardRig) -> None:
-        assert push(rig, "x", 0) == 2
-        assert push(rig, "x", 1) == 3
-        assert push(rig, "x", 2.5) == 4.5
-        assert rig.read("debounced") == {"x": NOW + 5}
+def test_a_fresh_id_is_due_when_nothing_came_for_a_while_and_after_max_wait_at_the_latest(rig: ShardRig) -> None:
+    assert [push(rig, "x", at) for at in (0, 1.5, 3, 4.5)] == [2, 3.5, 5, 5]
+    assert rig.read("debounced") == {"x": NOW + 5}
+    assert push(rig, "y", 4.5) == 6.5, "ids do not wait for each other"
+    assert [push(rig, "x", at) for at in (5, 60)] == [5, 5], "what is due keeps its place"
 
-    def test_and_after_max_wait_at_the_latest(self, rig: ShardRig) -> None:
-        assert [push(rig, "x", at) for at in (0, 1.5, 3, 4.5)] == [2, 3.5, 5, 5]
 
-    def test_what_is_due_keeps_its_place(self, rig: ShardRig) -> None:
-        push(rig, "x", 0)
-        assert push(rig, "x", 2) == 2
-        assert push(rig, "x", 60) == 2
+def test_all_payloads_of_one_call_count_as_one_and_a_repeated_call_as_none(rig: ShardRig) -> None:
+    rig.push(*(job("x", n) for n in range(50)), job("y"), words=WORDS)
+    rig.push(job("z"), token="one", words=WORDS)
+    rig.push(job("z"), token="one", words=WORDS, now=NOW + 1, repeat=True)
+    assert rig.read("due") == {"x": NOW + 2, "y": NOW + 2, "z": NOW + 2}
 
-    def test_ids_do_not_wait_for_each_other(self, rig: ShardRig) -> None:
-        push(rig, "x", 0)
-        assert push(rig, "y", 1) == 3
-        assert rig.read("due")["x"] == NOW + 2
 
-    def test_all_payloads_of_one_call_count_as_one(self, rig: ShardRig) -> None:
-        rig.push(*(job("x", n) for n in range(50)), job("y"), words=WORDS)
-        assert rig.read("due") == {"x": NOW + 2, "y": NOW + 2}
+def test_an_id_that_was_given_a_time_keeps_it(rig: ShardRig) -> None:
+    assert push(rig, "x", 0, perform_at=NOW + 60) == push(rig, "x", 1) == 60
+    assert push(rig, "y", 0, delay=60.0) == push(rig, "y", 1) == 60
+    assert rig.read("debounced") == {}
+    push(rig, "z", 0)
+    assert push(rig, "z", 1, delay=60) == 3, "which puts off like any other when the id waits"
 
-    @pytest.mark.parametrize("when", [{"perform_at": NOW + 60}, {"delay": 60.0}])
-    def test_an_id_that_was_given_a_time_keeps_it(self, rig: ShardRig, when: dict[str, float]) -> None:
-        assert push(rig, "x", 0, **when) == 60
-        assert push(rig, "x", 1) == 60
-        assert rig.read("debounced") == {}
 
-    def test_a_payload_with_a_time_puts_off_like_any_other(self, rig: ShardRig) -> None:
-        push(rig, "x", 0)
-        assert push(rig, "x", 1, delay=60) == 3
+def test_an_id_that_comes_back_keeps_its_time(store_url: str) -> None:
+    def fail(rig: ShardRig) -> None:
+        rig.shard.in_flight.fail([retry("x", delay=30)], NOW + 3)
 
-    def test_a_retry_keeps_its_time(self, rig: ShardRig) -> None:
-        push(rig, "x", 0)
-        shard = rig.own()
-        shard.in_flight.take(1, NOW + 3)
-        assert rig.read("debounced") == {}
-        push(rig, "x", 3)  # meanwhile
-        assert rig.read("debounced") == {"x": NOW + 8}
-        shard.in_flight.fail([retry("x", delay=30)], NOW + 3)
-        assert rig.read("debounced") == {}
-        assert push(rig, "x", 4) == 33
+    def release(rig: ShardRig) -> None:
+        rig.shard.in_flight.release([("x", 10)], NOW + 3)
 
-    def test_an_id_that_is_released_keeps_its_time(self, rig: ShardRig) -> None:
-        push(rig, "x", 0)
-        shard = rig.own()
-        shard.in_flight.take(1, NOW + 3)
-        shard.in_flight.release([("x", 10)], NOW + 3)
-        assert push(rig, "x", 4) == 13
+    rows: list[tuple[Callable[[ShardRig], object], float]] = [
+        (fail, 33), (release, 13), (lambda rig: rig.crash("second", NOW + 3), 3),
+    ]  # fmt: skip
+    for come_back, due in rows:
+        with case(due), emptied_rig(store_url) as rig:
+            push(rig, "x", 0)
+            rig.own().in_flight.take(1, NOW + 3)
+            assert rig.read("debounced") == {}
+            push(rig, "x", 3)  # meanwhile
+            assert rig.read("debounced") == {"x": NOW + 8}
+            come_back(rig)
+            assert rig.read("debounced") == {}
+            comes_back_at = round(rig.read("due")["x"] - NOW, 6)
+            assert due <= comes_back_at <= due + 1
+            assert push(rig, "x", 3.1) == comes_back_at
 
-    def test_what_comes_back_after_a_crash_keeps_its_time(self, rig: ShardRig) -> None:
-        push(rig, "x", 0)
-        rig.own().in_flight.take(1, NOW + 3)
-        push(rig, "x", 3)
-        rig.crash("second", NOW + 3)
-        due = rig.read("due")["x"]
-        assert due < NOW + 4
-        assert rig.read("debounced") == {}
-        push(rig, "x", 3.1)
-        assert rig.read("due")["x"] == due
 
-    def test_when_the_servers_clock_steps_back_max_wait_counts_from_then(self, rig: ShardRig) -> None:
-        push(rig, "x", 0)
-        assert push(rig, "x", -100) <= -98
-        assert rig.read("debounced") == {"x": NOW - 95}
-        assert push(rig, "x", -96) <= -95
+def test_when_the_servers_clock_steps_back_max_wait_counts_from_then(rig: ShardRig) -> None:
+    push(rig, "x", 0)
+    assert push(rig, "x", -100) <= -98
+    assert rig.read("debounced") == {"x": NOW - 95}
+    assert push(rig, "x", -96) <= -95
 
-    def test_somebody_who_decides_about_it_ends_the_wait(self, store_url: str) -> None:
-        rows: list[tuple[str, list[Any]]] = [
-            ("perform_now", ["", "", "x"]),
-            ("delete", ["", "", "", "x"]),
-            ("bury", ["", "", "", "", "x", "", 0]),
-        ]
-        for script, args in rows:
-            with case(script), emptied_rig(store_url) as rig:
-                push(rig, "x", 0)
-                rig.run(script, repr(NOW), *args)
-                assert rig.read("debounced") == {}
 
-    def test_a_kicked_id_is_due_now(self, rig: ShardRig) -> None:
-        push(rig, "x", 0)
-        rig.run("bury", repr(NOW), "", "", "", "", "x", "", 0)
-        push(rig, "x", 1)
-        rig.run("kick", repr(NOW + 1), "", "", "x")
-        assert (rig.read("due"), rig.read("debounced")) == ({"x": NOW + 1}, {})
+def test_somebody_who_decides_about_it_ends_the_wait(store_url: str) -> None:
+    rows: list[tuple[str, list[Any]]] = [
+        ("perform_now", ["", "", "x"]), ("delete", ["", "", "", "x"]), ("bury", ["", "", "", "", "x", "", 0]),
+    ]  # fmt: skip
+    for script, args in rows:
+        with case(script), emptied_rig(store_url) as rig:
+            push(rig, "x", 0)
+            rig.run(script, repr(NOW), *args)
+            assert rig.read("debounced") == {}
+            push(rig, "x", 1)
+            rig.run("kick", repr(NOW + 1), "", "", "x")
+            if script == "bury":
+                assert (rig.read("due"), rig.read("debounced")) == ({"x": NOW + 1}, {})
 
-    def test_without_the_option_what_waits_keeps_its_time_and_the_shard_forgets(self, rig: ShardRig) -> None:
-        push(rig, "x", 0)
-        rig.push(job("x"), job("y"), now=NOW + 1)
-        assert rig.read("due")["x"] == NOW + 2
-        assert rig.meta("features") == " debounce "
-        rig.own().in_flight.take(5, NOW + 3)
-        rig.push(job("z"), now=NOW + 3)
-        assert rig.meta("features") is None
 
-    def test_a_repeated_call_puts_off_nothing(self, rig: ShardRig) -> None:
-        rig.push(job("x"), token="one", words=WORDS)
-        rig.push(job("x"), token="one", words=WORDS, now=NOW + 1, repeat=True)
-        assert rig.read("due") == {"x": NOW + 2}
+def test_without_the_option_what_waits_keeps_its_time_and_the_shard_forgets(rig: ShardRig) -> None:
+    push(rig, "x", 0)
+    rig.push(job("x"), job("y"), now=NOW + 1)
+    assert rig.read("due")["x"] == NOW + 2
+    assert rig.meta("features") == " debounce "
+    rig.own().in_flight.take(5, NOW + 3)
+    rig.push(job("z"), now=NOW + 3)
+    assert rig.meta("features") is None
 
 
 # --- through the queue ---

@@ -35,32 +35,20 @@ def make_scheduler() -> lowq.SeqScheduler:
 
 
 @pytest.fixture
+def app() -> lowq.Lowq:
+    return lowq.Lowq(redis_url="memory://")
+
+
+@pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Install:
     """Installs entry points: their group, their name, and what they name in this module."""
     points: list[EntryPoint] = []
 
-    def found(**wanted: Any) -> EntryPoints:
-        return EntryPoints(points).select(**wanted)
-
-    monkeypatch.setattr(drivers, "entry_points", found)
-
     def add(group: str, name: str, value: str) -> None:
-        points.append(EntryPoint(name, f"{__name__}:{value}" if ":" not in value else value, group))
+        points.append(EntryPoint(name, value if ":" in value else f"{__name__}:{value}", group))
 
+    monkeypatch.setattr(drivers, "entry_points", lambda **wanted: EntryPoints(points).select(**wanted))
     return add
-
-
-def test_a_codec_by_name_beside_a_type_of_payloads_is_refused(install: Install) -> None:
-    install("lowq.codecs", "own", "CODEC")
-    app = lowq.Lowq(redis_url="memory://", codec="own")
-
-    class Orders(lowq.Worker[datetime]):
-        def perform(self, payloads_by_id: dict[str, list[datetime]]) -> None: ...
-
-    with pytest.raises(
-        ConfigError, match=r"^Orders: its payloads are datetime, .* the settings dump_payload, .* or codec"
-    ):
-        app.worker(Orders)
 
 
 def test_lowqs_own_need_no_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,9 +57,9 @@ def test_lowqs_own_need_no_entry_points(monkeypatch: pytest.MonkeyPatch) -> None
         ("splitter", "balanced", lowq.BalancedSplitter), ("splitter", "default", lowq.DefaultSplitter),
         ("codec", "json", codec), ("queue", "default", lowq.Queue),
     ]  # fmt: skip
+    monkeypatch.setattr(drivers, "entry_points", lambda **_: pytest.fail("they were read"))
     for kind, name, driver in rows:
-        with case(kind, name, driver), monkeypatch.context() as patch:
-            patch.setattr(drivers, "entry_points", lambda **_: pytest.fail("they were read"))
+        with case(kind, name):
             assert drivers.check(kind, name) == name
             assert drivers.load(kind, name) is driver
 
@@ -82,17 +70,16 @@ def test_importing_lowq_reads_no_entry_points() -> None:
 
 
 def test_a_package_brings_one(install: Install) -> None:
-    rows: list[tuple[drivers.Kind, str]] = [
-        ("splitter", "lowq:DefaultSplitter"), ("scheduler", "make_scheduler"), ("codec", "CODEC"),
-        ("merge", "builtins:list"), ("queue", "OwnQueue"),
+    rows: list[tuple[drivers.Kind, str, object]] = [
+        ("splitter", "lowq:DefaultSplitter", lowq.DefaultSplitter), ("scheduler", "make_scheduler", make_scheduler),
+        ("codec", "CODEC", CODEC), ("merge", "builtins:list", list), ("queue", "OwnQueue", OwnQueue),
     ]  # fmt: skip
-    for kind, value in rows:
+    for kind, value, driver in rows:
         with case(kind, value):
             install(drivers.GROUPS[kind], "mine", value)
             assert "mine" in drivers.names(kind)
             assert drivers.check(kind, "mine") == "mine"
-            named = EntryPoint("", value if ":" in value else f"{__name__}:{value}", "")
-            assert drivers.load(kind, "mine") is named.load()
+            assert drivers.load(kind, "mine") is driver
 
 
 def test_a_wrong_name_is_refused_with_those_that_there_are(install: Install) -> None:
@@ -103,35 +90,24 @@ def test_a_wrong_name_is_refused_with_those_that_there_are(install: Install) -> 
     functions: list[Callable[[drivers.Kind, Any], object]] = [drivers.check, drivers.load]
     for kind, own in rows:
         install(drivers.GROUPS[kind], "mine", "NUMBER")
-        for find, wrong in product(functions, ("yours", "", None, 5)):
+        for find, wrong in product(functions, ("yours", None)):
             message = rf"no {kind} .*There are {own}.*mine.*'{drivers.GROUPS[kind]}'"
             with case(kind, find, wrong), pytest.raises(ConfigError, match=message):
                 find(kind, wrong)
-
-
-def test_a_name_that_is_nearly_right(install: Install) -> None:
     with pytest.raises(ConfigError, match="Did you mean 'lag'"):
         drivers.load("scheduler", "lagg")
 
 
-@pytest.mark.parametrize(("kind", "value", "must_be"), [
-    ("splitter", "NUMBER", "threads"), ("scheduler", "NUMBER", "callable"), ("codec", "NO_CODEC", "load_payload"),
-    ("merge", "NUMBER", "payloads"), ("queue", "make_scheduler", "lowq.Queue"),
-    ("queue", "builtins:dict", "lowq.Queue"),
+@pytest.mark.parametrize(("kind", "value", "message"), [
+    ("splitter", "NUMBER", "it must be .*threads"), ("scheduler", "NUMBER", "it must be .*callable"),
+    ("codec", "NO_CODEC", "it must be .*load_payload"), ("merge", "NUMBER", "it must be .*payloads"),
+    ("queue", "make_scheduler", r"it must be .*lowq\.Queue"), ("queue", "builtins:dict", r"it must be .*lowq\.Queue"),
+    ("codec", "no_such_module_at_all:x", "can't be imported"), ("codec", "lowq:no_such_name", "can't be imported"),
 ])  # fmt: skip
-def test_what_is_not_what_it_must_be(install: Install, kind: drivers.Kind, value: str, must_be: str) -> None:
+def test_what_can_not_be_used_is_refused(install: Install, kind: drivers.Kind, value: str, message: str) -> None:
     install(drivers.GROUPS[kind], "mine", value)
-    with pytest.raises(ConfigError, match=rf"{kind} 'mine', .*it must be .*{must_be}"):
+    with pytest.raises(ConfigError, match=rf"{kind} 'mine', .*{message}"):
         drivers.load(kind, "mine")
-
-
-@pytest.mark.parametrize("value", ["no_such_module_at_all:x", "lowq:no_such_name"])
-def test_what_can_not_be_imported(install: Install, value: str) -> None:
-    install("lowq.codecs", "mine", value)
-    assert drivers.check("codec", "mine")
-    with pytest.raises(ConfigError, match=r"codec 'mine', .*can't be imported") as caught:
-        drivers.load("codec", "mine")
-    assert isinstance(caught.value.__cause__, ImportError | AttributeError)
 
 
 def test_a_name_that_two_packages_give(install: Install) -> None:
@@ -156,28 +132,35 @@ def test_a_setting_with_a_wrong_name(setting: str, monkeypatch: pytest.MonkeyPat
         config.freeze()
 
 
-def test_a_codec_by_name_brings_both_ways(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
-    install("lowq.codecs", "mine", "CODEC")
-    config = lowq.Config(codec="mine")
-    assert (config.dump_payload, config.load_payload) == (CODEC.dump_payload, CODEC.load_payload)
-    config.codec = "json"
-    assert (config.dump_payload, config.load_payload) == (codec.dump_payload, codec.load_payload)
-    monkeypatch.setenv("LOWQ_CODEC", "mine")
-    config = lowq.Config()
-    assert config.dump_payload is CODEC.dump_payload
-
-
-def test_of_a_codec_and_its_parts_the_last_one_set_holds(install: Install) -> None:
+def test_a_codec_by_name_brings_both_ways_and_the_last_one_set_holds(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install("lowq.codecs", "mine", "CODEC")
     config = lowq.Config(codec="mine", load_payload=bytes.decode)
     assert (config.dump_payload, config.load_payload) == (CODEC.dump_payload, bytes.decode)
     config.codec = "mine"
-    assert config.load_payload is CODEC.load_payload
+    assert (config.dump_payload, config.load_payload) == (CODEC.dump_payload, CODEC.load_payload)
+    config.codec = "json"
+    assert (config.dump_payload, config.load_payload) == (codec.dump_payload, codec.load_payload)
+    monkeypatch.setenv("LOWQ_CODEC", "mine")
+    assert lowq.Config().dump_payload is CODEC.dump_payload
 
 
-def test_a_queue_class_by_name(install: Install) -> None:
+def test_a_codec_by_name_beside_a_type_of_payloads_is_refused(install: Install) -> None:
+    install("lowq.codecs", "own", "CODEC")
+    app = lowq.Lowq(redis_url="memory://", codec="own")
+
+    class Orders(lowq.Worker[datetime]):
+        def perform(self, payloads_by_id: dict[str, list[datetime]]) -> None: ...
+
+    with pytest.raises(
+        ConfigError, match=r"^Orders: its payloads are datetime, .* the settings dump_payload, .* or codec"
+    ):
+        app.worker(Orders)
+
+
+def test_a_queue_class_by_name(install: Install, app: lowq.Lowq) -> None:
     install("lowq.queues", "mine", "OwnQueue")
-    app = lowq.Lowq(redis_url="memory://")
     assert type(app.queue("plain", 2)) is lowq.Queue
     assert type(app.queue("own", 2, driver="mine")) is OwnQueue
 
@@ -187,33 +170,18 @@ def test_a_queue_class_by_name(install: Install) -> None:
     assert type(orders.queue) is type(app.queue("orders")) is type(app.queue("orders", 3)) is OwnQueue
     assert type(app.with_own_pool(1).queue("orders")) is OwnQueue
     assert type(app.queue("orders", driver="default")) is lowq.Queue
-    assert app.queue("orders", driver="default").shards_count == 3
-    app.close()
-
-
-def test_a_queue_class_that_there_is_not() -> None:
-    app = lowq.Lowq(redis_url="memory://")
     with pytest.raises(ConfigError, match=r"no queue 'no'.*lowq\.queues"):
         app.queue("own", driver="no")
     with pytest.raises(ConfigError, match=r"no queue 'no'.*lowq\.queues"):
-
-        @app.worker(driver="no")
-        def orders(payloads_by_id: dict[str, list[Any]]) -> None: ...
+        app.worker(driver="no")(lambda _payloads_by_id: None)
 
 
-def test_a_merge_policy_by_name(install: Install) -> None:
+def test_a_merge_policy_by_name(install: Install, app: lowq.Lowq) -> None:
     install("lowq.merges", "mine", "builtins:sorted")
-    app = lowq.Lowq(redis_url="memory://")
     queue = app.queue("pages", 1, merge="mine")
     queue.push([{"id": 1, "payload": number, "score": -number} for number in range(3)])
     with queue.consumer() as consumer:
         (job,) = consumer.take(timeout=PATIENCE)
         assert job.payloads == [0, 1, 2]  # by score they are the other way round
-    app.close()
-
-
-def test_a_merge_policy_that_there_is_not() -> None:
-    app = lowq.Lowq(redis_url="memory://")
     with pytest.raises(ConfigError, match=r"^queue 'pages': merge='apend': .*append, collapse, latest"):
         app.queue("pages", 1, merge="apend")
-    app.close()
