@@ -74,29 +74,19 @@ class Site:
 # --- append ---
 
 
-def test_equal_payloads_stay_two_in_the_order_in_which_they_came(app: lowq.Lowq) -> None:
-    site = Site(app, merge="append")
-    site.push("b", "a", "b", "c", score=1)
-    assert site.waiting() == ["b", "a", "b", "c"]
-    assert site.drain() == [["b", "a", "b", "c"]]
-
-
-def test_scores_come_first(app: lowq.Lowq) -> None:
-    site = Site(app, merge="append")
-    site.push("b", score=2)
-    site.push("a", "a", score=1)
-    assert site.drain() == [["a", "a", "b"]]
-
-
-def test_equal_payloads_of_one_call_stay_two(app: lowq.Lowq) -> None:
+def test_equal_payloads_stay_two_in_the_order_of_scores_and_arrival(app: lowq.Lowq) -> None:
     site = Site(app, merge="append", max_payloads=3000)
-    site.worker.perform_async({"id": "x", "payload": "same"} for _ in range(2500))
+    site.push("b", "a", "b", "c", score=1)
+    site.push("first", score=0)
+    assert site.waiting() == ["first", "b", "a", "b", "c"]
+    assert site.drain() == [["first", "b", "a", "b", "c"]]
+    site.worker.perform_async({"id": "x", "payload": "same", "score": 2} for _ in range(2500))
     assert site.drain() == [["same"] * 2500]
 
 
 def test_whatever_is_pushed_comes_back(make_app: MakeApp) -> None:
     payload: Any
-    for payload in ("a", "", {"k": [1, None]}, "x" * 4079, "x" * 4080, "x" * 5000, "\0\0a"):
+    for payload in ("", {"k": [1, None]}, "x" * 4079, "x" * 4080, "x" * 5000, "\0\0a"):
         with case(len(payload), payload):
             site = Site(emptied(make_app()), merge="append")
             site.push(payload)
@@ -105,14 +95,20 @@ def test_whatever_is_pushed_comes_back(make_app: MakeApp) -> None:
             assert site.drain() == [[payload, payload]]
 
 
-def test_a_failed_run_meets_equal_payloads_that_came_meanwhile(app: lowq.Lowq) -> None:
-    site = Site(app, merge="append")
-    site.push("a")
+def test_what_failed_and_what_was_buried_meets_equal_payloads_that_came_meanwhile(make_app: MakeApp) -> None:
+    site = Site(make_app(), merge="append", max_retry_count=0)
+    site.push("a", "a")
     site.fails = True
-    assert site.drain() == [["a"]]
+    site.drain()  # each of them is the oldest once
+    assert [payload for payload, _ in site.queue.jobs("morgue").jobs[0].payloads] == ["a", "a"]
+    site.queue.kick("x")
     site.push("a")
-    site.fails = False
-    assert site.drain(later=3600) == [["a", "a"]]
+    retried = Site(make_app(), merge="append")
+    retried.fails = True
+    assert retried.drain() == [["a", "a", "a"]]
+    retried.push("a")
+    retried.fails = False
+    assert retried.drain(later=3600) == [["a", "a", "a", "a"]]
 
 
 def test_with_one_payload_at_a_time_an_id_is_a_queue_of_its_own(app: lowq.Lowq) -> None:
@@ -121,18 +117,6 @@ def test_with_one_payload_at_a_time_an_id_is_a_queue_of_its_own(app: lowq.Lowq) 
     site.push("a", job_id="y")
     assert sorted(site.drain()) == [["a"], ["a"], ["a"], ["b"]]
     assert [by_id["x"] for by_id in site.seen if "x" in by_id] == [["a"], ["a"], ["b"]]
-
-
-def test_buried_and_kicked_payloads_stay_what_they_are(app: lowq.Lowq) -> None:
-    site = Site(app, merge="append", max_retry_count=0)
-    site.push("a", "a")
-    site.fails = True
-    site.drain()  # each of them is the oldest once
-    assert [payload for payload, _ in site.queue.jobs("morgue").jobs[0].payloads] == ["a", "a"]
-    site.queue.kick("x")
-    site.push("a")
-    site.fails = False
-    assert site.drain() == [["a", "a", "a"]]
 
 
 def test_hooks_and_jobs_in_hand_see_what_was_pushed(app: lowq.Lowq) -> None:
@@ -153,12 +137,8 @@ def test_hooks_and_jobs_in_hand_see_what_was_pushed(app: lowq.Lowq) -> None:
 
 
 def test_what_a_codec_of_ones_own_can_not_decode_is_buried(make_app: MakeApp) -> None:
-    def load(data: bytes) -> Any:
-        if data == b"spoilt":
-            raise ValueError(data)
-        return data.decode()
-
-    site = Site(make_app(dump_payload=str.encode, load_payload=load), merge="append")
+    known = {b"a": "a", b"b": "b"}
+    site = Site(make_app(dump_payload=str.encode, load_payload=known.__getitem__), merge="append")
     site.push("a", "spoilt", "spoilt", "b")
     assert site.drain() == [["a", "b"]]
     assert site.queue.stats().morgue_length == 1
@@ -179,31 +159,21 @@ def test_a_payload_that_looks_like_lowqs_own_is_refused(make_app: MakeApp) -> No
 # --- latest ---
 
 
-def test_only_the_highest_score_stays(app: lowq.Lowq) -> None:
+def test_only_the_highest_score_stays_also_of_what_comes_back(app: lowq.Lowq) -> None:
     site = Site(app, merge="latest")
-    site.push("middle", score=5)
-    site.push("old", score=3)
-    assert site.waiting() == ["middle"]
-    site.push("new", score=7)
-    assert site.waiting() == ["new"]
-    site.push("newer", score=7)
-    assert site.drain() == [["newer"]]
-
-
-def test_what_arrives_during_a_run_that_fails_is_all_that_stays(app: lowq.Lowq) -> None:
-    site = Site(app, merge="latest")
-    site.push("a", score=5)
-    shard_app = site.queue.consumer()
-    (job,) = shard_app.take()
-    site.push("b", score=6)
-    job.fail("no", delay=0)
-    assert site.waiting() == ["b"]
-    (job,) = shard_app.take()
-    assert job.payloads == ["b"]
-    site.push("stale", score=1)
-    job.release()
-    assert site.waiting() == ["b"]
-    shard_app.close()
+    for payload, score, waiting in (("a", 5, "a"), ("old", 3, "a"), ("b", 7, "b"), ("c", 7, "c")):
+        site.push(payload, score=score)
+        assert site.waiting() == [waiting]
+    with site.queue.consumer() as consumer:
+        (job,) = consumer.take()
+        assert job.payloads == ["c"]
+        site.push("d", score=8)
+        job.fail("no", delay=0)
+        assert site.waiting() == ["d"]
+        (job,) = consumer.take()
+        site.push("stale", score=1)
+        job.release()
+        assert site.waiting() == ["d"]
 
 
 def test_a_kicked_payload_is_the_latest_or_gone(app: lowq.Lowq) -> None:
@@ -248,40 +218,30 @@ def test_a_policy_may_change_while_jobs_wait(make_app: MakeApp) -> None:
 # --- a function ---
 
 
-def newest(payloads: list[Any]) -> list[Any]:
-    return payloads[-1:]
-
-
 def total(payloads: list[int]) -> list[int]:
     return [sum(payloads)]
 
 
 def test_a_function_makes_of_the_payloads_what_is_handed_over(app: lowq.Lowq) -> None:
-    site = Site(app, merge=total)
+    site = Site(app, merge=total, batch_size=10)
     site.push(3, 4, 4, 5)
     assert site.waiting() == [3, 4, 5]
     assert site.drain() == [[12]]
-
-
-def test_payloads_that_can_not_be_merged_are_kept_and_the_others_performed(app: lowq.Lowq) -> None:
-    site = Site(app, merge=total, batch_size=10)
     site.push(1, "two", job_id="x")
     site.push(1, 2, job_id="y")
-    assert site.drain() == [[3]]
-    assert site.seen == [{"y": [3]}]
-    job = site.queue.peek("x")
-    assert job is not None
+    assert site.drain() == [[3]], "what can not be merged is kept"
+    job = site.queue.fetch("x")["x"]
     assert (job.retry_count, [payload for payload, _ in job.payloads]) == (0, [1, "two"])
     assert "unsupported operand" in (job.error or "")
 
 
-def test_a_function_that_gives_no_list_fails_the_job(app: lowq.Lowq) -> None:
-    site = Site(app, merge=lambda payloads: payloads[-1])
-    site.push(1)
+def test_a_function_that_gives_no_list_or_spoils_its_own_fails_the_job(app: lowq.Lowq) -> None:
+    site = Site(app, merge=lambda payloads: payloads.pop())
+    site.push(1, 2)
     assert site.drain() == []
-    job = site.queue.peek("x")
-    assert job is not None
-    assert "gave 1; it must return the list of payloads" in (job.error or "")
+    assert site.waiting() == [1, 2]
+    job = site.queue.fetch("x")["x"]
+    assert "gave 2; it must return the list of payloads" in (job.error or "")
 
 
 def test_a_job_of_which_nothing_is_left_is_done(app: lowq.Lowq) -> None:
@@ -290,54 +250,32 @@ def test_a_job_of_which_nothing_is_left_is_done(app: lowq.Lowq) -> None:
     site.push(0, 1, job_id="y")
     assert site.drain() == [[1]]
     assert site.queue.stats().length == 0
-
-
-def test_what_the_function_does_to_its_list_is_not_kept(app: lowq.Lowq) -> None:
-    def spoil(payloads: list[Any]) -> list[Any]:
-        payloads.clear()
-        raise ValueError("no")
-
-    site = Site(app, merge=spoil)
-    site.push(1, 2)
-    site.drain()
-    assert site.waiting() == [1, 2]
+    site.push(0)
+    with site.queue.consumer() as consumer:
+        assert consumer.take(timeout=0) == []
+        assert site.queue.stats().length == site.queue.stats().taken == 0
 
 
 def test_an_async_worker_has_merged_payloads_as_well(app: lowq.Lowq) -> None:
     seen: list[Any] = []
 
-    @app.worker(merge=newest, shards_count=1)
+    @app.worker(merge=total, shards_count=1)
     async def work(payloads_by_id: dict[str, list[Any]]) -> None:
         seen.append(payloads_by_id)
 
     work.perform_async({"id": "x", "payload": n} for n in (1, 2))
     lowq.testing.drain(work)
-    assert seen == [{"x": [2]}]
+    assert seen == [{"x": [3]}]
 
 
-def test_a_consumer_gets_merged_payloads(app: lowq.Lowq) -> None:
-    queue = app.queue("mail", 1, merge=newest)
-    queue.push({"id": "x", "payload": n} for n in (1, 2))
-    with queue.consumer() as consumer:
-        (job,) = consumer.take()
-        assert job.payloads == [2]
-        job.release()
-    assert [payload for payload, _ in queue.peek("x").payloads] == [1, 2]  # type: ignore[union-attr]  # it waits
-
-
-def test_a_job_that_a_consumer_can_not_merge_fails_and_keeps_its_payloads(app: lowq.Lowq) -> None:
+def test_a_consumer_gets_merged_payloads_and_fails_what_can_not_be_merged(app: lowq.Lowq) -> None:
     queue = app.queue("mail", 1, merge=total)
-    queue.push([{"id": "x", "payload": "one"}, {"id": "x", "payload": 2}, {"id": "y", "payload": 3}])
+    queue.push([{"id": "x", "payload": "one"}, *({"id": job_id, "payload": 2} for job_id in "xy")])
+    queue.push("y", 3)
     with queue.consumer() as consumer:
-        assert [(job.id, job.payloads) for job in consumer.take(10)] == [("y", [3])]
-        job = queue.peek("x")
-        assert job is not None
-        assert (job.retry_count, [payload for payload, _ in job.payloads]) == (0, ["one", 2])
-
-
-def test_of_a_job_with_nothing_left_a_consumer_does_not_hear(app: lowq.Lowq) -> None:
-    queue = app.queue("mail", 1, merge=lambda payloads: payloads[5:])
-    queue.push({"id": "x"})
-    with queue.consumer() as consumer:
-        assert consumer.take(timeout=0) == []
-        assert queue.stats().length == queue.stats().taken == 0
+        (job,) = consumer.take(10)
+        assert (job.id, job.payloads) == ("y", [5])
+        job.release()
+    found = queue.fetch(["x", "y"])
+    assert (found["x"].retry_count, [payload for payload, _ in found["x"].payloads]) == (0, ["one", 2])
+    assert [payload for payload, _ in found["y"].payloads] == [2, 3]
