@@ -1,8 +1,10 @@
 """What nodes and consumers send to Graphite and StatsD, end to end."""
 
 import os
+import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -14,26 +16,17 @@ from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
 
-MakeApp = Callable[..., lowq.Lowq]
-
-
-@pytest.fixture
-def make_app(store_url: str) -> Iterator[MakeApp]:
-    apps: list[lowq.Lowq] = []
-
-    def make(**settings: Any) -> lowq.Lowq:
-        apps.append(lowq.Lowq(redis_url=store_url, metrics_prefix="test", **settings))
-        return apps[-1]
-
-    yield make
-    for app in apps:
-        app.close()
-
 
 @pytest.fixture
 def graphite() -> Iterator[Receiver]:
     with Receiver() as receiver:
         yield receiver
+
+
+@pytest.fixture
+def app(store_url: str, graphite: Receiver) -> Iterator[lowq.Lowq]:
+    with closing(lowq.Lowq(redis_url=store_url, metrics_prefix="test", graphite=f"127.0.0.1:{graphite.port}")) as app:
+        yield app
 
 
 def values(receiver: Receiver, name: str) -> list[float]:
@@ -44,18 +37,17 @@ def values(receiver: Receiver, name: str) -> list[float]:
 
 
 def test_a_node_sends_what_became_of_its_jobs_and_its_last_figures_when_it_stops(
-    make_app: MakeApp, graphite: Receiver
+    app: lowq.Lowq, graphite: Receiver
 ) -> None:
-    app, ended = make_app(graphite=f"127.0.0.1:{graphite.port}"), list[str]()
+    ended: list[str] = []
 
     @app.worker(queue_name="shop.orders", shards_count=3, max_retry_count=0)
     def work(payloads_by_id: dict[str, list[Any]]) -> None:
         ended.extend(payloads_by_id)
-        for job_id in payloads_by_id:
-            if job_id == "bad":
-                raise ValueError
-            if job_id == "odd":
-                lowq.current().bury(job_id)
+        if "bad" in payloads_by_id:
+            raise ValueError
+        if "odd" in payloads_by_id:
+            lowq.current().bury("odd")
 
     @app.worker(queue_name="mails", shards_count=1)
     async def mail(payloads_by_id: dict[str, list[Any]]) -> None: ...
@@ -78,33 +70,31 @@ def test_a_node_sends_what_became_of_its_jobs_and_its_last_figures_when_it_stops
         assert node.stop()
     until(lambda: last("processed") == 23, "the last lines")
     assert values(graphite, "threads")[-1] == 2
-    counted = values(graphite, "queues.shop_orders.processed")
-    assert counted == sorted(counted)
 
 
-def test_a_node_works_while_graphite_hangs_and_while_it_is_away(make_app: MakeApp) -> None:
+def test_a_node_works_while_graphite_hangs_and_while_it_is_away(store_url: str) -> None:
     performed: list[str] = []
+
+    def perform(payloads_by_id: dict[str, list[Any]]) -> None:
+        performed.extend(payloads_by_id)
+
     with Receiver(reads=False) as hanging, socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         for port in (hanging.port, probe.getsockname()[1]):
-            app = make_app(graphite=f"127.0.0.1:{port}", statsd="nowhere.invalid:8125")
-
-            @app.worker(queue_name="orders", shards_count=1)
-            def work(payloads_by_id: dict[str, list[Any]]) -> None:
-                performed.extend(payloads_by_id)
-
+            app = lowq.Lowq(redis_url=store_url, graphite=f"127.0.0.1:{port}", statsd="nowhere.invalid:8125")
+            work = app.worker(queue_name="orders", shards_count=1)(perform)
             performed.clear()
             node = lowq.Node(app, threads=1)
             node.start()
             try:
                 work.perform_async([{"id": number} for number in range(20)])
-                until(lambda: len(performed) == 20, "all jobs")
+                until(lambda: len(performed) >= 20, "all jobs")
             finally:
                 assert node.stop()
+                app.close()
 
 
-def test_consumers_of_a_process_are_added_up_also_when_one_has_ended(make_app: MakeApp, graphite: Receiver) -> None:
-    app = make_app(graphite=f"127.0.0.1:{graphite.port}")
+def test_consumers_of_a_process_are_added_up_also_when_one_has_ended(app: lowq.Lowq, graphite: Receiver) -> None:
     queue = app.queue("mail", 4)
     queue.push([{"id": number} for number in range(10)])
     with queue.consumer() as first:
@@ -114,10 +104,9 @@ def test_consumers_of_a_process_are_added_up_also_when_one_has_ended(make_app: M
         while len(jobs) < 10:
             jobs += first.take(10)
         until(lambda: values(graphite, "queues.mail.taken")[-1:] == [10], "those in hand")
-        jobs[0].release(delay=3600)
-        jobs[1].fail("no", delay=3600)
-        jobs[2].bury("no")
-        for job in jobs[3:6]:
+        jobs[0].fail("no", delay=3600)
+        jobs[1].bury("no")
+        for job in jobs[2:6]:
             job.ack()
         first.close()
         with queue.consumer() as second:
@@ -126,41 +115,32 @@ def test_consumers_of_a_process_are_added_up_also_when_one_has_ended(make_app: M
                 for job in second.take(10):
                     job.ack()
                     acked += 1
-            until(lambda: values(graphite, "queues.mail.processed")[-1:] == [7], "those that finished")
-    assert values(graphite, "queues.mail.failed")[-1] == 1
-    assert values(graphite, "queues.mail.buried")[-1] == 1
+            until(lambda: values(graphite, "queues.mail.processed")[-1:] == [8], "those that finished")
+    assert values(graphite, "queues.mail.failed")[-1] == values(graphite, "queues.mail.buried")[-1] == 1
 
 
-def test_statsd_gets_each_job_once(make_app: MakeApp) -> None:
+def test_statsd_gets_each_job_once(store_url: str) -> None:
+    counted = 0
     with socket.socket(type=socket.SOCK_DGRAM) as receiver:
         receiver.bind(("127.0.0.1", 0))
-        receiver.settimeout(60)
-        app = make_app(statsd=f"127.0.0.1:{receiver.getsockname()[1]}")
-        queue = app.queue("mail", 1)
-        queue.push([{"id": number} for number in range(30)])
-        counted = 0
-        with queue.consumer() as consumer:
-            taken = 0
-            for jobs in consumer.batches(10, timeout=60):
-                taken += len(jobs)
-                if taken == 30:
-                    break
-            for job in jobs:  # who leaves the loop has the last ones in hand
-                job.ack()
-            while counted < 30:
-                for line in receiver.recv(65536).decode().splitlines():
-                    name, _, value = line.partition(":")
-                    if name == "test.queues.mail.processed":
-                        assert value.endswith("|c")
-                        counted += int(value.removesuffix("|c"))
-        assert counted == 30
+        receiver.settimeout(PATIENCE)
+        address = f"127.0.0.1:{receiver.getsockname()[1]}"
+        with closing(lowq.Lowq(redis_url=store_url, metrics_prefix="test", statsd=address)) as app:
+            queue = app.queue("mail", 1)
+            queue.push([{"id": number} for number in range(30)])
+            with queue.consumer() as consumer:
+                for job in consumer.take(30, timeout=PATIENCE):
+                    job.ack()
+                while counted < 30:
+                    for line in receiver.recv(65536).decode().splitlines():
+                        if found := re.fullmatch(r"test\.queues\.mail\.processed:(\d+)\|c", line):
+                            counted += int(found[1])
+    assert counted == 30
 
 
 def test_a_source_that_raises_is_logged_once_and_stops_no_other(
-    make_app: MakeApp, graphite: Receiver, caplog: pytest.LogCaptureFixture
+    app: lowq.Lowq, graphite: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app = make_app(graphite=f"127.0.0.1:{graphite.port}")
-
     def raises() -> dict[str, Reading]:
         raise ValueError("no figures")
 
@@ -173,10 +153,9 @@ def test_a_source_that_raises_is_logged_once_and_stops_no_other(
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_child_of_a_fork_sends_figures_of_its_own(
-    make_app: MakeApp, graphite: Receiver, monkeypatch: pytest.MonkeyPatch
+    app: lowq.Lowq, graphite: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lowq.metrics.export.CLOSE_SECONDS", PATIENCE)  # the child ends when its lines are sent
-    app = make_app(graphite=f"127.0.0.1:{graphite.port}")
     end = app.export_metrics(lambda: {"parent": Reading({"processed": 1}, {})})
     pid = os.fork()
     if pid == 0:

@@ -1,6 +1,5 @@
 """Figures on their way to Graphite and StatsD: real sockets that accept, close, refuse and hang."""
 
-import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -71,6 +70,7 @@ def test_what_gathers_while_nobody_listens_is_sent_later_and_both_is_logged_once
     receiver = Receiver()
     sink = graphite(sinks, receiver.port)
     sink.put(numbered(0, 5))
+    assert not sink.flush(NEVER), "who flushes does not wait for one that is away"
     until(lambda: "metrics_away" in events(caplog, receiver.port), "the log says so")
     sink.put(numbered(5, 10))
     with receiver:
@@ -112,22 +112,9 @@ def test_a_host_that_does_not_exist_is_said_once(sinks: list[Sink], caplog: pyte
     until(lambda: len(events(caplog, *hosts)) == 2, "the log says so of both")
 
 
-def test_who_flushes_does_not_wait_for_one_that_is_away_and_what_is_closed_sends_no_more(
-    sinks: list[Sink], caplog: pytest.LogCaptureFixture
+def test_without_lines_the_thread_ends_and_comes_back_unless_it_is_closed(
+    sinks: list[Sink], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    receiver, before = Receiver(), senders()
-    sink = graphite(sinks, receiver.port)
-    sink.put(numbered(0, 1))
-    assert not sink.flush(NEVER)
-    until(lambda: events(caplog, receiver.port) == ["metrics_away"], "the log says why")
-    sink.close()
-    until(lambda: senders() <= before, "the end of its thread")
-    sink.put(numbered(0, 1))
-    assert senders() <= before
-    receiver.close()
-
-
-def test_without_lines_the_thread_ends_and_comes_back(sinks: list[Sink], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lowq.metrics.sinks.IDLE_SECONDS", 0.01)
     before = senders()
     with Receiver() as receiver:
@@ -136,6 +123,11 @@ def test_without_lines_the_thread_ends_and_comes_back(sinks: list[Sink], monkeyp
             sink.put(numbered(number, number + 1))
             until(lambda: senders() <= before, "its end")
         until(lambda: receiver.lines == numbered(0, 3), "all lines")
+    sink.put(numbered(3, 4))  # nobody listens any more
+    sink.close()
+    until(lambda: senders() <= before, "the end of its thread")
+    sink.put(numbered(4, 5))
+    assert senders() <= before
 
 
 def test_datagrams_hold_whole_lines(sinks: list[Sink]) -> None:
@@ -157,7 +149,6 @@ def test_datagrams_hold_whole_lines(sinks: list[Sink]) -> None:
 def test_datagrams_to_a_port_where_nobody_listens_are_no_error(
     sinks: list[Sink], caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING)
     with socket.socket(type=socket.SOCK_DGRAM) as reserved, socket.socket(type=socket.SOCK_DGRAM) as receiver:
         # It keeps the port from others, and being connected gets nothing that comes from elsewhere.
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
