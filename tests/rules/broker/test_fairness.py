@@ -3,82 +3,22 @@
 import heapq
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowq import clock
-from lowq.broker.delivery import Delivery
 from lowq.broker.dispatcher import ASK_AGAIN, Dispatcher, Schedule, is_ready
-from lowq.broker.fairness import QueueUse, Share, next_queue
-from lowq.broker.lease import Lease
+from lowq.broker.fairness import Share
 from lowq.broker.scheduler import LagScheduler, SeqScheduler
 from lowq.broker.shard import Shard
-from lowq.clock import Clock
-from lowq.store import Client
 from tests.rows import case
+from tests.rules.broker.dispatching import Waiting, delivery, dispatcher, shard
 from tests.waiting import NEVER, PATIENCE, until
-
-LEASE = Lease("me:1", 1)
-
-
-def shard(queue: str, index: int = 0, due: float | None = None) -> Shard:
-    made = Shard(cast(Client, None), "lowq", queue, index, shards_count=1, nonce="me", load_payload=bytes.decode)
-    made.lease.current, made.lease.deadline = LEASE, float("inf")
-    made.dispatch.next_due = due
-    return made
-
-
-def delivery(delay: float | None = None) -> Delivery:
-    return Delivery(1, LEASE, [], delay, False)
-
-
-def dispatcher(
-    threads: int,
-    shards: Sequence[Shard],
-    shares: Mapping[str, Share],
-    *,
-    build_scheduler: Callable[[], Schedule] = LagScheduler,
-    clock: Clock = clock.now,
-) -> Dispatcher:
-    schedules = [{queue: build_scheduler() for queue in shares} for _ in range(threads)]
-    return Dispatcher([shards[number::threads] for number in range(threads)], schedules, shares, clock=clock)
-
-
-# --- which queue ---
-
-
-def use(queue: str, running: int, weight: float, virtual_time: float = 0.0) -> QueueUse:
-    made = QueueUse(queue, Share(weight))
-    made.running, made.virtual_time = running, virtual_time
-    return made
-
-
-class TestNextQueue:
-    def test_the_one_that_has_less_than_its_share_even_with_one_more(self) -> None:
-        rows: list[tuple[tuple[int, float], tuple[int, float], str]] = [
-            ((3, 3), (0, 1), "b"), ((2, 3), (1, 1), "a"), ((2, 3), (2, 1), "a"), ((0, 0.5), (2, 1), "a"),
-        ]  # fmt: skip
-        for a, b, chosen in rows:
-            with case(a, b, chosen):
-                for ahead, behind in ((0.0, 100.0), (100.0, 0.0)):
-                    assert next_queue([use("a", *a, ahead), use("b", *b, behind)]).queue == chosen
-
-    def test_of_those_whose_shares_are_no_whole_threads_the_one_that_has_used_less(self) -> None:
-        rows: list[tuple[tuple[int, float], tuple[int, float]]] = [
-            ((3, 3), (1, 1)), ((1, 3), (0, 1)), ((0, 3), (0, 1)), ((4, 3), (1, 1)),
-        ]  # fmt: skip
-        for a, b in rows:
-            with case(a, b):
-                assert next_queue([use("a", *a, 1.0), use("b", *b, 2.0)]).queue == "a"
-                assert next_queue([use("a", *a, 2.0), use("b", *b, 1.0)]).queue == "b"
-
 
 # --- shares, over time ---
 
@@ -121,7 +61,6 @@ class Played:
         while self._events and self._events[0][0] < seconds:
             self.now, _, act = heapq.heappop(self._events)
             act()
-        self.total = sum(self.used.values())
 
     def _at(self, moment: float, act: Callable[[], None]) -> None:
         heapq.heappush(self._events, (moment, len(self._events) + self._draw.randrange(10**9), act))
@@ -156,225 +95,168 @@ class Played:
         )
         self._at(self.now + length, lambda: self._turn(number))
 
-    def part(self, name: str) -> float:
-        return self.used[name] / self.total
+
+LENGTHS: list[tuple[float | tuple[float, float], ...]] = [
+    (0.05, 0.05, 0.05), (0.001, 0.05, (0.01, 0.05)), (0.05, 0.001, 0.02),
+]  # fmt: skip
 
 
-LENGTHS: dict[str, tuple[float | tuple[float, float], ...]] = {
-    "alike": (0.05, 0.05, 0.05),
-    "the first short": (0.001, 0.05, (0.01, 0.05)),
-    "the second short": (0.05, 0.001, 0.02),
-}
+def test_thread_time_is_as_the_weights_whatever_the_number_of_threads() -> None:
+    all_weights: list[tuple[float, ...]] = [(3, 1), (3, 1, 1)]
+    for lengths, weights, threads in product(LENGTHS, all_weights, [1, 2, 4, 5, 6]):
+        with case(lengths, weights, threads):
+            queues = {str(n): Queue(lengths[n], weight) for n, weight in enumerate(weights)}
+            played = Played(threads, queues, seconds=8.0 / threads)
+            total = sum(played.used.values())
+            assert total == pytest.approx(8.0, rel=0.05)  # none of them rested
+            for name, queue in queues.items():
+                assert played.used[name] / total == pytest.approx(queue.weight / sum(weights), rel=0.1)
 
 
-class TestShares:
-    def test_thread_time_is_as_the_weights_whatever_the_number_of_threads(self) -> None:
-        all_weights: list[tuple[float, ...]] = [(3, 1), (3, 1, 1)]
-        for lengths, weights, threads in product(LENGTHS.values(), all_weights, [1, 2, 4, 5, 6]):
-            with case(lengths, weights, threads):
-                queues = {str(n): Queue(length, weight) for n, (length, weight) in enumerate(zip(lengths, weights))}  # noqa: B905
-                played = Played(threads, queues, seconds=8.0 / threads)
-                assert played.total == pytest.approx(8.0, rel=0.05)  # none of them rested
-                for name, queue in queues.items():
-                    assert played.part(name) == pytest.approx(queue.weight / sum(weights), rel=0.1)
-
-    def test_no_queue_has_more_threads_than_its_share_while_another_waits(self) -> None:
-        assert Played(4, {"a": Queue(0.05, 3), "b": Queue(0.005)}, 2.0).most == {"a": 3, "b": 1}
-
-    def test_a_queue_that_is_alone_has_all_threads(self) -> None:
-        played = Played(5, {"a": Queue(0.05), "b": Queue(0.05, since=NEVER)}, 5.0)
-        assert played.used["a"] == pytest.approx(25.0, rel=0.02)
-
-    def test_what_was_lent_comes_back_batch_by_batch(self) -> None:
-        played = Played(4, {"a": Queue(0.05), "b": Queue(0.05, since=10.0)}, 10.2)
-        assert played.most["a"] == 4
-        # From the end of the batches that ran then, 0.05 s at most, it has its 2 threads.
-        assert played.used["b"] == pytest.approx(0.2 * 2, abs=0.2)
-
-    def test_a_queue_that_had_nothing_to_do_saves_up_no_credit(self) -> None:
-        played = Played(1, {"a": Queue(0.05), "b": Queue(0.05, since=20.0)}, 22.0)
-        assert played.used["b"] == pytest.approx(1.0, abs=0.1)
-
-    def test_nor_does_one_with_fewer_shards_than_its_share(self) -> None:
-        few = Queue(0.05, shards=1)
-        played = Played(5, {"a": few, "b": Queue(0.05), "c": Queue(0.05, since=10.0)}, 15.0)
-        assert played.used["a"] == pytest.approx(15.0, rel=0.1)
-        assert played.used["c"] == pytest.approx(5.0 * 2, rel=0.1)
-
-    def test_jobs_that_come_one_by_one_do_not_wait_behind_a_backlog(self) -> None:
-        fast = Queue(0.001, shards=5, arrivals=[0.01 + number * 0.08 for number in range(200)])
-        played = Played(5, {"slow": Queue(0.05, shards=5), "fast": fast}, 16.1)
-        assert len(played.delays) == 200
-        assert max(played.delays) <= 0.05 + 1e-9  # until the next of five batches of the other ends
-        assert played.used["slow"] == pytest.approx(16.1 * 5, rel=0.02)
-
-    def test_hours_of_one_queue_take_no_more_threads_than_its_share(self) -> None:
-        played = Played(5, {"hours": Queue(3600.0, since=0.5), "quick": Queue(0.001)}, 2.0)
-        assert played.most["hours"] == 3
-        assert played.used["quick"] == pytest.approx(0.5 * 5 + 1.5 * 2, rel=0.1)
+def test_no_queue_has_more_threads_than_its_share_while_another_waits() -> None:
+    assert Played(4, {"a": Queue(0.05, 3), "b": Queue(0.005)}, 2.0).most == {"a": 3, "b": 1}
+    hours = Played(5, {"hours": Queue(3600.0, since=0.5), "quick": Queue(0.001)}, 2.0)
+    assert hours.most["hours"] == 3
+    assert hours.used["quick"] == pytest.approx(0.5 * 5 + 1.5 * 2, rel=0.1)
 
 
-class TestMaxThreads:
-    @pytest.mark.parametrize("others", [{}, {"b": Queue(0.005)}], ids=["alone", "beside another"])
-    def test_a_queue_never_has_more(self, others: dict[str, Queue]) -> None:
-        played = Played(5, {"a": Queue(0.05, 3, max_threads=2), **others}, 4.0)
-        assert played.most["a"] == 2
-        assert played.used["a"] == pytest.approx(4.0 * 2, rel=0.05)
-        if others:
-            assert played.used["b"] == pytest.approx(4.0 * 3, rel=0.05)
+def test_a_queue_that_is_alone_has_all_threads_and_gives_them_back_batch_by_batch() -> None:
+    played = Played(4, {"a": Queue(0.05), "b": Queue(0.05, since=10.0)}, 10.2)
+    assert played.most["a"] == 4
+    assert played.used["a"] == pytest.approx(10.0 * 4 + 0.2 * 2, rel=0.02)
+    # From the end of the batches that ran then, 0.05 s at most, it has its 2 threads.
+    assert played.used["b"] == pytest.approx(0.2 * 2, abs=0.2)
+
+
+def test_who_had_nothing_to_do_or_too_few_shards_for_its_share_saves_up_no_credit() -> None:
+    played = Played(1, {"a": Queue(0.05), "b": Queue(0.05, since=20.0)}, 22.0)
+    assert played.used["b"] == pytest.approx(1.0, abs=0.1)
+    played = Played(5, {"a": Queue(0.05, shards=1), "b": Queue(0.05), "c": Queue(0.05, since=10.0)}, 15.0)
+    assert played.used["a"] == pytest.approx(15.0, rel=0.1)
+    assert played.used["c"] == pytest.approx(5.0 * 2, rel=0.1)
+
+
+def test_jobs_that_come_one_by_one_do_not_wait_behind_a_backlog() -> None:
+    fast = Queue(0.001, shards=5, arrivals=[0.01 + number * 0.08 for number in range(200)])
+    played = Played(5, {"slow": Queue(0.05, shards=5), "fast": fast}, 16.1)
+    assert len(played.delays) == 200
+    assert max(played.delays) <= 0.05 + 1e-9  # until the next of five batches of the other ends
+    assert played.used["slow"] == pytest.approx(16.1 * 5, rel=0.02)
+
+
+@pytest.mark.parametrize("others", [{}, {"b": Queue(0.005)}], ids=["alone", "beside another"])
+def test_a_queue_never_has_more_than_max_threads(others: dict[str, Queue]) -> None:
+    played = Played(5, {"a": Queue(0.05, 3, max_threads=2), **others}, 4.0)
+    assert played.most["a"] == 2
+    assert played.used["a"] == pytest.approx(4.0 * 2, rel=0.05)
+    if others:
+        assert played.used["b"] == pytest.approx(4.0 * 3, rel=0.05)
 
 
 # --- sleep ---
 
 
-class Node:
-    """Threads that really wait. `looks` counts how often one of them has looked for a shard."""
-
-    def __init__(self) -> None:
-        self.looks = 0
-        self._made: list[Dispatcher] = []
-
-    def clock(self) -> float:
-        self.looks += 1  # whoever looks for a shard reads the clock first
-        return clock.now()
-
-    def dispatcher(
-        self,
-        threads: int,
-        shards: Sequence[Shard],
-        shares: Mapping[str, Share],
-        build_scheduler: Callable[[], Schedule],
-    ) -> Dispatcher:
-        made = dispatcher(threads, shards, shares, build_scheduler=build_scheduler, clock=self.clock)
-        self._made.append(made)
-        return made
-
-    def wait(self, dispatch: Dispatcher, thread: int) -> "Future[Shard | None]":
-        """The thread waits for a shard. Returns when it has got one or sleeps."""
-        future: Future[Shard | None] = Future()
-        asleep = dispatch._idle
-        threading.Thread(target=lambda: future.set_result(dispatch.wait(thread)), daemon=True).start()
-        until(lambda: future.done() or dispatch._idle > asleep)
-        return future
-
-    def close(self) -> None:
-        for made in self._made:
-            made.close()
-
-
-@pytest.fixture
-def node() -> Iterator[Node]:
-    made = Node()
-    yield made
-    made.close()
-
-
-def ends(dispatch: Dispatcher, item: Shard, thread: int) -> None:
-    """The thread's batch of the shard ends, more of it is due, and the thread looks for nothing else."""
-    dispatch.look_again(item)
-    dispatch.unclaim(item)
-
-
 BOUNDED = {"a": Share(max_threads=1), "b": Share()}
 
 
-class TestSleep:
-    def test_whoever_leaves_a_full_queue_wakes_a_thread_for_it(self, node: Node) -> None:
-        first, second = shard("a", 0, due=0.0), shard("a", 1, due=0.0)
-        dispatch = node.dispatcher(2, [first, second], BOUNDED, LagScheduler)
-        assert dispatch.pick(0) is first
-        sleeping = node.wait(dispatch, 1)
-        assert not sleeping.done()
-        dispatch.took(first, first.dispatch.wakes, delivery())
-        dispatch.unclaim(first)  # nothing more of this one: it is the other that the sleeper can have
-        assert sleeping.result(PATIENCE) is second
+def test_whoever_leaves_a_full_queue_wakes_a_thread_for_it(waiting: Waiting) -> None:
+    first, second = shard("a", 0, due=0.0), shard("a", 1, due=0.0)
+    dispatch = dispatcher(2, [first, second], BOUNDED, clock=waiting.clock)
+    assert dispatch.pick(0) is first
+    sleeping = waiting.wait(dispatch, 1)
+    assert not sleeping.done()
+    dispatch.took(first, first.dispatch.wakes, delivery())
+    dispatch.unclaim(first)  # nothing more of this one: it is the other that the sleeper can have
+    assert sleeping.result(PATIENCE) is second
 
-    def test_also_when_a_scheduler_raises(self, node: Node) -> None:
-        raising = threading.Event()
 
-        def choose(shards: Sequence[Shard], now: float, ready: Callable[[Shard], bool]) -> Shard | None:
-            if raising.is_set():
-                raising.clear()
-                raise ZeroDivisionError
-            return LagScheduler()(shards, now, ready)
+def test_also_when_a_scheduler_raises_and_what_it_had_in_hand_stays_claimed(waiting: Waiting) -> None:
+    raising = threading.Event()
 
-        a, more = shard("a", 0, due=0.0), shard("a", 1, due=0.0)
-        dispatch = node.dispatcher(2, [a, more], BOUNDED, lambda: choose)
-        assert dispatch.pick(0) is a
-        sleeping = node.wait(dispatch, 1)
-        raising.set()
-        with pytest.raises(ZeroDivisionError):
-            dispatch.pick(0)
-        assert a.dispatch.claimed_by == 0
-        assert sleeping.result(PATIENCE) is more
+    def choose(shards: Sequence[Shard], now: float, ready: Callable[[Shard], bool]) -> Shard | None:
+        if raising.is_set():
+            raising.clear()
+            raise ZeroDivisionError
+        return LagScheduler()(shards, now, ready)
 
-    def test_nobody_polls_for_a_full_queue_nor_is_woken_by_its_jobs(self, node: Node) -> None:
-        first, second = shard("a", 0, due=0.0), shard("a", 1, due=0.0)
-        dispatch = node.dispatcher(3, [first, second], BOUNDED, LagScheduler)
-        assert dispatch.pick(0) is first
-        sleeping = [node.wait(dispatch, number) for number in (1, 2)]
-        slept = threading.Event()
-        dispatch.wake(second)
-        node.looks = 0
-        slept.wait(3 * ASK_AGAIN)
-        assert node.looks == 0
-        assert not any(future.done() for future in sleeping)
+    a, more = shard("a", 0, due=0.0), shard("a", 1, due=0.0)
+    dispatch = dispatcher(2, [a, more], BOUNDED, build_scheduler=lambda: choose, clock=waiting.clock)
+    assert dispatch.pick(0) is a
+    sleeping = waiting.wait(dispatch, 1)
+    raising.set()
+    with pytest.raises(ZeroDivisionError):
+        dispatch.pick(0)
+    assert a.dispatch.claimed_by == 0
+    assert sleeping.result(PATIENCE) is more
 
-    def test_never_two_threads_on_a_shard_nor_more_than_the_queue_may_have_in_a_storm(self, node: Node) -> None:
-        shares = {"a": Share(max_threads=2), "b": Share(weight=3)}
-        shards = [shard(queue, index) for queue in shares for index in range(6)]
-        dispatch = node.dispatcher(6, shards, shares, LagScheduler)
-        lock, working, most, worked = threading.Lock(), {"a": 0, "b": 0}, {"a": 0, "b": 0}, dict.fromkeys(shards, 0)
-        busy: set[Shard] = set()
-        overlaps: list[Shard] = []
-        enough = 500
 
-        def work(number: int) -> None:
-            draw, held = random.Random(number), None
-            while True:
-                taken = dispatch.wait(number) if held is None else dispatch.pick(number)
-                if held is not None and held is not taken:
-                    dispatch.unclaim(held)
-                if taken is None and held is None:
-                    return
-                held = taken
-                if taken is None:
-                    continue
-                with lock:
-                    overlaps.extend([taken] if taken in busy else [])
-                    busy.add(taken)
-                    working[taken.queue] += 1
-                    most[taken.queue] = max(most[taken.queue], working[taken.queue])
-                    worked[taken] += 1
-                wakes = taken.dispatch.wakes
-                slept.wait(draw.choice([0.0, 0.0, 0.001]))
-                dispatch.took(taken, wakes, delivery(None if ending.is_set() else draw.choice([None, 0.0, 0.001])))
-                with lock:
-                    busy.discard(taken)
-                    working[taken.queue] -= 1
+def test_nobody_polls_for_a_full_queue_nor_is_woken_by_its_jobs(waiting: Waiting) -> None:
+    first, second = shard("a", 0, due=0.0), shard("a", 1, due=0.0)
+    dispatch = dispatcher(3, [first, second], BOUNDED, clock=waiting.clock)
+    assert dispatch.pick(0) is first
+    sleeping = [waiting.wait(dispatch, number) for number in (1, 2)]
+    dispatch.wake(second)
+    looks = waiting.looks
+    with pytest.raises(TimeoutError):
+        sleeping[0].result(3 * ASK_AGAIN)
+    assert waiting.looks == looks
+    assert not sleeping[1].done()
 
-        slept, ending = threading.Event(), threading.Event()
-        pool = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(6)]
-        for thread in pool:
+
+class Storm:
+    """Threads that work a dispatcher's shards, which get jobs at any time; and what may never be."""
+
+    def __init__(self, threads: int, shares: Mapping[str, Share]) -> None:
+        self.shards = [shard(queue, index) for queue in shares for index in range(6)]
+        self.dispatcher = dispatcher(threads, self.shards, shares)
+        self.worked = dict.fromkeys(self.shards, 0)
+        self.most = dict.fromkeys(shares, 0)
+        self.overlaps: list[Shard] = []
+        self.is_ending, self._pause = threading.Event(), threading.Event()
+        self._busy: set[Shard] = set()
+        self._lock = threading.Lock()
+        self.pool = [threading.Thread(target=self._work, args=(number,), daemon=True) for number in range(threads)]
+        for thread in self.pool:
             thread.start()
-        draw = random.Random(99)
 
-        def wake() -> bool:
-            dispatch.wake(draw.choice(shards), draw.choice([0.0, 0.0, 0.001]))
-            return sum(worked.values()) >= enough and min(worked.values()) > 0
+    def _work(self, number: int) -> None:
+        draw, held = random.Random(number), self.dispatcher.wait(number)
+        while held is not None:
+            with self._lock:
+                self.overlaps += [held] if held in self._busy else []
+                self._busy.add(held)
+                self.worked[held] += 1
+                running = sum(each.queue == held.queue for each in self._busy)
+                self.most[held.queue] = max(self.most[held.queue], running)
+            wakes = held.dispatch.wakes
+            self._pause.wait(draw.choice([0.0, 0.0, 0.001]))
+            delay = None if self.is_ending.is_set() else draw.choice([None, 0.0, 0.001])
+            self.dispatcher.took(held, wakes, delivery(delay))
+            with self._lock:
+                self._busy.discard(held)
+            following = self.dispatcher.pick(number)
+            if following is not held:
+                self.dispatcher.unclaim(held)
+            held = following or self.dispatcher.wait(number)
 
-        until(wake, "enough turns")
-        ending.set()
-        until(
-            lambda: all(item.next_due is None for item in shards), "all worked without another wake-up: none was lost"
-        )
-        dispatch.close()
-        for thread in pool:
-            thread.join(PATIENCE)
-        assert not any(thread.is_alive() for thread in pool)
-        assert most["a"] <= 2
-        assert not overlaps
-        assert {use.running for use in dispatch._uses.values()} == {0}
+
+def test_in_a_storm_no_shard_has_two_threads_nor_a_queue_too_many_and_no_wake_up_is_lost() -> None:
+    storm = Storm(6, {"a": Share(max_threads=2), "b": Share(weight=3)})
+    draw = random.Random(99)
+
+    def wake() -> bool:
+        storm.dispatcher.wake(draw.choice(storm.shards), draw.choice([0.0, 0.0, 0.001]))
+        return sum(storm.worked.values()) >= 500 and min(storm.worked.values()) > 0
+
+    until(wake, "enough turns")
+    storm.is_ending.set()
+    until(lambda: all(item.next_due is None for item in storm.shards), "all worked without another wake-up")
+    storm.dispatcher.close()
+    for thread in storm.pool:
+        thread.join(PATIENCE)
+    assert not any(thread.is_alive() for thread in storm.pool)
+    assert storm.most["a"] <= 2
+    assert not storm.overlaps
 
 
 # --- schedulers ---
@@ -390,78 +272,68 @@ class Moody:
         return None if self.declines else LagScheduler()(shards, now, ready)
 
 
-SHARES = [{"a": Share()}, {"a": Share(), "z": Share()}]
+either = pytest.mark.parametrize("shares", [{"a": Share()}, {"a": Share(), "z": Share()}], ids=["one", "two"])
 
 
-class TestSchedulers:
-    @pytest.mark.parametrize("shares", SHARES, ids=["one queue", "two queues"])
-    def test_one_that_declines_is_obeyed_and_asked_again(self, shares: dict[str, Share], node: Node) -> None:
-        a, moody = shard("a", due=0.0), Moody()
-        dispatch = node.dispatcher(1, [a], shares, lambda: moody)
-        assert dispatch.pick(0) is None
-        sleeping = node.wait(dispatch, 0)
-        assert not sleeping.done()
-        moody.declines = False  # nothing else happens: only that it is asked again
-        assert sleeping.result(PATIENCE) is a
+@either
+def test_one_that_declines_is_obeyed_and_asked_again_but_not_in_a_loop(
+    shares: dict[str, Share], waiting: Waiting
+) -> None:
+    a, moody = shard("a", due=0.0), Moody()
+    dispatch = dispatcher(2, [a], shares, build_scheduler=lambda: moody, clock=waiting.clock)
+    begun, looks = time.monotonic(), waiting.looks
+    sleeping = [waiting.wait(dispatch, number) for number in range(2)]
+    until(lambda: waiting.looks - looks >= 10)
+    assert waiting.looks - looks <= 10 + 4 * (time.monotonic() - begun) / ASK_AGAIN
+    moody.declines = False  # nothing else happens: only that it is asked again
+    until(lambda: any(future.done() for future in sleeping))
 
-    @pytest.mark.parametrize("shares", SHARES, ids=["one queue", "two queues"])
-    def test_what_one_declines_another_threads_may_choose(self, shares: dict[str, Share], node: Node) -> None:
-        a = shard("a")
-        moods = [Moody() for _ in range(3) for _ in shares]
-        made = iter(moods)
-        dispatch = node.dispatcher(3, [a], shares, lambda: next(made))
-        for moody in moods[2 * len(shares) :]:
-            moody.declines = False
-        sleeping = [node.wait(dispatch, number) for number in range(3)]
-        dispatch.wake(a)  # this may wake any of them
-        assert sleeping[2].result(PATIENCE) is a
-        assert not sleeping[0].done()
 
-    @pytest.mark.parametrize("shares", SHARES, ids=["one queue", "two queues"])
-    def test_one_that_declines_is_not_asked_in_a_loop(self, shares: dict[str, Share], node: Node) -> None:
-        dispatch = node.dispatcher(2, [shard("a", due=0.0)], shares, Moody)
-        for number in (0, 1):  # the leader, and another
-            assert dispatch.pick(number) is None
-            with dispatch._changed:
-                assert dispatch._timeout(number, 1.0) == pytest.approx(ASK_AGAIN)
+@either
+def test_what_one_declines_another_threads_may_choose(shares: dict[str, Share], waiting: Waiting) -> None:
+    a, moods = shard("a"), [Moody() for _ in range(3)]
+    moods[2].declines = False
+    dispatch = Dispatcher([[a]] * 3, [dict.fromkeys(shares, moody) for moody in moods], shares, clock=waiting.clock)
+    sleeping = [waiting.wait(dispatch, number) for number in range(3)]
+    dispatch.wake(a)  # this may wake any of them
+    assert sleeping[2].result(PATIENCE) is a
+    assert not sleeping[0].done()
 
-    def test_when_one_declines_another_queue_has_its_turn(self) -> None:
-        a, b, moody = shard("a", due=0.0), shard("b", due=0.0), Moody()
-        schedules: list[dict[str, Schedule]] = [{"a": moody, "b": LagScheduler()}]
-        assert Dispatcher([[a, b]], schedules, {"a": Share(), "b": Share()}).pick(0) is b
 
-    def test_a_shard_of_another_queue_is_no_choice(self) -> None:
-        a, b = shard("a", due=0.0), shard("b", due=0.0)
-        schedules: list[dict[str, Schedule]] = [{"a": lambda *_: b, "b": lambda *_: a}]
-        assert Dispatcher([[a, b]], schedules, {"a": Share(), "b": Share()}).pick(0) is None
+def test_when_one_declines_or_chooses_of_another_queue_its_own_has_no_turn() -> None:
+    a, b = shard("a", due=0.0), shard("b", due=0.0)
+    shares = {"a": Share(), "b": Share()}
+    declines: dict[str, Schedule] = {"a": Moody(), "b": LagScheduler()}
+    assert Dispatcher([[a, b]], [declines], shares).pick(0) is b
+    wrong: dict[str, Schedule] = {"a": lambda *_: b, "b": lambda *_: a}
+    assert Dispatcher([[a, b]], [wrong], shares).pick(0) is None
 
-    def test_each_sees_the_shards_of_one_queue_first_those_that_its_thread_prefers(self) -> None:
-        given: list[list[Shard]] = []
 
-        def decline(shards: Sequence[Shard], now: float, ready: Callable[[Shard], bool]) -> Shard | None:
-            given.append(list(shards))
-            return None
+def test_each_sees_the_shards_of_one_queue_first_those_that_its_thread_prefers() -> None:
+    given: list[list[Shard]] = []
 
-        a, b = [shard("a", index, due=0.0) for index in range(4)], [shard("b", index, due=0.0) for index in range(2)]
-        dispatch = dispatcher(2, [*a, *b], {"a": Share(), "b": Share()}, build_scheduler=lambda: decline)
-        assert dispatch.pick(0) is None
-        assert given == [[a[0], a[2]], a, [b[0]], b]
+    def decline(shards: Sequence[Shard], now: float, ready: Callable[[Shard], bool]) -> Shard | None:
+        given.append(list(shards))
+        return None
 
-    def test_a_round_goes_on_where_it_was_when_queues_take_turns(self) -> None:
-        shards = [shard(queue, index, due=0.0) for queue in "ab" for index in range(3)]
-        moving = 0.0
-        dispatch = dispatcher(
-            1, shards, {"a": Share(), "b": Share()}, build_scheduler=SeqScheduler, clock=lambda: moving
-        )
-        turns = []
-        for _ in range(12):
-            picked = dispatch.pick(0)
-            assert picked is not None
-            turns.append(picked)
-            moving += 1.0
-            dispatch.unclaim(picked)
-        assert [item.index for item in turns if item.queue == "a"] == [0, 1, 2, 0, 1, 2]
-        assert [item.index for item in turns if item.queue == "b"] == [0, 1, 2, 0, 1, 2]
+    a, b = [shard("a", index, due=0.0) for index in range(4)], [shard("b", index, due=0.0) for index in range(2)]
+    dispatch = dispatcher(2, [*a, *b], {"a": Share(), "b": Share()}, build_scheduler=lambda: decline)
+    assert dispatch.pick(0) is None
+    assert given == [[a[0], a[2]], a, [b[0]], b]
+
+
+def test_a_round_goes_on_where_it_was_when_queues_take_turns() -> None:
+    now = 0.0
+    shards = [shard(queue, index, due=0.0) for queue in "ab" for index in range(3)]
+    dispatch = dispatcher(1, shards, {"a": Share(), "b": Share()}, build_scheduler=SeqScheduler, clock=lambda: now)
+    turns: dict[str, list[int]] = {"a": [], "b": []}
+    for _ in range(12):
+        picked = dispatch.pick(0)
+        assert picked is not None
+        turns[picked.queue].append(picked.index)
+        now += 1.0
+        dispatch.unclaim(picked)
+    assert turns == {"a": [0, 1, 2, 0, 1, 2], "b": [0, 1, 2, 0, 1, 2]}
 
 
 # --- nothing is overlooked ---
@@ -476,6 +348,7 @@ def test_a_shard_that_is_ready_is_always_found(draw: random.Random, threads: int
     shards = [shard(queue, index) for queue in shares for index in range(2)]
     dispatch = dispatcher(threads, shards, shares, clock=lambda: now)
     held: list[Shard | None] = [None] * threads
+    assigned = shards
     for _ in range(60):
         now += draw.choice([0.0, 0.5, 1.0])
         number, item = draw.randrange(threads), draw.choice(shards)
@@ -488,8 +361,8 @@ def test_a_shard_that_is_ready_is_always_found(draw: random.Random, threads: int
             case 2:
                 draw.choice([dispatch.leave, dispatch.stay])([item])
             case 3:
-                kept = [other for other in shards if draw.random() < 0.8]
-                dispatch.assign([kept[place::threads] for place in range(threads)])
+                assigned = [other for other in shards if draw.random() < 0.8]
+                dispatch.assign([assigned[place::threads] for place in range(threads)])
             case 4:
                 item.lease.deadline = draw.choice([now, NEVER])
             case _:
@@ -502,7 +375,7 @@ def test_a_shard_that_is_ready_is_always_found(draw: random.Random, threads: int
                 running["c"] -= mine is not None and mine.queue == "c"
                 ready = [
                     other
-                    for other in dispatch._all
+                    for other in assigned
                     if is_ready(number, now, other) and (other.queue != "c" or running["c"] < 1)
                 ]
                 picked = dispatch.pick(number)
@@ -510,5 +383,3 @@ def test_a_shard_that_is_ready_is_always_found(draw: random.Random, threads: int
                 if mine is not None and mine is not picked:
                     dispatch.unclaim(mine)
                 held[number] = picked
-    for name, count in dispatch._uses.items():
-        assert count.running == sum(other is not None and other.queue == name for other in held)
