@@ -1,9 +1,7 @@
-"""The maintenance loop's round: when it is told of members, when it divides anew, and what a failure keeps it from."""
+"""The maintenance loop: when it hears of members, when it divides anew, and what a failure keeps it from."""
 
 import json
 import re
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,11 +16,9 @@ from lowq.broker.outage import Outage
 from lowq.broker.shard import Shard
 from lowq.broker.splitter import Members
 from lowq.broker.sweeper import Sweeper
-from lowq.clock import Clock
-from lowq.duration import LONGEST_WAIT
 from lowq.errors import RedisUnavailable, ScriptError, ShardsCountError
 from lowq.store import Call, Client, Refusal
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 #: Seconds. A third of it is longer than a test waits, so no round comes by itself meanwhile.
 TTL = 600.0
@@ -30,7 +26,7 @@ ME = Identity("0123456789", {"q": 4}, 1, "1", host="me", pid=1)
 
 
 class Registry:
-    """The client: it answers heartbeats with the parts of these nodes."""
+    """The client: it answers heartbeats with this node and others."""
 
     is_cluster = False
 
@@ -39,111 +35,58 @@ class Registry:
         #: Seconds until the first of them will have been silent for too long.
         self.first_silent = b""
         self.heartbeats: list[Call] = []
-        self.registered = 0
-        self.error: Exception | None = None
-        self.fails_once = False
         self.refusal: Refusal | None = None
-        #: Runs while a heartbeat is under way.
-        self.meanwhile: Callable[[], object] = lambda: None
+        #: What happens while heartbeats are under way. One that returns an error keeps the answer from coming.
+        self.meanwhile: list[Callable[[], object]] = []
 
     def run_many(self, calls: Sequence[Call], repeats: int = 0) -> list[Any]:
-        if self.fails_once:
-            self.fails_once = False
-            return [RedisUnavailable("cut") for _ in calls]
-        if self.error is not None:
-            return [self.error for _ in calls]
-        self.heartbeats += [call for call in calls if call.script == "heartbeat"]
-        self.registered += sum(call.script == "register" for call in calls)
         reply: list[bytes] = [self.first_silent, b"1800000000.000000"]
-        part = str(calls[0].args[2])
-        for name, its_part in [(ME.name, part), *((other, '{"queues": {"q": 4}}') for other in self.others)]:
-            reply += [name.encode(), its_part.encode()] if its_part else []
-        self.meanwhile()
+        if part := str(calls[0].args[2]):
+            reply += [ME.name.encode(), part.encode()]
+        for other in self.others:
+            reply += [other.encode(), b'{"queues": {"q": 4}}']
+        self.heartbeats.append(calls[0])
+        error = self.meanwhile.pop(0)() if self.meanwhile else None
+        if isinstance(error, Exception):
+            return [error for _ in calls]
         return [reply if call.script == "heartbeat" else self.refusal or 1 for call in calls]
-
-    def close(self) -> None:
-        pass
-
-
-class Wishes:
-    """Leases that only remember what is wanted of them."""
-
-    def __init__(self) -> None:
-        self.wanted: list[Any] = []
-        self.tried: list[Shard] = []
-        self.away = 0
-        self.rounds = 0
-        self.gives_up = False
-        self.trouble: Exception | None = None
-        self.held: list[Shard] = []
-        self.next_try = float("inf")
-        self.renewed = 0
-
-    def want(self, shards: Any) -> None:
-        self.wanted.append(list(shards))
-
-    def try_for(self, shard: Shard, at: float) -> None:
-        self.tried.append(shard)
-
-    def was_away(self) -> None:
-        self.away += 1
-
-    def give_up(self) -> bool:
-        self.rounds += 1
-        return self.gives_up
-
-    def renew(self) -> None:
-        self.renewed += 1
-
-    def surrender_replaced(self) -> bool:
-        return False
-
-    def acquire(self, now: float) -> None:
-        pass
-
-    def refresh(self) -> None:
-        pass
-
-    def log_held(self) -> bool:
-        return False
-
-    def clear_trouble(self) -> Exception | None:
-        trouble, self.trouble = self.trouble, None
-        return trouble
 
 
 class Rig:
-    """A maintenance loop among fakes. ``shares``: whether its splitter looks at the members."""
+    """A maintenance loop whose leases only remember what is wanted of them."""
 
-    def __init__(self, *, shares: bool = True, seconds: float = TTL, clock: Clock = clock.now) -> None:
-        self.registry, self.wishes = Registry(), Wishes()
-        #: How often shares were asked for, and what to do then.
-        self.divisions: list[Members] = []
-        self.divide: Callable[[Members], list[Any]] = sorted
-        self.ready = 0
+    def __init__(self, *, shares: bool = True) -> None:
+        self.registry = Registry()
+        self.late = 0.0
+        self.wanted: list[list[Any]] = []
+        self.away = self.ready = 0
         self.fatal: list[BaseException] = []
-        self.membership = Membership(ME, "lowq", silence=TTL, shares=shares)
+        self.divide: Callable[[Members], list[Any]] = sorted
+        self.leases = SimpleNamespace(
+            want=lambda shards: self.wanted.append(list(shards)), was_away=self._was_away, held=[],
+            next_try=float("inf"), acquire=lambda _now: None, try_for=lambda _shard, _at: None,
+        )  # fmt: skip
+        for name in ("renew", "refresh", "clear_trouble"):
+            setattr(self.leases, name, lambda: None)
+        for name in ("give_up", "surrender_replaced", "log_held"):
+            setattr(self.leases, name, lambda: False)
         self.loop = MaintenanceLoop(
-            cast(Client, self.registry), self.membership, cast(Leases, self.wishes), list, Outage(),
-            divide=self._divide, lease_ttl=seconds, poll_interval=1000.0 * seconds,
-            registrations=lambda: [Call("register", "q", ["", "q", 4])],
-            on_ready=self._on_ready, on_fatal=self.fatal.append, sweeper=Sweeper(list, [], 500), clock=clock,
+            cast(Client, self.registry), Membership(ME, "lowq", silence=TTL, shares=shares), cast(Leases, self.leases),
+            list, Outage(), divide=lambda members: self.divide(members),  # noqa: PLW0108  # it may change
+            lease_ttl=TTL, poll_interval=1000 * TTL,
+            registrations=lambda: [Call("register", "q", ["", "q", 4])], on_ready=self._on_ready,
+            on_fatal=self.fatal.append, sweeper=Sweeper(list, [], 500), clock=lambda: clock.now() + self.late,
         )  # fmt: skip
 
-    def _divide(self, members: Members) -> list[Any]:
-        self.divisions.append(members)
-        return self.divide(members)
+    def _was_away(self) -> None:
+        self.away += 1
 
     def _on_ready(self) -> None:
         self.ready += 1
 
-    def tick(self, in_seconds: float = 0.0) -> float:
-        return self.loop._tick(clock.now() + in_seconds)
-
     def run(self) -> None:
         self.loop.start()
         until(lambda: self.ready)
-        until(lambda: not self.loop._nudge.is_set())
 
 
 @pytest.fixture
@@ -153,126 +96,53 @@ def rig() -> Iterator[Rig]:
     made.loop.stop()
 
 
-# --- its waits ---
-
-
-@pytest.mark.parametrize("where", ["asleep", "in a call"])
-def test_it_says_how_late_it_ran_wherever_it_was_held_up(where: str, caplog: pytest.LogCaptureFixture) -> None:
-    held_up = 0.0
-    rig = Rig(clock=lambda: clock.now() + held_up)
-
+def test_it_says_how_late_it_ran_but_not_that_it_waited_for_a_redis_that_is_away(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
     def hold_up() -> None:
-        nonlocal held_up
-        held_up = TTL
+        rig.late += TTL
 
-    if where == "in a call":
-        rig.registry.meanwhile = hold_up
-    try:
-        rig.run()
-        if where == "asleep":
-            hold_up()
-            rig.loop.nudge()
-        until(lambda: caplog.messages)
-    finally:
-        rig.loop.stop()
-    (late,) = re.findall(r"the maintenance loop ran ([\d.]+) s late", caplog.text)
-    # A loop that sleeps is woken early here: what is left of its pause is not late.
-    assert float(late) == pytest.approx(TTL if where == "in a call" else TTL * 2 / 3, abs=60)
+    def wait_in_vain() -> Exception:
+        hold_up()
+        return RedisUnavailable("timeout")
 
-
-def test_waiting_for_a_redis_that_is_away_is_not_running_late(caplog: pytest.LogCaptureFixture) -> None:
-    waited = 0.0
-    rig = Rig(clock=lambda: clock.now() + waited)
-
-    def wait() -> None:
-        nonlocal waited
-        waited += TTL
-        rig.registry.meanwhile = lambda: None
-        raise RedisUnavailable("timeout")
-
-    rig.registry.meanwhile = wait
+    rig.registry.meanwhile = [wait_in_vain]
     rig.run()
-    rig.loop.stop()
-    assert waited == TTL
     assert "late" not in caplog.text
+    rig.registry.meanwhile = [hold_up]
+    rig.loop.members_changed()
+    until(lambda: "late" in caplog.text)
+    (late,) = re.findall(r"the maintenance loop ran ([\d.]+) s late", caplog.text)
+    assert float(late) == pytest.approx(TTL, abs=PATIENCE)
 
 
-def test_it_never_waits_longer_than_a_thread_can() -> None:
-    rig = Rig(seconds=1e12)
-    assert rig.tick() == LONGEST_WAIT
-
-
-def test_a_lease_that_is_told_to_become_free_in_centuries_is_tried_for_when_it_must_have_run_out(rig: Rig) -> None:
-    asked: list[float] = []
-    rig.wishes.try_for = lambda _, at: asked.append(at)  # type: ignore[method-assign,assignment]
-    shard = cast(Shard, SimpleNamespace(lease=SimpleNamespace(current=None)))
-    latest = time.monotonic() + TTL
-    rig.loop.lease_released(shard, 1e10)
-    rig.tick()
-    (at,) = asked
-    assert latest <= at <= time.monotonic() + TTL
-
-
-# --- members ---
-
-
-def test_shares_are_asked_for_once_and_then_whenever_members_change(rig: Rig) -> None:
-    rig.tick()
-    rig.tick(TTL / 3)
-    assert [sorted(members) for members in rig.divisions] == [[ME.name]]
-    rig.registry.others = ["b"]
-    rig.tick(2 * TTL / 3 + 1)
-    assert [sorted(members) for members in rig.divisions] == [[ME.name], ["b", ME.name]]
-    assert rig.wishes.wanted[-1] == ["b", ME.name]
-
-
-def test_an_announcement_while_a_heartbeat_is_under_way_makes_another(rig: Rig) -> None:
+def test_an_announcement_while_a_heartbeat_is_under_way_or_fails_makes_another(rig: Rig) -> None:
     def announce() -> None:  # after Redis has answered
-        rig.registry.meanwhile = lambda: None
         rig.registry.others = ["b"]
         rig.loop.members_changed()
 
-    rig.registry.meanwhile = announce
-    rig.tick()
-    assert rig.wishes.wanted == [[ME.name]]
-    rig.tick()
-    assert rig.wishes.wanted[-1] == ["b", ME.name]
+    def fail() -> Exception:
+        return RedisUnavailable("cut")
 
-
-def test_an_announcement_is_not_forgotten_when_the_heartbeat_fails(rig: Rig) -> None:
-    rig.tick()
-    rig.registry.others = ["b"]
+    rig.registry.meanwhile = [announce]
+    rig.run()
+    until(lambda: len(rig.wanted) == 2)
+    rig.registry.others = []
+    rig.registry.meanwhile = [fail]
     rig.loop.members_changed()
-    rig.registry.error = RedisUnavailable("away")
-    with pytest.raises(RedisUnavailable):
-        rig.tick()
-    rig.registry.error = None
-    rig.tick()
-    assert rig.wishes.wanted[-1] == ["b", ME.name]
+    until(lambda: len(rig.wanted) == 3)
+    assert rig.wanted == [[ME.name], ["b", ME.name], [ME.name]]
+    assert rig.away == 0, "one cut connection is no outage"
+    rig.registry.meanwhile = [fail, fail]
+    rig.loop.members_changed()
+    until(lambda: rig.away)
 
 
 def test_it_looks_when_somebody_has_been_silent_for_too_long(rig: Rig) -> None:
-    rig.registry.others, rig.registry.first_silent = ["b"], b"2.0"
-    assert 2.0 <= rig.tick() + 0.01 < 2.2
-    rig.registry.others, rig.registry.first_silent = [], b""
-    rig.tick(1.9)
-    assert len(rig.wishes.wanted) == 1
-    rig.tick(2.2)
-    assert rig.wishes.wanted[-1] == [ME.name]
-
-
-def test_others_are_told_when_shards_were_given_up(rig: Rig) -> None:
-    rig.tick()
-    before = len(rig.registry.heartbeats)
-    rig.wishes.gives_up = True
-    rig.tick()
-    assert len(rig.registry.heartbeats) == before + 1
-
-
-def test_queues_are_registered_with_every_heartbeat(rig: Rig) -> None:
-    rig.tick()
-    rig.tick(TTL / 3)
-    assert rig.registry.registered == len(rig.registry.heartbeats) == 2
+    rig.registry.others, rig.registry.first_silent = ["b"], b"0.05"
+    rig.registry.meanwhile = [lambda: None, rig.registry.others.clear]
+    rig.run()
+    until(lambda: rig.wanted[-1] == [ME.name])
 
 
 def test_another_number_of_shards_in_the_registry_ends_the_node(rig: Rig) -> None:
@@ -282,94 +152,44 @@ def test_another_number_of_shards_in_the_registry_ends_the_node(rig: Rig) -> Non
     assert isinstance(rig.fatal[0], ShardsCountError)
 
 
-# --- quiet ---
+@pytest.mark.parametrize("shares", [True, False])
+def test_quiet_leaves_the_members_and_wants_nothing_whenever_it_is_said(shares: bool) -> None:
+    for when in ("before the first round", "while shares are asked for", "at rest"):
+        rig = Rig(shares=shares)
 
+        def divide(_members: Members) -> list[Any]:
+            if when == "while shares are asked for":  # noqa: B023
+                rig.loop.quiet()  # the main thread, just now  # noqa: B023
+            return ["a", "b"]
 
-def test_quiet_leaves_the_members_and_wants_nothing(rig: Rig) -> None:
-    rig.registry.others = ["b"]
-    rig.run()
-    rig.loop.quiet()
-    until(lambda: len(rig.wishes.wanted) == 2)
-    assert rig.wishes.wanted[-1] == []
-    assert rig.registry.heartbeats[-1].args[2] == ""
-    assert json.loads(str(rig.registry.heartbeats[-1].args[3]))["quiet"]
-
-
-def test_quiet_wants_nothing_although_it_was_no_member() -> None:
-    rig = Rig(shares=False)
-    rig.divide = lambda _members: ["a", "b"]
-    rig.tick()
-    rig.loop.quiet()
-    rig.tick()
-    assert rig.wishes.wanted == [["a", "b"], []]
-
-
-def test_quiet_while_shares_are_asked_for_is_not_overheard(rig: Rig) -> None:
-    def divide(members: Members) -> list[Any]:
-        rig.loop.quiet()  # the main thread, just now
-        return sorted(members)
-
-    rig.divide = divide
-    rig.tick()
-    rig.tick()
-    assert rig.wishes.wanted[-1] == []
-
-
-def test_quiet_before_the_first_round_gets_ready_all_the_same(rig: Rig) -> None:
-    rig.loop.quiet()
-    rig.tick()
-    assert rig.wishes.wanted == [[]]
-    assert rig.ready == 1
-
-
-# --- troubles ---
+        if when == "before the first round":
+            rig.loop.quiet()
+        rig.divide = divide
+        rig.run()
+        if when == "at rest":
+            rig.loop.quiet()
+        until(lambda: rig.wanted[-1] == [])  # noqa: B023
+        rig.loop.stop()
+        assert rig.registry.heartbeats[-1].args[2] == ""
+        assert json.loads(str(rig.registry.heartbeats[-1].args[3]))["quiet"]
 
 
 def test_trouble_with_one_shard_keeps_nobody_from_getting_ready(rig: Rig) -> None:
-    rig.wishes.trouble = ScriptError("broken")
-    rig.wishes.clear_trouble = lambda: ScriptError("broken")  # type: ignore[method-assign]  # in every round
-    with pytest.raises(ScriptError):
-        rig.tick()
-    assert rig.ready == 1
-    assert rig.wishes.rounds == 1
-
-
-def test_one_cut_connection_is_no_outage_and_two_are(rig: Rig) -> None:
+    rig.leases.clear_trouble = lambda: ScriptError("broken")  # in every round
     rig.run()
-    rig.registry.error = RedisUnavailable("away")
-    rig.loop.members_changed()
-    until(lambda: rig.wishes.away)
-    rig.registry.error = None
-    until(lambda: not rig.loop._members_asked)
-    away = rig.wishes.away
-
-    rig.registry.fails_once = True
-    before = len(rig.registry.heartbeats)
-    rig.loop.members_changed()
-    until(lambda: len(rig.registry.heartbeats) > before)
-    assert not rig.registry.fails_once
-    assert rig.wishes.away == away
+    assert not rig.fatal
 
 
-# --- nudges ---
-
-
-@pytest.mark.parametrize("word", ["left", "check"])
-def test_a_word_of_a_thread_makes_a_round_at_once(word: str, rig: Rig) -> None:
+def test_word_that_a_shard_is_free_is_for_who_does_not_hold_it_and_no_lease_lasts_for_ever(rig: Rig) -> None:
+    asked: list[tuple[Any, float]] = []
+    rig.leases.try_for = lambda shard, at: asked.append((shard, at))
+    free, held = (cast(Shard, SimpleNamespace(lease=SimpleNamespace(current=lease))) for lease in (None, "lease"))
+    rig.loop.lease_released(held, 0.0)
+    before = clock.now()
+    rig.loop.lease_released(free, 1e10)
     rig.run()
-    rounds = rig.wishes.rounds
-    shard = cast(Shard, object())
-    threading.Thread(target=getattr(rig.loop, word), args=(shard,)).start()
-    until(lambda: rig.wishes.rounds > rounds)
-    assert rig.wishes.tried == ([shard] if word == "check" else [])
-
-
-def test_word_that_a_shard_is_free_is_for_those_who_do_not_hold_it(rig: Rig) -> None:
-    shard = Shard(cast(Client, None), "lowq", "q", 0, shards_count=4, nonce="me", load_payload=bytes.decode)
-    rig.loop.lease_released(shard, 0.0)
-    rig.tick()
-    assert rig.wishes.tried == [shard]
-    shard.lease.acquired([b"acquired", b"1", 0], clock.now() + TTL)
-    rig.loop.lease_released(shard, 0.0)
-    rig.tick()
-    assert rig.wishes.tried == [shard]
+    ((shard, at),) = asked
+    assert shard is free
+    assert before + TTL <= at <= clock.now() + TTL
+    rig.loop.check(held)  # which a thread doubts
+    until(lambda: len(asked) == 2)
