@@ -22,8 +22,8 @@ def calls() -> Calls:
     return []
 
 
-@pytest.fixture(params=["plain", "async"])
-def worker(request: pytest.FixtureRequest, app: lowq.Lowq, calls: Calls) -> type[Worker[Any]]:
+@pytest.fixture
+def worker(is_async: bool, app: lowq.Lowq, calls: Calls) -> type[Worker[Any]]:
     class Plain(lowq.Worker[Any]):
         def setup(self) -> None:
             calls.append(("setup", threading.get_ident()))
@@ -45,23 +45,19 @@ def worker(request: pytest.FixtureRequest, app: lowq.Lowq, calls: Calls) -> type
             await asyncio.sleep(0)
             super().teardown()
 
-    return app.worker(shards_count=1)(Awaits if request.param == "async" else Plain)
+    return app.worker(shards_count=1)(Awaits if is_async else Plain)
 
 
-def test_around_all_that_a_drain_performs(worker: type[Worker[Any]], calls: Calls) -> None:
+def test_it_is_set_up_and_torn_down_around_all_that_a_drain_performs(worker: type[Worker[Any]], calls: Calls) -> None:
     worker.perform_async({"id": n} for n in range(3))
     drain(worker)
     assert [what for what, _ in calls] == ["setup", "perform", "perform", "perform", "teardown"]
     assert {thread for _, thread in calls} == {threading.get_ident()}
-
-
-def test_in_a_running_loop_as_well(worker: type[Worker[Any]], calls: Calls) -> None:
+    calls.clear()
     worker.push(1)
     asyncio.run(adrain(worker))
     assert [what for what, _ in calls] == ["setup", "perform", "teardown"]
-
-
-def test_it_is_torn_down_when_a_handler_stops_the_drain(worker: type[Worker[Any]], calls: Calls) -> None:
+    calls.clear()
     worker.push("bad")
     with pytest.raises(KeyboardInterrupt):
         drain(worker)
@@ -92,9 +88,6 @@ def test_a_queue_that_is_worked_already_sets_nothing_up(app: lowq.Lowq, calls: C
             with pytest.raises(QueueInUse):
                 drain(Orders)
 
-        def teardown(self) -> None:
-            calls.append(("teardown", 0))
-
     Orders.push(1)
     assert drain(Orders).performed == 1
-    assert calls == [("setup", 0), ("teardown", 0)]
+    assert calls == [("setup", 0)]

@@ -13,7 +13,6 @@ import lowq
 import lowq.testing
 from lowq.errors import ConfigError, LowqError, QueueInUse
 from lowq.job import Job
-from lowq.sharding import shard_of
 from lowq.store.keys import shard_prefix
 from lowq.testing import drain, embedded, execution
 from lowq.workers import Worker
@@ -84,139 +83,118 @@ def found(made: type[Worker[Any]], job_id: str = "1", *state: Any) -> Job:
 # --- drain ---
 
 
-class TestDrain:
-    def test_everything_due_is_performed_over_all_shards_in_batches(self, app: lowq.Lowq, seen: Seen) -> None:
-        made = worker(app, seen, shards_count=7, batch_size=4)
-        made.perform_async([{"id": number, "payload": number} for number in range(100)])
-        drained = drain(made)
-        assert (drained.performed, drained.failed, drained.batches) == (100, 0, len(seen.batches))
-        assert seen.ids == sorted(map(str, range(100)))
-        sizes = [len(batch) for batch in seen.batches]
-        assert max(sizes) == 4
-        assert len([size for size in sizes if size < 4]) <= 7
-        assert made.queue.stats().processed == 100
-        assert drain(made).batches == 0
+def test_everything_due_is_performed_over_all_shards_in_batches(app: lowq.Lowq, seen: Seen) -> None:
+    made = worker(app, seen, shards_count=7, batch_size=4)
+    made.perform_async([{"id": number, "payload": number} for number in range(100)])
+    drained = drain(made)
+    assert (drained.performed, drained.failed, drained.batches) == (100, 0, len(seen.batches))
+    assert seen.ids == sorted(map(str, range(100)))
+    sizes = [len(batch) for batch in seen.batches]
+    assert max(sizes) == 4
+    assert len([size for size in sizes if size < 4]) <= 7
+    assert made.queue.stats().processed == 100
+    assert drain(made).batches == 0
+    assert all(shard.owner is None for shard in app.shards("Orders")), "the shards are given up"
 
-    def test_payloads_come_oldest_first_and_at_most_max_payloads_at_once(self, app: lowq.Lowq, seen: Seen) -> None:
-        made = worker(app, seen, max_payloads=3)
-        made.perform_async([{"id": 1, "payload": version, "score": version} for version in (5, 2, 4, 1, 3)])
-        drain(made)
-        assert seen.batches == [{"1": [1, 2, 3]}, {"1": [4, 5]}]
 
-    def test_what_is_for_later_is_left_unless_now_is_later(self, app: lowq.Lowq, seen: Seen) -> None:
-        made = worker(app, seen)
-        made.perform_async([{"id": "later", "delay": 3600}, {"id": "now"}])
-        at = found(made, "later").perform_at or 0
-        assert [drain(made, now=now).performed for now in (None, at - 1, at)] == [1, 0, 1]
-        assert seen.batches == [{"now": [""]}, {"later": [""]}]
+def test_payloads_come_oldest_first_and_at_most_max_payloads_at_once(app: lowq.Lowq, seen: Seen) -> None:
+    made = worker(app, seen, max_payloads=3)
+    made.perform_async([{"id": 1, "payload": version, "score": version} for version in (5, 2, 4, 1, 3)])
+    drain(made)
+    assert seen.batches == [{"1": [1, 2, 3]}, {"1": [4, 5]}]
 
-    def test_limit_bounds_the_batches(self, app: lowq.Lowq, seen: Seen) -> None:
-        made = worker(app, seen)
-        made.perform_async([{"id": number} for number in range(10)])
-        assert [drain(made, limit=limit).batches for limit in (0, 3)] == [0, 3]
-        assert (made.queue.stats().length, made.queue.stats().taken) == (7, 0)
-        assert drain(made, limit=100).performed == 7
 
-    def test_what_handlers_push_is_performed_too_in_all_workers_that_are_named(
-        self, app: lowq.Lowq, seen: Seen
-    ) -> None:
-        def again(payloads_by_id: PayloadsById) -> None:
-            ((job_id, (left,)),) = payloads_by_id.items()
-            invoices.push(f"of-{left}")
-            if left:
-                orders.push(job_id, left - 1)
+def test_now_limit_and_a_pause_bound_what_is_performed(app: lowq.Lowq, seen: Seen) -> None:
+    made = worker(app, seen)
+    made.perform_async([{"id": "later", "delay": 3600}, *({"id": number} for number in range(9))])
+    made.queue.pause()
+    assert drain(made).batches == 0
+    made.queue.resume()
+    assert [drain(made, limit=limit).batches for limit in (0, 3)] == [0, 3]
+    assert (made.queue.stats().length, made.queue.stats().taken) == (7, 0)
+    at = found(made, "later").perform_at or 0
+    assert [drain(made, now=now).performed for now in (None, at - 1, at)] == [6, 0, 1]
 
-        invoices, orders = worker(app, seen, "Invoices"), worker(app, seen, handler=again)
-        orders.push(1, 2)
-        # Also what a handler pushes to a worker that was looked at before.
-        assert drain(invoices, orders).performed == 6
-        assert seen.ids == ["1", "1", "1", "of-0", "of-1", "of-2"]
 
-    def test_a_worker_that_is_not_named_is_left_alone(self, app: lowq.Lowq, seen: Seen) -> None:
-        orders, invoices = worker(app, seen), worker(app, seen, "Invoices")
-        invoices.perform_async({"id": 1})
-        assert drain(orders).batches == 0
-        assert invoices.queue.stats().length == 1
+def test_what_handlers_push_is_performed_too_in_the_workers_that_are_named(app: lowq.Lowq, seen: Seen) -> None:
+    def again(payloads_by_id: PayloadsById) -> None:
+        ((job_id, (left,)),) = payloads_by_id.items()
+        invoices.push(f"of-{left}")
+        mails.push(left)
+        if left:
+            orders.push(job_id, left - 1)
 
-    def test_the_shards_are_given_up_afterwards(self, app: lowq.Lowq, seen: Seen) -> None:
-        made = worker(app, seen)
-        for job_id in range(3):
-            made.perform_async({"id": job_id})
-            assert drain(made).performed == 1
-        assert all(shard.owner is None for shard in app.shards("Orders"))
+    invoices, mails = worker(app, seen, "Invoices"), worker(app, seen, "Mails")
+    orders = worker(app, seen, handler=again)
+    orders.push(1, 2)
+    # Also what a handler pushes to a worker that was looked at before.
+    assert drain(invoices, orders).performed == 6
+    assert seen.ids == ["1", "1", "1", "of-0", "of-1", "of-2"]
 
-    def test_a_queue_that_is_being_worked_is_refused(self, app: lowq.Lowq, seen: Seen) -> None:
-        made = worker(app, seen, handler=lambda _: drain(made))
-        made.perform_async({"id": 1})
-        with pytest.raises(QueueInUse, match=r"queue 'Orders': shard . is worked by a node, or by another drain"):
-            drain(made, raises=True)
 
-    def test_a_paused_queue_is_not_worked(self, app: lowq.Lowq, seen: Seen) -> None:
-        made = worker(app, seen)
-        made.perform_async({"id": 1})
-        made.queue.pause()
-        assert drain(made).batches == 0
-        made.queue.resume()
-        assert drain(made).performed == 1
+def test_a_queue_that_is_being_worked_is_refused(app: lowq.Lowq, seen: Seen) -> None:
+    made = worker(app, seen, handler=lambda _: drain(made))
+    made.push(1)
+    with pytest.raises(QueueInUse, match=r"queue 'Orders': shard . is worked by a node, or by another drain"):
+        drain(made, raises=True)
 
-    def test_what_is_no_worker_is_refused(self) -> None:
-        item: Any
-        for item in (int, "Orders", None, lowq.Worker):
-            with case(item), pytest.raises(ConfigError, match=r"is no worker; decorate it with @lowq\.worker"):
+
+def test_what_is_no_worker_is_refused() -> None:
+    item: Any
+    for item in (int, "Orders", lowq.Worker):
+        with case(item):
+            with pytest.raises(ConfigError, match=r"is no worker; decorate it with @lowq\.worker"):
                 drain(item)
+            with pytest.raises(ConfigError, match="is no worker"):
+                embedded(item).__enter__()
 
-    def test_ticks_wait_until_a_full_queue_has_room_for_them(self, app: lowq.Lowq, seen: Seen) -> None:
-        for capacity, performed in ((1, ["1", "hourly"]), (None, ["1", "hourly"])):
-            made = lowq.every(3600, name="hourly")(worker(app, seen, f"Orders{capacity}", capacity=capacity))
-            drain(made)  # the schedule begins
-            made.push(1)
-            assert drain(made, now=time.time() + 3600).performed == 2
-            assert seen.ids == performed
-            seen.batches.clear()
-        full = lowq.every(3600, name="hourly")(worker(app, seen, "Full", capacity=1))
-        drain(full)
-        full.push(1, delay=100_000)
-        assert drain(full, now=time.time() + 3600).performed == 0  # there will be room in another drain
-        full.queue.delete(1)
-        assert drain(full, now=time.time() + 3600).performed == 1
+
+def test_ticks_wait_until_a_full_queue_has_room_for_them(app: lowq.Lowq, seen: Seen) -> None:
+    for capacity, performed in ((1, ["1", "hourly"]), (None, ["1", "hourly"])):
+        made = lowq.every(3600, name="hourly")(worker(app, seen, f"Orders{capacity}", capacity=capacity))
+        drain(made)  # the schedule begins
+        made.push(1)
+        assert drain(made, now=time.time() + 3600).performed == 2
+        assert seen.ids == performed
+        seen.batches.clear()
+    full = lowq.every(3600, name="hourly")(worker(app, seen, "Full", capacity=1))
+    drain(full)
+    full.push(1, delay=100_000)
+    assert drain(full, now=time.time() + 3600).performed == 0  # there will be room in another drain
+    full.queue.delete(1)
+    assert drain(full, now=time.time() + 3600).performed == 1
+
+
+# What becomes of a job is tested for nodes and drains alike in tests/rules/node/test_outcomes.py.
 
 
 @on_memory
-class TestDrainFailures:
-    """What becomes of a job is tested for nodes and drains alike in tests/rules/node/test_outcomes.py."""
+def test_retries_run_when_now_is_late_enough_until_they_are_exhausted(app: lowq.Lowq, seen: Seen) -> None:
+    made = worker(app, seen, handler=boom, max_retry_count=2)
+    made.perform_async([{"id": 1, "payload": "v1", "score": 1}, {"id": 1, "payload": "v2", "score": 2}])
+    start = found(made).perform_at or 0
+    assert [drain(made, now=start + 101 * attempt).failed for attempt in range(3)] == [1, 1, 1 + 1]
+    # The third failure buried v1, and v2 started afresh at once.
+    assert seen.batches == [{"1": ["v1", "v2"]}] * 3 + [{"1": ["v2"]}]
+    buried, waiting = found(made, "1", "morgue"), found(made, "1", "retrying")
+    assert (buried.payloads, waiting.payloads, waiting.retry_count) == ([("v1", 1.0)], [("v2", 2.0)], 0)
+    (told,) = made.exhausted  # type: ignore[attr-defined]  # of the class that `worker` makes
+    assert (told.id, told.payloads) == ("1", [("v1", 1.0)])
 
-    def test_retries_run_when_now_is_late_enough_until_they_are_exhausted(self, app: lowq.Lowq, seen: Seen) -> None:
-        made = worker(app, seen, handler=boom, max_retry_count=2)
-        made.perform_async([{"id": 1, "payload": "v1", "score": 1}, {"id": 1, "payload": "v2", "score": 2}])
-        start = found(made).perform_at or 0
-        assert [drain(made, now=start + 101 * attempt).failed for attempt in range(3)] == [1, 1, 1 + 1]
-        # The third failure buried v1, and v2 started afresh at once.
-        assert seen.batches == [{"1": ["v1", "v2"]}] * 3 + [{"1": ["v2"]}]
-        buried, waiting = found(made, "1", "morgue"), found(made, "1", "retrying")
-        assert (buried.payloads, waiting.payloads, waiting.retry_count) == ([("v1", 1.0)], [("v2", 2.0)], 0)
-        (told,) = made.exhausted  # type: ignore[attr-defined]  # of the class that `worker` makes
-        assert (told.id, told.payloads) == ("1", [("v1", 1.0)])
 
-    def test_raises_hands_on_what_the_handler_raised_after_the_outcome_was_written(
-        self, app: lowq.Lowq, seen: Seen
-    ) -> None:
-        made = worker(app, seen, handler=boom)
+@on_memory
+def test_raises_hands_on_what_the_handler_raised_after_the_outcome_was_written(app: lowq.Lowq, seen: Seen) -> None:
+    @app.worker(shards_count=1)
+    async def awaits(payloads_by_id: PayloadsById) -> None:
+        raise ValueError("boom")
+
+    for made in (worker(app, seen, handler=boom), awaits):
         made.perform_async([{"id": 1}, {"id": 2}])
-        with pytest.raises(ValueError, match="boom"):
+        with pytest.raises(ValueError, match="boom") as caught:
             drain(made, raises=True)
-        assert len(seen.batches) == 1
+        assert caught.value.__context__ is None
         stats = made.queue.stats()
         assert (stats.retries, stats.length, stats.taken) == (1, 2, 0)
-
-    def test_what_an_async_handler_raises_has_no_other_errors_about_it(self, app: lowq.Lowq) -> None:
-        @app.worker(shards_count=1)
-        async def orders(payloads_by_id: PayloadsById) -> None:
-            raise ValueError("boom")
-
-        orders.push(1)
-        with pytest.raises(ValueError, match="boom") as caught:
-            drain(orders, raises=True)
-        assert caught.value.__context__ is None
 
 
 @on_memory
@@ -243,165 +221,117 @@ def test_middlewares_surround_perform_and_one_that_swallows_the_batch_fails_it(s
         assert (found(made, "late").state, found(made, "late").retry_count) == ("scheduled", -1)
 
 
-class TestUndecodablePayloads:
-    """Bytes in Redis that can't be decoded: written by something else, or by an older version of the application."""
-
-    @staticmethod
-    def spoil(app: lowq.Lowq, made: type[Worker[Any]], job_id: str, data: bytes, score: float) -> None:
-        prefix = shard_prefix("lowq", made.queue_name, shard_of(job_id.encode(), made.shards_count))
-        app.client.run(
-            "push", prefix, "", f"spoil-{data[:20]!r}", "", made.shards_count, "3 anew=1", 15, "", job_id, data, score
-        )
-
-    def test_one_goes_to_the_morgue_raw_with_the_reason_and_the_rest_is_performed(self, store_url: str) -> None:
-        for data in (b"\xff\xfe", b"{", b"", b"[" * 100_000):
-            with case(data), emptied_app(store_url) as app:
-                seen = Seen()
-                made = worker(app, seen, shards_count=1, batch_size=2)
-                a: list[dict[str, Any]] = [{"id": "a", "payload": n, "score": n} for n in (1, 3)]
-                made.perform_async([*a, {"id": "b", "score": 1}])
-                self.spoil(app, made, "a", data, 2)
-                assert drain(made).performed == 2
-                performed = {key: value for batch in seen.batches for key, value in batch.items()}
-                assert performed == {"a": [1, 3], "b": [""]}
-                buried = found(made, "a")
-                assert (buried.state, len(buried.payloads)) == ("morgue", 1)
-                assert "can't be decoded" in (buried.error or "")
-                key = shard_prefix("lowq", "Orders", 0) + "morgue:payloads:a"
-                if len(data) > 4096:  # too long to be kept as a string
-                    assert app.client.command("ZRANGE", key, 0, -1, key=key) == [data]
-                else:
-                    assert app.client.command("GET", key, key=key) == b"2 " + data
-                stats = made.queue.stats()
-                assert (stats.length, stats.taken, stats.morgue_length) == (0, 0, 1)
-
-    def test_an_id_with_nothing_else_is_over(self, app: lowq.Lowq, seen: Seen) -> None:
-        made = worker(app, seen, shards_count=1)
-        made.perform_async([{"id": "a", "payload": "x", "score": 1}, {"id": "b", "score": 1}])
-        prefix = shard_prefix("lowq", "Orders", 0)
-        app.client.command("DEL", f"{prefix}payloads:a", key=prefix)
-        self.spoil(app, made, "a", b"\xff", 1)
-        drain(made)
-        assert seen.batches == [{"b": [""]}]
-        stats = made.queue.stats()
-        assert (stats.length, stats.taken, stats.morgue_length) == (0, 0, 1)
+def test_bytes_that_can_not_be_decoded_go_to_the_morgue_with_the_reason_and_the_rest_is_performed(
+    store_url: str,
+) -> None:
+    for data in (b"\xff\xfe", b"", b"[" * 100_000):
+        with case(data), emptied_app(store_url) as app:
+            seen = Seen()
+            made = worker(app, seen, shards_count=1, batch_size=2)
+            jobs: list[dict[str, Any]] = [{"id": "a", "payload": n, "score": n} for n in (1, 3)]
+            made.perform_async([*jobs, {"id": "b", "score": 1}])
+            prefix = shard_prefix("lowq", "Orders", 0)
+            push: list[str | int] = [
+                "",
+                "spoil",
+                "",
+                1,
+                "3 anew=1",
+                15,
+                "",
+            ]  # as something else would, or an older application
+            app.client.run("push", prefix, *push, "a", data, 2, "c", data, 2)
+            assert drain(made).performed == 2
+            performed = {key: value for batch in seen.batches for key, value in batch.items()}
+            assert performed == {"a": [1, 3], "b": [""]}, "an id with nothing else is over"
+            buried = found(made, "a")
+            assert (buried.state, len(buried.payloads)) == ("morgue", 1)
+            assert "can't be decoded" in (buried.error or "")
+            key = prefix + "morgue:payloads:a"
+            if len(data) > 4096:  # too long to be kept as a string
+                assert app.client.command("ZRANGE", key, 0, -1, key=key) == [data]
+            else:
+                assert app.client.command("GET", key, key=key) == b"2 " + data
+            stats = made.queue.stats()
+            assert (stats.length, stats.taken, stats.morgue_length) == (0, 0, 2)
 
 
 # --- embedded ---
 
 
-class TestEmbedded:
-    def test_a_block_has_an_empty_store_and_what_was_before_is_there_again(self, app: lowq.Lowq, seen: Seen) -> None:
-        made = worker(app, seen)
-        made.push("outside")
-        for _ in range(2):  # two blocks share nothing
+def test_a_block_has_an_empty_store_and_what_was_before_is_there_again(app: lowq.Lowq, seen: Seen) -> None:
+    made = worker(app, seen)
+    made.push("outside")
+    with pytest.raises(ConfigError):
+        app.config.namespace = "other"  # the settings are frozen
+    for _ in range(2):  # two blocks share nothing
+        with embedded(made):
+            assert app.queues() == []
+            made.perform_async([{"id": 1}, {"id": 2}])
             with embedded(made):
                 assert app.queues() == []
-                made.perform_async([{"id": 1}, {"id": 2}])
-                with embedded(made):
-                    assert app.queues() == []
-                    made.push("inner")
-                assert made.queue.stats().length == 2
-                assert drain(made).performed == 2
-        with pytest.raises(ZeroDivisionError), embedded(made):
-            made.push(int(1 / 0))
-        assert [job.id for job in made.queue.jobs().jobs] == ["outside"]
-        assert seen.ids == ["1", "1", "2", "2"]
+                made.push("inner")
+            assert made.queue.stats().length == 2
+            assert drain(made).performed == 2
+    with pytest.raises(ZeroDivisionError), embedded(made):
+        made.push(int(1 / 0))
+    assert [job.id for job in made.queue.jobs().jobs] == ["outside"]
+    assert seen.ids == ["1", "1", "2", "2"]
 
-    def test_it_needs_no_redis_and_freezes_nothing(self, seen: Seen) -> None:
-        app = lowq.Lowq(redis_url="redis://127.0.0.1:1")
-        made = worker(app, seen)
-        with embedded(made):
-            made.push(1)
-            assert drain(made).performed == 1
-        app.config.namespace = "other"
-        with pytest.raises(lowq.RedisUnavailable):
-            made.push(1)
 
-    def test_it_works_after_the_settings_were_frozen(self, app: lowq.Lowq, seen: Seen) -> None:
-        made = worker(app, seen)
-        made.queue.stats()  # connects
-        with pytest.raises(ConfigError):
-            app.config.namespace = "other"
-        with embedded(made):
-            assert made.push(1) == 1
-            assert drain(made).performed == 1
-
-    def test_workers_of_several_applications_may_be_named(self, seen: Seen) -> None:
-        one, other = (lowq.Lowq(redis_url="redis://127.0.0.1:1") for _ in range(2))
-        orders, invoices = worker(one, seen), worker(other, seen, "Invoices")
-        with embedded(orders, invoices):
-            orders.push(1)
-            invoices.push(2)
-            assert drain(orders, invoices).performed == 2
-
-    def test_another_shards_count_than_outside_is_no_trouble(self, app: lowq.Lowq, seen: Seen) -> None:
-        app.queue("Orders", 3).push({"id": 1})
-        made = worker(app, seen, shards_count=5)
-        with embedded(made):
-            assert made.push(1) == 1
-
-    def test_what_is_no_worker_is_refused(self) -> None:
-        item: Any
-        for item in (int, "Orders", None):
-            with case(item), pytest.raises(ConfigError, match="is no worker"), embedded(item):
-                raise AssertionError("entered")
+def test_it_needs_no_redis_and_freezes_nothing_of_several_applications(seen: Seen) -> None:
+    one, other = (lowq.Lowq(redis_url="redis://127.0.0.1:1") for _ in range(2))
+    orders, invoices = worker(one, seen), worker(other, seen, "Invoices")
+    with embedded(orders, invoices):
+        orders.push(1)
+        invoices.push(2)
+        assert drain(orders, invoices).performed == 2
+    one.config.namespace = "other"
+    with pytest.raises(lowq.RedisUnavailable):
+        orders.push(1)
 
 
 # --- execution ---
 
 
-class TestExecution:
-    def test_a_handler_may_be_called_directly(self, app: lowq.Lowq) -> None:
-        told: list[Any] = []
+def test_a_handler_may_be_called_directly(app: lowq.Lowq) -> None:
+    told: list[Any] = []
 
-        @app.worker
-        class Orders(lowq.Worker[int]):
-            def perform(self, payloads_by_id: dict[str, list[int]]) -> None:
-                current = lowq.current()
-                told.extend([current.worker, current.shard, current.fence, current.jobs])
-                current.done("1")
+    @app.worker(time_limit=1e-6, ttr=1e-5)
+    class Orders(lowq.Worker[int]):
+        def perform(self, payloads_by_id: dict[str, list[int]]) -> None:
+            current = lowq.current()
+            told.extend([current.worker, current.shard, current.fence, current.jobs])
+            current.done("1")
+            with pytest.raises(LowqError, match="no such id"):
+                current.done("2")
+            deadline = current.deadline
+            assert deadline is not None
+            assert deadline <= time.monotonic(), "nothing is enforced"
+            current.touch(1000)
+            assert (current.deadline or 0) > deadline + 900
 
-        with execution(Orders, {1: [5, 6]}, shard=2, fence=9):  # type: ignore[dict-item]  # ids as they are pushed
-            Orders().perform({"1": [5, 6]})
-        worker_class, shard, fence, (job,) = told
-        assert (worker_class, shard, fence) == (Orders, 2, 9)
-        assert (job.id, job.state, job.payloads, job.retry_count) == ("1", "taken", [(5, 0.0), (6, 1.0)], -1)
+    with execution(Orders, {1: [5, 6]}, shard=2, fence=9):  # type: ignore[dict-item]  # ids as they are pushed
+        Orders().perform({"1": [5, 6]})
+    worker_class, shard, fence, (job,) = told
+    assert (worker_class, shard, fence) == (Orders, 2, 9)
+    assert (job.id, job.state, job.payloads, job.retry_count) == ("1", "taken", [(5, 0.0), (6, 1.0)], -1)
+    job = Job("1", "taken", [("x", 7.0)], 1_800_000_000.0, retry_count=3, payloads_count=1)
+    with execution(lowq.Worker, [job]):
+        assert lowq.current().jobs == [job], "jobs may be given as values"
+    Orders.push(1)
+    assert drain(Orders, raises=True).performed == 1, "nor in a drain"
 
-    def test_jobs_may_be_given_as_values(self) -> None:
-        job = Job("1", "taken", [("x", 7.0)], 1_800_000_000.0, retry_count=3, payloads_count=1)
-        with execution(lowq.Worker, [job]):
-            assert lowq.current().jobs == [job]
 
-    def test_words_about_other_ids_are_refused_as_in_a_node(self) -> None:
-        with execution(lowq.Worker, {"1": []}) as current, pytest.raises(LowqError, match="no such id"):
-            current.done("2")
-
-    def test_deadline_and_touch_are_there_and_nothing_is_enforced(self, app: lowq.Lowq) -> None:
-        @app.worker(time_limit=1e-6, ttr=1e-5)
-        class Orders(lowq.Worker[int]):
-            def perform(self, payloads_by_id: dict[str, list[int]]) -> None:
-                deadline = lowq.current().deadline
-                assert deadline is not None
-                assert deadline <= time.monotonic()
-                lowq.current().touch(1000)
-                assert (lowq.current().deadline or 0) > deadline + 900
-                Orders.perform_async({"id": 2, "delay": 1000})
-
-        with execution(Orders, {"1": [5]}):
-            Orders().perform({"1": [5]})
-        Orders.perform_async({"id": 1})
-        assert drain(Orders, raises=True).performed == 1
-
-    def test_afterwards_and_before_there_is_none_and_blocks_nest(self) -> None:
-        with execution(lowq.Worker, {"1": []}) as outer:
-            with execution(lowq.Worker, {"2": []}) as inner:
-                assert lowq.current() is inner
-            with pytest.raises(ZeroDivisionError), execution(lowq.Worker, {"3": []}):
-                lowq.current().done(str(1 / 0))
-            assert lowq.current() is outer
-        with pytest.raises(LowqError, match=r"outside of perform; .* lowq\.testing\.execution"):
-            lowq.current()
+def test_afterwards_and_before_there_is_none_and_blocks_nest() -> None:
+    with execution(lowq.Worker, {"1": []}) as outer:
+        with execution(lowq.Worker, {"2": []}) as inner:
+            assert lowq.current() is inner
+        with pytest.raises(ZeroDivisionError), execution(lowq.Worker, {"3": []}):
+            lowq.current().done(str(1 / 0))
+        assert lowq.current() is outer
+    with pytest.raises(LowqError, match=r"outside of perform; .* lowq\.testing\.execution"):
+        lowq.current()
 
 
 # --- Django ---
