@@ -1,7 +1,7 @@
 """A queue that is damaged by raw commands, as people and other programs do it, and a doctor that does not wait."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -28,6 +28,21 @@ def ids_of(shard: int) -> Iterator[str]:
 #: Ids of shard 1, which most of the damage is done to; and one of shard 2.
 A, B = [job_id for job_id, _ in zip(ids_of(1), range(2), strict=False)]
 OTHER = next(ids_of(2))
+
+
+class PassingTime:
+    """Stands for the module `time`: it passes while somebody sleeps, and only then. Something happens meanwhile."""
+
+    def __init__(self, happens: Callable[[], object]) -> None:
+        self._happens = happens
+        self._now = 0.0
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self._now += seconds
+        self._happens()
 
 
 class Clinic:

@@ -1,18 +1,17 @@
 """The doctor and queues that are resharded: every state between is in order, and what is left lying is found."""
 
-import json
+import itertools
 from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 
 from lowq.admin.reshard import reshard
+from lowq.sharding import Layout
 from lowq.store.keys import nodes_key, queues_key, shard_prefix
-from tests.rules.doctor.clinic import SHARDS, Clinic
+from tests.rules.doctor.clinic import SHARDS, Clinic, PassingTime
 
 pytestmark = pytest.mark.parametrize("store_url", ["memory"], indirect=True)
-
-IDS = [f"id-{number}" for number in range(40)]
 
 
 class Resharded(Clinic):
@@ -20,8 +19,8 @@ class Resharded(Clinic):
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
-        for job_id in IDS:
-            self.push(job_id)
+        for number in range(40):
+            self.push(f"id-{number}")
 
     def of(self, shard: int, epoch: int, name: str) -> str:
         """A key of a shard of a layout."""
@@ -38,13 +37,8 @@ class Resharded(Clinic):
     def stop_after(self, steps: int) -> bool:
         """A reshard to 6 shards that stops after so many steps; True: it has ended by then."""
         progress = reshard(self.app, "Orders", 6)
-        for number, done in enumerate(progress):
-            if done.is_done:
-                return True
-            if number == steps:
-                break
-        progress.close()  # type: ignore[attr-defined]  # it is a generator, where anything is to be done
-        return False
+        with closing(progress):  # type: ignore[type-var]  # it is a generator, where anything is to be done
+            return any(done.is_done for done in itertools.islice(progress, steps + 1))
 
 
 @pytest.fixture
@@ -82,24 +76,12 @@ def test_a_reshard_that_nobody_goes_on_with_is_found_at_every_step(clinic: Resha
 def test_a_reshard_that_goes_on_is_none_that_was_left(clinic: Resharded, monkeypatch: pytest.MonkeyPatch) -> None:
     progress = reshard(clinic.app, "Orders", 5)
     next(progress)
-    passed = [0.0]
-
-    class Clock:
-        @staticmethod
-        def monotonic() -> float:
-            return passed[0]
-
-        @staticmethod
-        def sleep(seconds: float) -> None:
-            passed[0] += seconds
-            next(progress, None)
-
-    monkeypatch.setattr("lowq.doctor.members.time", Clock())
+    monkeypatch.setattr("lowq.doctor.members.time", PassingTime(lambda: next(progress, None)))
     assert clinic.examine(patience=1.0) == {}
 
 
 def test_while_what_is_in_flight_is_finished_the_reshard_is_in_order(clinic: Resharded) -> None:
-    shard = clinic.take(IDS[0])
+    shard = clinic.take("id-0")
     taken = [job.id for job in clinic.queue.jobs("taken")]
     progress = reshard(clinic.app, "Orders", 5)
     next(done for done in progress if done.waits_for)
@@ -126,28 +108,22 @@ def test_a_registry_from_before_the_reshard_is_found_and_put_right_by_another_re
     assert clinic.examine() == {}
 
 
-def test_jobs_in_a_shard_that_all_was_moved_from_are_found(clinic: Resharded) -> None:
+def test_strays_are_judged_by_the_layout_of_their_shard(clinic: Resharded) -> None:
     clinic.queue.reshard(5)
-    clinic.plant(0, 0, "a")
-    found = clinic.examine()
-    assert found.keys() == {"layout_unknown"}
-    assert found["layout_unknown"].shards == (0,)
-    assert "layout 1" in found["layout_unknown"].what
-
-
-def test_an_id_is_judged_by_the_layout_of_its_shard(clinic: Resharded) -> None:
-    clinic.queue.reshard(5)
+    clinic.plant(0, 0, "a")  # all was moved from there
     strange = (clinic.shard_now("stray") + 1) % 5
     clinic.plant(strange, 1, "stray")
     found = clinic.examine()
-    assert found.keys() == {"wrong_shard"}
+    assert found.keys() == {"layout_unknown", "wrong_shard"}
+    assert found["layout_unknown"].shards == (0,)
+    assert "layout 1" in found["layout_unknown"].what
     assert (found["wrong_shard"].shards, found["wrong_shard"].ids) == ((strange,), ("stray",))
 
 
 def test_damage_in_shards_of_a_later_layout_is_mended(clinic: Resharded) -> None:
     clinic.queue.reshard(5)
-    shard = clinic.shard_now(IDS[1])
-    clinic.command("ZREM", clinic.of(shard, 1, "due"), IDS[1])
+    shard = clinic.shard_now("id-1")
+    clinic.command("ZREM", clinic.of(shard, 1, "due"), "id-1")
     assert clinic.examine(repair=True)["orphan_payloads"].repaired == 1
     clinic.command("DEL", clinic.of(shard, 1, "meta"))
     assert clinic.examine(repair=True)["meta_lost"].repaired == 1
@@ -155,17 +131,16 @@ def test_damage_in_shards_of_a_later_layout_is_mended(clinic: Resharded) -> None
     assert clinic.examine() == {}
 
 
-def test_a_resharded_queue_that_the_registry_has_lost_is_entered_with_its_layout(clinic: Resharded) -> None:
+def test_a_queue_that_the_registry_has_lost_is_entered_with_its_layout_unless_it_is_resharded(
+    clinic: Resharded,
+) -> None:
     clinic.queue.reshard(5)
     clinic.command("HDEL", queues_key("lowq"), "Orders")
     assert clinic.examine("Orders").keys() == {"queue_unregistered"}
     assert clinic.examine(repair=True)["queue_unregistered"].repaired == 1
-    entry = json.loads(clinic.command("HGET", queues_key("lowq"), "Orders"))
-    assert (entry["shards_count"], entry["epoch"]) == (5, 1)
+    (info,) = clinic.app.queues()
+    assert info.layouts.all == (Layout(5, 1),)
     assert clinic.examine() == {}
-
-
-def test_a_queue_that_the_registry_has_lost_in_the_middle_of_a_reshard_is_left(clinic: Resharded) -> None:
     assert not clinic.stop_after(2)
     clinic.command("HDEL", queues_key("lowq"), "Orders")
     finding = clinic.examine(repair=True)["queue_unregistered"]
