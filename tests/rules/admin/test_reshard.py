@@ -864,7 +864,7 @@ def test_a_repeat_of_a_push_that_came_in_before_is_known_and_any_other_is_sent_o
     app.queue("Orders", 1).push({"id": 0, "payload": 0})
 
     def push(token: str, payload: str, repeat: str = "", after: str = "") -> object:
-        args = ["", token, repeat, 1, "2", 15, after, "0", payload]
+        args: list[str | int] = ["", token, repeat, 1, "2", 15, after, "0", payload]
         return app.client.run_many([Call("push", shard_prefix("lowq", "Orders", 0), args)])[0]
 
     assert push("one", "1") == 1

@@ -44,13 +44,17 @@ def test_what_a_dead_owner_left_in_flight_is_restored_as_a_new_owner_would(old_c
     assert "lease" not in clinic.key_names()
 
 
-def test_a_server_that_has_just_come_back_charges_nobody(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_has_just_come_back_charges_nobody_however_many_are_restored(
+    clinic: Clinic, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(clinic.client, "server_age", lambda: 1.0)
-    clinic.push(A)
-    clinic.take()
+    ids = [job_id for job_id, _ in zip(ids_of(1), range(250), strict=False)]  # more than one call restores
+    clinic.queue.push([{"id": job_id} for job_id in ids])
+    assert len(clinic.shard().in_flight.take(500).jobs) == 250
     clinic.dies()
     assert not clinic.examine(repair=True)["ownerless"].wrong
-    assert (clinic.job().state, clinic.job().crashes) == ("due", 0)
+    assert (clinic.queue.stats().taken, clinic.queue.stats().due) == (0, 250)
+    assert {job.crashes for job in clinic.queue.jobs(limit=1000)} == {0}
 
 
 def test_what_dies_too_often_is_buried_by_a_repair_too(old_clinic: Clinic) -> None:
