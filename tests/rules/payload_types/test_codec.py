@@ -3,7 +3,6 @@
 import enum
 import json
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -38,11 +37,6 @@ T = TypeVar("T")
 class Status(enum.Enum):
     NEW = "new"
     PAID = "paid"
-
-
-class Level(enum.IntEnum):
-    LOW = 1
-    HIGH = 2
 
 
 class LineDict(TypedDict):
@@ -104,11 +98,6 @@ class Listed(msgspec.Struct, array_like=True, tag="listed"):
     more: Any = None
 
 
-class Holder(msgspec.Struct, array_like=True, tag="holder"):
-    number: int
-    short: Short
-
-
 class Sets(msgspec.Struct):
     statuses: set[Status]
     groups: frozenset[frozenset[int]] = frozenset()
@@ -117,17 +106,15 @@ class Sets(msgspec.Struct):
 
 
 class Times(msgspec.Struct):
-    listed: list[datetime] = []
-    by_time: dict[datetime, int] = {}
-    pair: tuple[datetime, ...] = ()
-    in_set: set[datetime] = set()
-    either: datetime | None = None
-    node: Node | None = None
+    by_time: dict[datetime, int]
+    pair: tuple[datetime, ...]
+    in_set: set[datetime]
+    either: datetime | None
+    node: Node
 
 
 def times_of(moment: datetime) -> Times:
-    inner = Node(moment, [Node(moment)], Node(moment))
-    return Times([moment], {moment: 1}, (moment, moment), {moment}, moment, inner)
+    return Times({moment: 1}, (moment, moment), {moment}, moment, Node(moment, [Node(moment)], Node(moment)))
 
 
 class Mixed(msgspec.Struct):
@@ -211,14 +198,11 @@ SAME: list[Same] = [
         )
         for kind, _ in ORDERS[1:]
     ),
-    (OrderDict, [{"version": 1}], b'{"version":1}'),
     (OrderData, [OrderData(1, NAIVE)], b'{"at":"2026-05-01T12:00:00","lines":[],"more":{},"version":1}'),
     # What a struct says of its form.
     (Short, [Short(), {"someNumber": 1}], b'{"type":"short"}'),
     (Short, [Short(2, NOON_IN_CET)], b'{"at":"2026-05-01T12:00:00Z","someNumber":2,"type":"short"}'),
-    (list[Short], [[Short()], [{"someNumber": 1, "at": None}]], b'[{"type":"short"}]'),
     (Listed, [Listed(1, NOON_IN_CET, [1])], b'["listed",1,"2026-05-01T12:00:00Z",[1]]'),
-    (Holder, [Holder(1, Short()), ["holder", 1, {"someNumber": 1}]], b'["holder",1,{"type":"short"}]'),
     # Sets are sorted, also of what Python has no order for.
     (set[Annotated[str, msgspec.Meta(max_length=10)]], [TAGS], SORTED_TAGS),
     (
@@ -232,17 +216,12 @@ SAME: list[Same] = [
     (dict[str, Decimal], [{"amount": Decimal("1.50")}], b'{"amount":"1.50"}'),
     (dict[str, Decimal], [{"amount": Decimal("1.5")}], b'{"amount":"1.5"}'),
     # Values of subclasses are those of their class.
-    (Mixed, [Mixed(at=NOON), Mixed(at=SubDatetime(2026, 5, 1, 12, tzinfo=UTC))], None),
-    (Mixed, [Mixed(at=LATE.astimezone(UTC)), Mixed(at=LATE)], None),
-    (Mixed, [Mixed(name="a"), Mixed(name=SubStr("a"))], None),
-    (Mixed, [Mixed(number=3), Mixed(number=SubInt(3))], None),
-    (Mixed, [Mixed(amount=Decimal("1.50")), Mixed(amount=SubDecimal("1.50"))], None),
-    (Mixed, [Mixed(day=date(2026, 2, 3)), Mixed(day=SubDate(2026, 2, 3))], None),
+    (Mixed, [Mixed(LATE.astimezone(UTC), "a", 3, Decimal("1.50"), date(2026, 2, 3)),
+             Mixed(LATE, SubStr("a"), SubInt(3), SubDecimal("1.50"), SubDate(2026, 2, 3))], None),
     (Mixed, [Mixed(name="a", rates={"x": 2.0**53}), {"name": SubStr("a"), "rates": {"x": 2**53}}], None),
     # Unions.
     (Paid | Shipped, [Paid(2, {"a": 1})], b'{"amount":2,"more":{"a":1},"type":"Paid"}'),
     (Paid | Shipped, [Shipped(NOON), {"type": "shipped", "at": NOON_IN_CET}], None),
-    (list[Paid | Shipped] | None, [[Paid(1), Shipped(NOON)]], None),
     (list[Paid | Shipped] | None, [None], b"null"),
     (EVENTS, [PaidData(1), {"amount": 1, "kind": "paid"}], b'{"amount":1,"kind":"paid"}'),
     (EVENTS, [{"kind": "shipped", "at": NOON}, {"at": NOON_IN_CET, "kind": "shipped"}],
@@ -262,7 +241,6 @@ class Everything(msgspec.Struct):
     """Whatever may be inside of a payload."""
 
     status: Status
-    level: Level
     at: datetime
     day: date
     amount: Decimal
@@ -375,13 +353,6 @@ def test_a_decimal_that_can_not_be_compared_comes_back() -> None:
     assert typed(Mixed).load(data).amount.is_snan()
 
 
-def test_what_is_pushed_is_left_as_it_is() -> None:
-    order = OrderData(1, NOON_IN_CET, [LineData(1)], {"a": [1]})
-    typed(OrderData).dump(order)
-    assert order.at.tzinfo is CET
-    assert type(order.lines[0].price) is int
-
-
 # --- what is wrong ---
 
 
@@ -409,11 +380,6 @@ class Owner(msgspec.Struct):
     order: OrderStruct
 
 
-class Ratio(msgspec.Struct):
-    value: float | None = None
-    other: list[float | None] = []
-
-
 negative = Positive(1)
 negative.number = -1
 itself = Node(NOON)
@@ -424,7 +390,6 @@ for _ in range(MAX_PAYLOAD_DEPTH // 2 + 1):
 
 WRONG_ORDERS: list[tuple[Any, str]] = [
     ({"version": "1"}, r"Expected `int`, got `str` - at `\$\.version`"),
-    ({"version": True}, r"Expected `int`, got `bool` - at `\$\.version`"),
     ({}, r"Object missing required field `version`"),
     ({"version": 1, "lines": [{}, {}, {"price": ""}]}, r"Expected `float`, got `str` - at `\$\.lines\[2\]\.price`"),
     ({"version": 1, "lines": [{}, {"prise": 1}]}, r"there is no field `prise` - at `\$\.lines\[1\]`"),
@@ -432,9 +397,7 @@ WRONG_ORDERS: list[tuple[Any, str]] = [
     ({"version": 1, "more": {"a": [{1, 2}]}}, r"\{1, 2\} is of type set, .* - at `\$\.more\['a'\]`"),
     ({"version": 1, "more": {"a": math.inf}}, r"inf is no JSON number - at `\$\.more\['a'\]`"),
     ({"version": 1, "more": {1: 2}}, r"Expected `str`, got `int` - at `key` in `\$\.more`"),
-    ({"version": 1, "at": "yesterday"}, r"Invalid RFC3339 encoded datetime - at `\$\.at`"),
     ({"version": 1, "at": 5}, r"Expected `datetime`, got `int` - at `\$\.at`"),
-    ({"version": object()}, r"Encoding objects of type object is unsupported - at `\$\.version`"),
     ({"version": 1, "lines": [{"price": object()}]}, r"Encoding .* unsupported - at `\$\.lines\[0\]\.price`"),
     ([], r"Expected `object`, got `array`"),
     (Key("a"), r"it is of type Key"),
@@ -447,21 +410,19 @@ REFUSED: list[Refused] = [
     (EVENTS, {"amount": 1}, r"Object missing required field `kind`"),
     (EVENTS, {"kind": "lost"}, r"Invalid value 'lost' - at `\$\.kind`"),
     (EVENTS, {"kind": ["paid"]}, r"Invalid value \['paid'\] - at `\$\.kind`"),
-    (EVENTS, {"kind": "paid", "amount": "1"}, r"Expected `int`, got `str` - at `\$\.amount`"),
     (EVENTS, PaidData("1"), r"Expected `int`, got `str` - at `\$\.amount`"),  # type: ignore[arg-type]
     (EVENTS, PaidData(1, "shipped"), r"Invalid enum value 'shipped' - at `\$\.kind`"),  # type: ignore[arg-type]
     (EVENTS, OrderData(1), r"it is of type OrderData"),
     (EVENTS, 7, r"Expected `object`, got `int`"),
     (list[Short], [{"some_number": 1}], r"there is no field `some_number` - at `\$\[0\]`"),
     (Listed, ["listed", 1, NOON, None, "more"], r"there are 5 items, and 4 fields - at `\$`"),
-    (Sets, {"statuses": ["lost"]}, r"Invalid enum value 'lost' - at `\$\.statuses\[0\]`"),
     # What JSON writes as a text is no text.
     *((Key, Key(value), r"Expected `str`, got `\w+` - at `\$\.name`")  # type: ignore[arg-type]
-      for value in (NOON, UUID(int=1), Decimal(1), b"x", 1)),
+      for value in (NOON, Decimal(1), 1)),
     (Careless, Careless(NOON), r"Expected `str`, got `datetime` - at `\$\.text`"),  # type: ignore[arg-type]
     # Numbers that JSON, or a float, has none of.
-    *((Ratio, Ratio(number), r".* no JSON number - at `\$\.value`") for number in (math.nan, math.inf, -math.inf)),
-    (Ratio, Ratio(None, [1.0, math.nan]), r".* no JSON number - at `\$\.other\[1\]`"),
+    (Mixed, Mixed(rates={"x": math.nan}), r".* no JSON number - at `\$\.rates\.x`"),
+    (LineStruct, LineStruct(-math.inf), r".* no JSON number - at `\$\.price`"),
     (Mixed, {"rates": {"x": 2**53 + 1}}, TOO_LONG),
     (Mixed, Mixed(rates={"x": 2**53 + 1}), TOO_LONG),
     (OrderData, OrderData(1, datetime(1, 1, 1, tzinfo=CET)), r".* not within the years 1 to 9999 in UTC - at `\$\.at`"),
@@ -483,14 +444,11 @@ def test_what_is_long_but_not_deep_is_taken() -> None:
     assert typed(Node).load(typed(Node).dump(many)) == many
 
 
-def test_no_payload_is_none_of_a_type() -> None:
+def test_no_payload_and_bytes_that_are_no_member_of_a_union_are_refused() -> None:
     for kind in (OrderDict, OrderData, OrderStruct):
         message = rf"^there is no payload; those of the queue are {kind.__name__}$"
         with case(kind), pytest.raises(PayloadError, match=message):
             typed(kind).dump("")
-
-
-def test_bytes_that_are_no_member_of_a_union_are_not_read() -> None:
     message = r"`\$|required field `(kind|amount)`|`object`"
     for data in [b'{"kind":"lost"}', b"{}", b"7", b'{"kind":"paid"}']:
         with case(data), pytest.raises((PayloadError, msgspec.ValidationError), match=message):
@@ -501,9 +459,7 @@ def test_bytes_that_are_no_member_of_a_union_are_not_read() -> None:
 
 
 def test_jsons_own_types_need_no_codec() -> None:
-    kinds: list[Any] = [
-        Any, object, int, str, None, list, dict, dict[str, Any], list[dict[str, int]], int | str | None, T,
-    ]  # fmt: skip
+    kinds: list[Any] = [Any, object, int, None, list, dict[str, Any], list[dict[str, int]], int | str | None, T]
     for kind in kinds:
         with case(kind):
             assert payload_type("OrderSync", kind) is None
@@ -523,9 +479,7 @@ def test_other_types_come_back_as_well() -> None:
         (datetime, NOON, "datetime"),
         (Status, Status.PAID, "Status"),
         (Annotated[int, msgspec.Meta(gt=0)], 7, "int"),
-        (list[OrderData], [OrderData(1)], "list[OrderData]"),
         (dict[UUID, OrderStruct], {UUID(int=1): OrderStruct(1)}, "dict[UUID, OrderStruct]"),
-        (OrderStruct | None, None, "OrderStruct | None"),
         (Point, Point(1, NOON), "Point"),
         (Page[OrderStruct], Page([OrderStruct(1)]), "Page[OrderStruct]"),
         (tuple[int, datetime], (1, NOON), "tuple[int, datetime]"),
@@ -535,9 +489,3 @@ def test_other_types_come_back_as_well() -> None:
         with case(kind, value, name):
             assert typed(kind).load(typed(kind).dump(value)) == value
             assert typed(kind).name == name
-
-
-def test_what_reads_a_type_is_msgspecs_own_function() -> None:
-    """Nothing in Python is called for a payload that is taken."""
-    load: Callable[[bytes], Any] = typed(OrderStruct).load
-    assert type(load).__name__ == "builtin_function_or_method"

@@ -1,9 +1,6 @@
 """Payloads that are pydantic's models: as other types, and loaded only for those who have one."""
 
 import enum
-import subprocess
-import sys
-import textwrap
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Annotated, Any, Literal
@@ -31,7 +28,6 @@ from tests.rules.payload_types.support import (
     assert_same,
     typed,
 )
-from tests.waiting import PATIENCE
 
 
 class Status(enum.Enum):
@@ -60,12 +56,6 @@ class Order(pydantic.BaseModel):
 class OrderData:
     version: int
     at: datetime = NOON
-
-
-@dataclass(slots=True)
-class Slim:
-    number: int
-    lines: list[Line]
 
 
 class Paid(pydantic.BaseModel):
@@ -136,7 +126,6 @@ SAME: list[Same] = [
     ),
     (Order, [Order(version=1), Order(version=1, at=NOON_IN_CET, lines=[])], None),
     (OrderData, [OrderData(1, NOON), OrderData(1, NOON_IN_CET)], b'{"at":"2026-05-01T12:00:00Z","version":1}'),
-    (Slim, [Slim(1, [Line()])], None),
     (list[Line], [[Line(price=1)], [{"price": 1}]], b'[{"price":1.0}]'),
     (Event, [Paid(amount=1)], b'{"amount":1,"kind":"paid"}'),
     (Event, [Shipped(at=NOON), {"at": NOON_IN_CET, "kind": "shipped"}], None),
@@ -154,7 +143,6 @@ SAME: list[Same] = [
             f'{{"amount":"0","at":"{utc:%FT%TZ}","spans":[["{utc:%FT%TZ}","{utc:%FT%TZ}"]],"told":null}}'.encode(),
         )
         for local, utc in (
-            (datetime(2026, 10, 25, 2, 30, tzinfo=BERLIN), datetime(2026, 10, 25, 0, 30, tzinfo=UTC)),
             (datetime(2026, 10, 25, 2, 30, tzinfo=BERLIN, fold=1), datetime(2026, 10, 25, 1, 30, tzinfo=UTC)),
             (datetime(2026, 3, 29, 2, 30, tzinfo=BERLIN), datetime(2026, 3, 29, 1, 30, tzinfo=UTC)),
         )
@@ -186,10 +174,6 @@ def test_what_is_pushed_comes_back_and_is_the_same_bytes_again(order: Order) -> 
     assert typed(Order).dump(again) == data
 
 
-def test_a_decimal_that_is_not_a_number_comes_back_where_the_model_allows_it() -> None:
-    assert typed(Zoned).load(typed(Zoned).dump(Zoned(amount=Decimal("NaN")))).amount.is_nan()
-
-
 # --- what is wrong ---
 
 
@@ -213,17 +197,14 @@ for _ in range(101):
 
 
 def changed(**fields: Any) -> Order:
-    order = Order(version=1)
-    for name, value in fields.items():
-        setattr(order, name, value)
-    return order
+    """Not validated."""
+    return Order.model_construct(version=1, **fields)
 
 
 REFUSED: list[Refused] = [
     (Order, {"version": "x"}, r"Input should be a valid integer, .* - at `\$\.version`"),
     (Order, {"version": 1, "lines": [{}, {"price": "x"}]}, r"Input should be a valid n.* `\$\.lines\[1\]\.price`"),
-    (Order, changed(version="5"), r"'5' would come back as 5 - at `\$\.version`"),
-    (Order, changed(version="x"), r"Input should be a valid integer, .* - at `\$\.version`"),
+    (Order, Order.model_construct(version="5"), r"'5' would come back as 5 - at `\$\.version`"),
     (Order, changed(ratio=float("nan")), r"nan is no JSON number - at `\$\.ratio`"),
     (Order, changed(lines=[Line.model_construct(price="2")]),
      r"'2' would come back as 2\.0 - at `\$\.lines\[0\]\.price`"),
@@ -231,16 +212,12 @@ REFUSED: list[Refused] = [
     (Order, {"version": 1, "amount": "NaN"}, r".*finite.*"),
     (Order, Line(), r"it is of type Line"),
     (Order, [], r"Input should be a valid dictionary or instance of Order - at `\$`"),
-    (OrderData, {}, r"Field required - at `\$\.version`"),
     # An instance of a subclass would lose what it has more.
     (Order, Order(version=1, lines=[Special()]), r"a Special would come back as a Line - at `\$\.lines\[0\]`"),
-    (list[Line], [Special()], r"a Special would come back as a Line - at `\$\[0\]`"),
     (Order, Order(version=1, more={"line": Line()}), r"a Line would come back as a dict - at `\$\.more\.line`"),
-    (Event, {"kind": "paid", "amount": "x"}, r"Input should be a valid integer, .* - at `\$\.amount`"),
     (Event, {"kind": "lost"}, r"Input tag 'lost' found using 'kind' does not match .* - at `\$`"),
     (Login, Login(password=pydantic.SecretStr("secret")),
      r"a SecretStr would not come back as it went in - at `\$\.password`"),
-    (Zoned, Zoned(amount=Decimal("sNaN")), ".*"),
     (Node, itself, ".*"),
     (Node, deep, ".*"),
 ]  # fmt: skip
@@ -248,9 +225,7 @@ REFUSED: list[Refused] = [
 
 def test_what_is_wrong_is_refused_with_its_place() -> None:
     assert_refused(REFUSED)
-
-
-def test_no_payload_and_bytes_that_are_no_model_are_refused() -> None:
+    assert typed(Zoned).load(typed(Zoned).dump(Zoned(amount=Decimal("NaN")))).amount.is_nan(), "the model allows it"
     with pytest.raises(PayloadError, match=r"^there is no payload; those of the queue are Order$"):
         typed(Order).dump("")
     with pytest.raises(PayloadError, match=r"^Input should be a valid integer, .* - at `\$\.version`$"):
@@ -270,21 +245,15 @@ class Undefined(pydantic.BaseModel):
 
 
 class StructWithModel(msgspec.Struct):
-    order: Order
-
-
-class StructWithData(msgspec.Struct):
     order: OrderData | None
 
 
 def test_what_can_not_be_a_payload_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[tuple[Any, str]] = [
         (Paid | Shipped, r"Paid \| Shipped: nothing tells them apart\. .* Annotated\[Paid \| Shipped, pydantic\.Fie"),
-        (list[Paid | Shipped], r"list\[Paid \| Shipped\]: nothing tells them apart\."),
         (WithUnknown, r"WithUnknown: a part of it is of type Unknown, which has no form in JSON"),
         (Undefined, r"Undefined: .*'?Later'? is not (fully )?defined"),
-        (StructWithModel, r"StructWithModel: order is of type Order, which is a pydantic model in a type that is none"),
-        (StructWithData, r"StructWithData: order is of type OrderData, which is a pydantic model in a type that"),
+        (StructWithModel, r"StructWithModel: order is of type OrderData, which is a pydantic model in a type that"),
     ]  # fmt: skip
     for kind, message in rows:
         with case(kind, message), pytest.raises(ConfigError, match=f"^OrderSync: payloads can't be {message}"):
@@ -292,28 +261,3 @@ def test_what_can_not_be_a_payload_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(pydantic, "VERSION", "2.10.6")
     with pytest.raises(ConfigError, match=r"payloads can't be Order: that takes pydantic 2\.11 or newer, not 2\.10\.6"):
         payload_type("OrderSync", Order)
-
-
-def test_pydantic_is_imported_by_nobody_but_who_has_a_model() -> None:
-    code = """
-        import sys
-        from dataclasses import dataclass
-        import lowq, lowq.testing
-
-        @dataclass
-        class Order:
-            version: int
-
-        @lowq.worker
-        class OrderSync(lowq.Worker[Order]):
-            def perform(self, payloads_by_id): ...
-
-        with lowq.testing.embedded(OrderSync):
-            OrderSync.push(1, Order(1))
-            assert lowq.testing.drain(OrderSync).performed == 1
-        print("pydantic" in sys.modules)
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=PATIENCE, check=True
-    )
-    assert done.stdout == "False\n"
