@@ -2,11 +2,11 @@
 
 import asyncio
 import itertools
-import threading
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -30,12 +30,11 @@ from lowq.errors import (
 from lowq.producer import CHUNK_JOBS
 from lowq.queue import Queue
 from lowq.sharding import shard_of
-from lowq.store import Call, Client, client, pool
+from lowq.store import Call, Client, Command, client, pool
 from lowq.store.keys import queues_key, shard_prefix
 from tests.batches import Batch, within_batch
 from tests.redis_server import RedisServer
 from tests.rows import case
-from tests.rules.support import emptied_app
 from tests.tiers import real_redis_often
 from tests.waiting import NEVER
 
@@ -76,184 +75,120 @@ def all_ids(queue: Queue) -> set[str]:
 # --- jobs in ---
 
 
-class TestJobsIn:
-    def test_one_mapping(self, queue: Queue) -> None:
-        assert queue.push({"id": 1, "payload": {"version": 3}, "score": 3}) == 1
-        job = queue.peek(1)
-        assert job is not None
-        assert (job.id, job.payloads, job.retry_count, job.state) == ("1", [({"version": 3}, 3.0)], -1, "due")
+class Row(Mapping[str, Any]):
+    """As a database gives it: no dict."""
 
-    def test_any_mapping(self, queue: Queue) -> None:
-        class Row(Mapping[str, Any]):
-            """As a database gives it: no dict."""
+    def __init__(self, **columns: Any) -> None:
+        self._columns = columns
 
-            def __init__(self, **columns: Any) -> None:
-                self._columns = columns
+    def __getitem__(self, name: str) -> Any:
+        return self._columns[name]
 
-            def __getitem__(self, name: str) -> Any:
-                return self._columns[name]
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
 
-            def __iter__(self) -> Iterator[str]:
-                return iter(self._columns)
+    def __len__(self) -> int:
+        return len(self._columns)
 
-            def __len__(self) -> int:
-                return len(self._columns)
 
-        assert queue.push(Row(id=1, payload="a")) == 1
-        assert queue.push([Row(id=1, payload="b"), Row(id=2)]) == 2
-        assert payloads(queue, 1) == ["a", "b"]
+def test_one_mapping_or_any_iterable_of_mappings_is_pushed_and_payloads_are_counted(app: lowq.Lowq) -> None:
+    forms: tuple[Callable[[Iterable[Any]], Any], ...] = (list, tuple, deque, iter)
+    for number, form in enumerate(forms):
+        with case(form):
+            queue = app.queue(f"Orders{number}", 3)
+            assert queue.push(Row(id=1, payload="a")) == 1
+            assert queue.push(form([{"id": 1, "payload": "a"}, Row(id=2), {"id": 1, "payload": "b"}])) == 3
+            assert queue.push(form([])) == 0
+            assert (all_ids(queue), payloads(queue, 1)) == ({"1", "2"}, ["a", "b"])
 
-    def test_any_iterable(self, app: lowq.Lowq) -> None:
-        forms: tuple[Callable[[Iterable[Any]], Iterable[Any]], ...] = (list, tuple, deque, iter)
-        for number, form in enumerate(forms):
-            with case(form):
-                queue = app.queue(f"Orders{number}", 3)
-                assert queue.push(form([{"id": 1}, {"id": 2}, {"id": 1, "payload": "x"}])) == 3
-                assert queue.push(form([])) == 0
-                assert all_ids(queue) == {"1", "2"}
 
-    def test_what_is_returned_counts_payloads_not_ids(self, queue: Queue) -> None:
-        assert queue.push([{"id": 1, "payload": version} for version in range(10)]) == 10
-        assert queue.push({"id": 1, "payload": 0}) == 1  # accepted, and merged
-        assert len(payloads(queue, 1)) == 10
+def test_what_is_no_iterable_of_jobs_is_refused(app: lowq.Lowq, queue: Queue) -> None:
+    @app.worker(queue_name="Orders", shards_count=3)
+    class Orders(lowq.Worker[int]):
+        def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
 
-    def test_what_is_no_iterable_of_jobs_is_refused(self, app: lowq.Lowq, queue: Queue) -> None:
-        @app.worker(queue_name="Orders", shards_count=3)
-        class Orders(lowq.Worker[int]):
-            def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
+    wrong: Any
+    for wrong in (None, 5, "id"):
+        for push in (Orders.perform_async, in_a_loop(Orders.aperform_async)):
+            with case(wrong), pytest.raises(JobError, match="jobs are one mapping or an iterable of mappings, not"):
+                push(wrong)
+    for wrong in (["id"], {1, 2}, [[{"id": 1}]], b"id"):
+        for push in (in_a_loop(queue.apush), queue.push):
+            with case(wrong), pytest.raises(JobError, match=r"queue 'Orders': .*mapping"):
+                push(wrong)
+    for wrong in ({"id": 42}, [{"id": 42}]):
+        for push in (Orders.push, in_a_loop(Orders.apush)):
+            with case(wrong), pytest.raises(JobError, match=r"are pushed by Orders\.perform_async\(jobs\)"):
+                push(wrong)
+    assert queue.stats().length == 0
 
-        wrong: Any
-        message = "queue 'Orders': jobs are one mapping or an iterable of mappings, not"
-        for wrong in (None, b"id", 1.5, 5, "id", UUID(int=5)):
-            pushes: list[Callable[..., int]] = [Orders.perform_async, in_a_loop(Orders.aperform_async)]
-            if not isinstance(wrong, int | str | UUID):
-                pushes.append(queue.push)
-            for push in pushes:
-                with case(wrong), pytest.raises(JobError, match=message):
-                    push(wrong)
-        for wrong in ([1], ["id"], [None], {1, 2}, [("id", 1)], [[{"id": 1}]]):
-            for push in (in_a_loop(queue.apush), queue.push):
-                with case(wrong), pytest.raises(JobError, match=r"queue 'Orders': .*mapping"):
-                    push(wrong)
-        assert queue.stats().length == 0
 
-    def test_defaults(self, queue: Queue) -> None:
-        before = datetime.now(UTC).timestamp()
-        queue.push({"id": 1})
-        job = queue.peek(1)
-        assert job is not None
-        ((payload, score),) = job.payloads
-        assert payload == ""
-        assert score == job.perform_at
-        assert before - 1 < score < before + 60
+def test_jobs_of_one_call_may_have_different_fields(queue: Queue) -> None:
+    at = datetime(2100, 1, 1, tzinfo=UTC)
+    accepted = queue.push(
+        [
+            {"id": 1},
+            {"id": UUID(int=2), "payload": None},
+            {"id": "3", "payload": [1], "score": 1e9 + 0.5},
+            {"id": 4, "perform_at": at},
+            {"id": 5, "perform_in": at.timestamp(), "score": 2e12},
+            {"id": 6, "payload": "x", "delay": 3600},
+            {"id": 8, "perform_at": 1_000_000_000},
+        ]
+    )
+    assert accepted == 7
+    found = queue.fetch([1, UUID(int=2), 3, 4, 5, 6, 8])
+    scheduled = {job_id for job_id, job in found.items() if job.state == "scheduled"}
+    assert (len(found), scheduled) == (7, {"4", "5", "6"})
+    assert found["1"].payloads == [("", found["1"].perform_at)]
+    assert found["3"].payloads == [([1], 1e9 + 0.5)]
+    assert found["4"].perform_at == found["5"].perform_at == at.timestamp()
+    one, six, eight = (found[job_id].perform_at or 0 for job_id in "168")
+    assert one + 3599 < six
+    assert eight >= one - 1  # the past is clamped to now
 
-    def test_jobs_of_one_call_may_have_different_fields(self, queue: Queue) -> None:
-        at = datetime(2100, 1, 1, tzinfo=UTC)
-        accepted = queue.push(
-            [
-                {"id": 1},
-                {"id": UUID(int=2), "payload": None},
-                {"id": "3", "payload": [1], "score": 1e9 + 0.5},
-                {"id": 4, "perform_at": at},
-                {"id": 5, "perform_in": at.timestamp(), "score": 2e12},
-                {"id": 6, "payload": "x", "delay": 3600},
-                {"id": 7, "delay": timedelta(hours=1)},
-                {"id": 8, "perform_at": 1_000_000_000},
-            ]
-        )
-        assert accepted == 8
-        found = queue.fetch([1, UUID(int=2), 3, 4, 5, 6, 7, 8])
-        assert {job_id: job.state for job_id, job in found.items()} == {
-            "1": "due",
-            str(UUID(int=2)): "due",
-            "3": "due",
-            "4": "scheduled",
-            "5": "scheduled",
-            "6": "scheduled",
-            "7": "scheduled",
-            "8": "due",
-        }
-        assert found["3"].payloads == [([1], 1e9 + 0.5)]
-        assert found["4"].perform_at == found["5"].perform_at == at.timestamp()
-        assert found["5"].payloads == [("", 2e12)]
-        one, six, seven, eight = (found[job_id].perform_at or 0 for job_id in "1678")
-        assert 3599 < six - one < 3660
-        assert 3599 < seven - one < 3660
-        assert eight >= one - 1  # the past is clamped to now
 
-    def test_each_id_goes_to_its_shard_and_is_kept_as_documented(self, app: lowq.Lowq, queue: Queue) -> None:
-        payload = {"status": "paid", "version": 3, "note": "\N{SNOWMAN}"}
-        for job_id in ("42", "order-7", "\N{SNOWMAN}", "a:{b}"):
-            queue.push({"id": job_id, "payload": payload, "score": 3})
-            shard = shard_of(job_id.encode(), 3)
-            prefix = shard_prefix("lowq", "Orders", shard)
-            assert prefix == shard_prefix("lowq", "Orders", shard)
-            inline = app.client.command("GET", f"{prefix}payloads:{job_id}", key=prefix)
-            assert inline == '3 {"note":"\N{SNOWMAN}","status":"paid","version":3}'.encode()
+def test_each_id_goes_to_its_shard_and_is_kept_as_documented(app: lowq.Lowq, queue: Queue) -> None:
+    for job_id in ("42", "\N{SNOWMAN}", "a:{b}"):
+        queue.push({"id": job_id, "payload": {"status": "paid", "version": 3}, "score": 5})
+        queue.push({"id": job_id, "payload": {"version": 3, "status": "paid"}, "score": 3})
+        prefix = shard_prefix("lowq", "Orders", shard_of(job_id.encode(), 3))
+        inline = app.client.command("GET", f"{prefix}payloads:{job_id}", key=prefix)
+        assert inline == b'3 {"status":"paid","version":3}'
 
-    def test_equal_payloads_are_one_whatever_the_order_of_their_keys(self, queue: Queue) -> None:
-        queue.push(
-            [{"id": 1, "payload": {"a": 1, "b": 2}, "score": 5}, {"id": 1, "payload": {"b": 2, "a": 1}, "score": 4}]
-        )
-        job = queue.peek(1)
-        assert job is not None
-        assert job.payloads == [({"a": 1, "b": 2}, 4.0)]
 
-    def test_the_applications_codec_is_used_both_ways(self, store_url: str) -> None:
-        app = lowq.Lowq(
-            redis_url=store_url,
-            dump_payload=lambda value: b",".join(b"%d" % item for item in sorted(value)),
-            load_payload=lambda data: {int(item) for item in data.split(b",")},
-        )
-        queue = app.queue("Orders", 1)
-        queue.push([{"id": 1, "payload": {3, 1, 2}}, {"id": 1, "payload": {1, 2, 3}}])
-        assert payloads(queue, 1) == [{1, 2, 3}]
-        app.close()
+def test_the_applications_codec_is_used_both_ways(store_url: str) -> None:
+    app = lowq.Lowq(
+        redis_url=store_url,
+        dump_payload=lambda value: b",".join(b"%d" % item for item in sorted(value)),
+        load_payload=lambda data: {int(item) for item in data.split(b",")},
+    )
+    queue = app.queue("Orders", 1)
+    queue.push([{"id": 1, "payload": {3, 1, 2}}, {"id": 1, "payload": {1, 2, 3}}])
+    assert payloads(queue, 1) == [{1, 2, 3}]
+    app.close()
 
 
 # --- order ---
 
 
-class TestOrder:
-    def test_jobs_of_one_push_keep_their_order(self, queue: Queue) -> None:
-        queue.push({"id": 1, "payload": 1999 - version} for version in range(2000))
-        job = queue.peek(1)
-        assert job is not None
-        assert job.payloads_count == 2000
-        assert [payload for payload, _ in job.payloads] == list(range(1999, 999, -1))
+def test_producers_in_several_threads_keep_their_order_and_take_turns_with_connections(store_url: str) -> None:
+    threads, each, ids = 6, 60, 4
+    app = lowq.Lowq(redis_url=store_url, client_pool_size=2)
+    queue = app.queue("Orders", 3)
 
-    def test_producers_in_several_threads_keep_theirs_and_lose_nothing(self, queue: Queue) -> None:
-        threads, each, ids = 6, 60, 4
-        accepted: list[int] = []
+    def produce(thread: int) -> int:
+        each_id = [[{"id": job_id, "payload": [thread, n]} for job_id in range(ids)] for n in range(each)]
+        return sum(map(queue.push, each_id))
 
-        def produce(thread: int) -> None:
-            accepted.extend(
-                queue.push([{"id": job_id, "payload": [thread, number]} for job_id in range(ids)])
-                for number in range(each)
-            )
-
-        pool = [threading.Thread(target=produce, args=(number,)) for number in range(threads)]
-        for thread in pool:
-            thread.start()
-        for thread in pool:
-            thread.join()
-        assert sum(accepted) == threads * each * ids
-        for job_id in range(ids):
-            got = payloads(queue, job_id)
-            assert len(got) == threads * each
-            for number in range(threads):
-                assert [version for thread, version in got if thread == number] == list(range(each))
-
-    def test_more_threads_than_connections_take_turns(self, store_url: str) -> None:
-        app = lowq.Lowq(redis_url=store_url, client_pool_size=2)
-        queue = app.queue("Orders", 3)
-        pool = [threading.Thread(target=queue.push, args=(jobs(300, number * 300),)) for number in range(10)]
-        for thread in pool:
-            thread.start()
-        for thread in pool:
-            thread.join()
-        assert queue.stats().length == 3000
-        app.close()
+    with ThreadPoolExecutor(threads) as executor:
+        assert list(executor.map(produce, range(threads))) == [each * ids] * threads
+    for job_id in range(ids):
+        got = payloads(queue, job_id)
+        assert len(got) == threads * each
+        for number in range(threads):
+            assert [version for thread, version in got if thread == number] == list(range(each))
+    app.close()
 
 
 # --- streaming ---
@@ -300,11 +235,10 @@ class TestStreaming:
     def test_large_payloads_are_split_over_calls(self, queue: Queue) -> None:
         large = [{"id": number % 7, "payload": [number, "x" * 200_000], "score": number} for number in range(40)]
         assert queue.push(large) == 40
-        for job_id, count in ((3, 6), (6, 5)):
-            job = queue.peek(job_id)
-            assert job is not None
-            assert job.payloads_count == count
-            assert [payload[0] for payload, _ in job.payloads] == [job_id + 7 * n for n in range(5)]  # 1 MiB of them
+        for job_id, job in queue.fetch(range(7)).items():
+            assert [payload[0] for payload, _ in job.payloads] == [
+                int(job_id) + 7 * n for n in range(5)
+            ]  # 1 MiB of them
 
     def test_an_error_of_the_generator_comes_out_as_it_is_after_what_was_read_before(self, queue: Queue) -> None:
         def source(error: BaseException) -> Iterator[dict[str, Any]]:
@@ -327,13 +261,8 @@ class TestBadJobs:
     def test_nothing_of_a_chunk_with_a_bad_job_is_written(self, app: lowq.Lowq, queue: Queue) -> None:
         bad: list[tuple[dict[str, Any], type[Exception], str]] = [
             ({"payload": 1}, JobError, "queue 'Orders': a job has no id"),
-            ({"id": ""}, JobError, "queue 'Orders': an id is empty"),
-            ({"id": True}, JobError, "queue 'Orders': id True is of type bool"),
             ({"id": 7, "score": float("nan")}, JobError, "queue 'Orders': job 7: score nan"),
-            ({"id": 7, "perform_at": 60}, JobError, "queue 'Orders': job 7: perform_at=60 .*delay=60"),
-            ({"id": 7, "paylod": 1}, JobError, "queue 'Orders': job 7: unknown field 'paylod'; did you mean 'payload'"),
             ({"id": 7, "payload": {1}}, PayloadError, "queue 'Orders': job 7: .* is of type set"),
-            ({"id": 7, "payload": "x" * 2**20}, PayloadError, "queue 'Orders': job 7: the payload has 1048578 bytes"),
         ]
         for good_before, (job, error, message) in itertools.product((0, 3, CHUNK_JOBS - 1), bad):
             with case(good_before, job):
@@ -353,200 +282,96 @@ class TestBadJobs:
             queue.push(source if listed else iter(source))
         assert isinstance(caught.value.__cause__, JobError)
         assert queue.stats().length == caught.value.accepted == CHUNK_JOBS
-        rest = caught.value.rest
-        assert isinstance(rest, list) == listed
-        rest = list(rest)
+        assert isinstance(caught.value.rest, list) == listed
+        rest = list(caught.value.rest)
         assert rest == source[CHUNK_JOBS:]
         assert queue.push(job for job in rest if job["id"] != "bad") == len(rest) - 1
         assert queue.stats().length == 4 * CHUNK_JOBS + 5
+
+    def test_a_first_push_or_consumer_that_is_refused_leaves_no_entry_in_the_registry(self, app: lowq.Lowq) -> None:
+        queue = app.queue("fresh", 2)
+        uses: list[Callable[[], object]] = [
+            *(lambda wrong=wrong, push=push: push(wrong)  # type: ignore[misc]
+              for wrong in ({"id": ""}, {"id": 1, "ttl": -1}, [{"id": 1}, {"id": 2, "score": "x"}], [5], 5.5)
+              for push in (queue.push, in_a_loop(queue.apush))),
+            lambda: queue.push("a", timeout=-1), lambda: queue.consumer(ttr=0), lambda: queue.consumer(session=""),
+        ]  # fmt: skip
+        for number, use in enumerate(uses):
+            with case(number):
+                with pytest.raises((JobError, ConfigError)):
+                    use()
+                assert app.client.command("DBSIZE") == 0
+        assert queue.push("a") == 1
 
 
 # --- queues and their shards ---
 
 
-class TestWithoutTheWorker:
-    def test_a_producer_needs_only_the_queues_name_once_it_is_known(self, app: lowq.Lowq, store_url: str) -> None:
-        @app.worker(shards_count=7, batch_size=3)
-        class Orders(lowq.Worker[int]):
-            def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
+def test_a_producer_needs_only_the_queues_name_once_it_is_known(app: lowq.Lowq, store_url: str) -> None:
+    @app.worker(shards_count=7, batch_size=3)
+    class Orders(lowq.Worker[int]):
+        def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
 
-        Orders.perform_async({"id": "a"})
-        producer = lowq.Lowq(redis_url=store_url)
-        assert producer.queue("Orders").push([{"id": "b"}, {"id": "c"}]) == 2
-        assert all_ids(Orders.queue) == {"a", "b", "c"}
-        (info,) = producer.queues()
-        assert (info.shards_count, info.options["batch_size"]) == (7, 3)  # the producer has not overwritten them
-        producer.close()
-
-    def test_a_queue_that_nobody_has_used_needs_its_shards_count(self, app: lowq.Lowq) -> None:
-        with pytest.raises(UnknownQueueError, match="queue 'Orders'"):
-            app.queue("Orders").push({"id": 1})
-        assert app.queues() == []
-        assert app.queue("Orders", 4).push({"id": 1}) == 1
-        assert app.queue("Orders").push({"id": 2}) == 1
-        assert [info.shards_count for info in app.queues()] == [4]
-
-    def test_a_worker_of_the_application_is_found_by_its_queues_name(self, app: lowq.Lowq) -> None:
-        @app.worker(shards_count=7)
-        class Orders(lowq.Worker[int]):
-            def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
-
-        assert app.queue("Orders").push({"id": 1}) == 1
-        assert Orders.queue.stats().shards_count == 7
-
-    def test_from_async_code(self, app: lowq.Lowq) -> None:
-        @app.worker
-        class Orders(lowq.Worker[Any]):
-            def perform(self, payloads_by_id: dict[str, list[Any]]) -> None: ...
-
-        async def produce() -> list[int]:
-            return await asyncio.gather(*(Orders.aperform_async(jobs(100, start)) for start in range(0, 1000, 100)))
-
-        assert asyncio.run(produce()) == [100] * 10
-        assert Orders.queue.stats().length == 1000
-
-
-class TestAFirstPushThatIsRefused:
-    """It leaves no entry in the registry."""
-
-    def test_by_its_jobs(self, store_url: str) -> None:
-        rows: list[Any] = [
-            {"id": ""}, {"payload": 1}, {"id": 1, "ttl": -1}, {"id": 1, "priority": 10}, {"id": 1, "delay": -1},
-            {"id": 1, "payload": {1}}, [{"id": 1}, {"id": 2, "score": "x"}], [5], 5.5,
-        ]  # fmt: skip
-        for wrong in rows:
-            with case(wrong), emptied_app(store_url) as app:
-                queue = app.queue("fresh", 2)
-                for push in queue.push, in_a_loop(queue.apush):
-                    with pytest.raises(JobError):
-                        push(wrong)
-                assert app.client.command("DBSIZE") == 0
-                assert queue.push("a") == 1
-
-    def test_by_its_timeout(self, app: lowq.Lowq) -> None:
-        with pytest.raises(ConfigError, match="timeout=-1"):
-            app.queue("fresh", 2).push("a", timeout=-1)
-        assert app.client.command("DBSIZE") == 0
-
-    def test_or_a_consumer_by_its_options(self, app: lowq.Lowq) -> None:
-        rows: list[Any] = [{"ttr": 0}, {"ttr": "60"}, {"session": ""}, {"session": 5}]
-        for wrong in rows:
-            with case(wrong):
-                with pytest.raises(ConfigError):
-                    app.queue("fresh", 2).consumer(**wrong)
-                assert app.client.command("DBSIZE") == 0
+    producer = lowq.Lowq(redis_url=store_url)
+    with pytest.raises(UnknownQueueError, match="queue 'Orders'"):
+        producer.queue("Orders").push({"id": 1})
+    assert producer.queues() == []
+    assert app.queue("Orders").push({"id": "a"}) == 1, "the worker of the application is found by the name"
+    assert producer.queue("Orders").push([{"id": "b"}, {"id": "c"}]) == 2
+    assert all_ids(Orders.queue) == {"a", "b", "c"}
+    (info,) = producer.queues()
+    assert (info.shards_count, info.options["batch_size"]) == (7, 3)  # the producer has not overwritten them
+    producer.close()
 
 
 class TestAnIdAndItsPayload:
     """``push(id, payload, score=...)``, of queues and workers, from threads and coroutines."""
 
-    def ways(self, app: lowq.Lowq) -> Iterator[tuple[str, Queue, Callable[..., int]]]:
-        """Each way to push, with a queue of its own."""
-        for number, way in enumerate(("queue", "queue, async", "worker", "worker, async")):
+    def test_is_a_job_with_the_options_given_whichever_way_it_is_pushed(self, app: lowq.Lowq) -> None:
+        @app.worker(shards_count=3)
+        class Orders(lowq.Worker[Any]):
+            def perform(self, payloads_by_id: dict[str, list[Any]]) -> None: ...
 
-            @app.worker(shards_count=3, queue_name=f"Orders{number}")
-            class Orders(lowq.Worker[Any]):
-                def perform(self, payloads_by_id: dict[str, list[Any]]) -> None: ...
-
-            whose, _, is_async = way.partition(", ")
-            pusher: Any = Orders if whose == "worker" else Orders.queue
-            yield way, app.queue(f"Orders{number}"), in_a_loop(pusher.apush) if is_async else pusher.push
-
-    def test_is_a_job_with_the_options_given(self, app: lowq.Lowq) -> None:
-        for way, queue, push in self.ways(app):
-            with case(way):
+        queue = app.queue("Orders")
+        pushes: list[Callable[..., int]] = [queue.push, in_a_loop(queue.apush), Orders.push, in_a_loop(Orders.apush)]
+        for number, push in enumerate(pushes):
+            with case(number):
                 assert push(42, {"version": 3}, score=3, priority=2, ttl=7200, delay=timedelta(hours=1)) == 1
                 assert push("42", {"version": 2}, score=2, priority=2) == 1
-                assert push(UUID(int=7), payload=[1], perform_at=2e9, timeout=5) == 1
-                job = queue.peek(42)
-                assert job is not None
-                assert (job.payloads, job.state, job.priority) == (
-                    [({"version": 2}, 2.0), ({"version": 3}, 3.0)],
-                    "scheduled",
-                    2,
-                )
-                assert job.expires_at is not None
-                other = queue.peek(UUID(int=7))
-                assert other is not None
-                assert ([payload for payload, _ in other.payloads], other.perform_at) == ([[1]], 2e9)
-
-    def test_what_is_not_said_or_none_is_as_in_a_job_that_does_not_say_it(self, app: lowq.Lowq) -> None:
-        for way, queue, push in self.ways(app):
-            with case(way):
+                (job,) = queue.jobs().jobs
+                assert job.payloads == [({"version": 2}, 2.0), ({"version": 3}, 3.0)]
+                assert (job.id, job.state, job.priority, job.expires_at is None) == ("42", "scheduled", 2, False)
+                queue.drop()
                 push(1, score=None, delay=None, perform_at=None, ttl=None, priority=None, timeout=None)
-                push(2, None)
-                assert (payloads(queue, 1), payloads(queue, 2)) == ([""], [None])
-                job = queue.fetch([1])["1"]
-                assert (job.state, job.expires_at, job.priority) == ("due", None, 0)
+                push(UUID(int=7), payload=None, perform_at=2e9, timeout=5)
+                job, other = queue.jobs(order_by="perform_at").jobs
+                assert (job.state, job.expires_at, job.priority, job.payloads[0][0]) == ("due", None, 0, "")
+                assert (other.payloads[0][0], other.perform_at) == (None, 2e9)
+                queue.drop()
 
-    def test_what_is_wrong_is_refused_and_nothing_written(self, app: lowq.Lowq) -> None:
+    def test_what_is_wrong_or_a_mixture_of_the_two_forms_is_refused_and_nothing_written(self, queue: Queue) -> None:
         rows: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
             ((42, {}), {"scroe": 3}, "unknown field 'scroe'; did you mean 'score'"),
-            ((42, {}), {"score": "3"}, "score '3'"),
             ((42, {}), {"delay": 1, "perform_at": 2e9}, "three ways to say one thing"),
             ((42, {1, 2}), {}, "payload"),
             (("", {}), {}, "an id is empty"),
-            ((True, {}), {}, "of type bool"),
             ((42, {}), {"id": 7}, "two ids are given, 42 and id=7: write push"),
-        ]
-        for (way, _, push), (args, options, message) in itertools.product(self.ways(app), rows):
-            with case(way, args, options):
-                with pytest.raises(JobError, match=message):
-                    push(*args, **options)
-                assert sum(app.queue(info.name).stats().length for info in app.queues()) == 0
-
-    def test_a_mixture_of_the_two_forms_is_refused(self, queue: Queue) -> None:
-        rows: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
             ((42, {}, 3), {}, "push takes an id and a payload, and all else by name"),
             ((42, {}), {"payload": {}}, "push takes an id and a payload, and all else by name"),
             ((42,), {"on_progress": print}, "unknown field 'on_progress'"),
             (({"id": 42},), {"score": 3}, "score beside jobs: each job says it for itself"),
             (([{"id": 42}], {"version": 2}), {}, "has neither an id"),
-            ((4.2, {"version": 2}), {}, "has neither an id"),
             ((4.2,), {}, "jobs are one mapping or an iterable of mappings, not float"),
         ]
         for args, options, message in rows:
             with case(args, options):
                 for push in queue.push, in_a_loop(queue.apush):
-                    with pytest.raises(JobError, match=f"queue 'Orders': .*{message}"):
+                    with pytest.raises(JobError, match=message):
                         push(*args, **options)
-                assert queue.stats().length == 0
-
-    def test_a_worker_names_the_method_that_takes_jobs(self, app: lowq.Lowq) -> None:
-        @app.worker
-        class Orders(lowq.Worker[Any]):
-            def perform(self, payloads_by_id: dict[str, list[Any]]) -> None: ...
-
-        wrong: Any
-        for push in Orders.push, lambda *args: asyncio.run(Orders.apush(*args)):
-            for wrong in {"id": 42}, [{"id": 42}], iter([{"id": 42}]):
-                with pytest.raises(JobError, match=r"queue 'Orders': .*are pushed by Orders\.perform_async\(jobs\)"):
-                    push(wrong)
-        assert Orders.queue.stats().length == 0
-
-    def test_a_put_has_an_id_of_its_own(self, queue: Queue) -> None:
         wrong: Any = {"id": 7}
         with pytest.raises(JobError, match="two ids are given"):
             queue.put("a", **wrong)
         assert queue.stats().length == 0
-
-    def test_goes_through_a_workers_own_perform_async(self, app: lowq.Lowq) -> None:
-        seen: list[Any] = []
-
-        @app.worker
-        class Orders(lowq.Worker[int]):
-            @classmethod
-            def perform_async(cls, jobs: Any) -> int:  # type: ignore[override]  # as written before there was a timeout
-                seen.append(jobs)
-                return super().perform_async(jobs)
-
-            def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
-
-        Orders.push(1, 5, score=2)
-        asyncio.run(Orders.apush(2, 6))
-        asyncio.run(Orders.aperform_async([{"id": 3}]))
-        assert seen == [{"id": 1, "payload": 5, "score": 2}, {"id": 2, "payload": 6}, [{"id": 3}]]
-        assert Orders.queue.stats().length == 3
 
 
 class TestShardsCount:
@@ -617,12 +442,6 @@ class TestShardsCount:
         assert isinstance(caught.value.__cause__, ShardsCountError)
         assert 0 < caught.value.accepted == 20 - len(list(caught.value.rest))
 
-    def test_no_number_of_shards_at_all(self, app: lowq.Lowq) -> None:
-        count: Any
-        for count in (0, -1, 1.5, "3", True):
-            with case(count), pytest.raises(ConfigError, match="shards_count="):
-                app.queue("Orders", count).push({"id": 1})
-
 
 # --- client middlewares ---
 
@@ -656,19 +475,13 @@ class TestClientMiddlewares:
             return middleware
 
         app = make_app(named("a"), named("b"))
-
-        @app.worker(queue_name="Mail", shards_count=3)
-        class Mails(lowq.Worker[int]):
-            def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
-
+        app.worker(queue_name="Mail")(type("Mails", (lowq.Worker,), {"perform": lambda _self, _payloads_by_id: None}))
         assert app.queue("Orders", 3).push(jobs(CHUNK_JOBS + 1)) == CHUNK_JOBS + 1
-        first, second = f"Orders {CHUNK_JOBS}", "Orders 1"
-        assert events == [f"a {first}", f"b {first}", "/b", "/a", f"a {second}", f"b {second}", "/b", "/a"]
-        pushes: list[Callable[..., int]] = [Mails.perform_async, app.queue("Mail").push]
-        for push in pushes:
-            events.clear()
-            assert push(jobs(1)) == 1
-            assert events == ["a Mails 1", "b Mails 1", "/b", "/a"]
+        app.queue("Mail").push(jobs(1))
+        of_chunks = [
+            (f"a {whose}", f"b {whose}", "/b", "/a") for whose in (f"Orders {CHUNK_JOBS}", "Orders 1", "Mails 1")
+        ]
+        assert events == [event for of_chunk in of_chunks for event in of_chunk]
 
     def test_they_may_rewrite_drop_and_add_jobs_which_are_validated(self, make_app: MakeApp) -> None:
         def rewrite(worker: Any, batch: list[Any], call_next: Callable[[], None]) -> None:
@@ -684,18 +497,11 @@ class TestClientMiddlewares:
         with pytest.raises(JobError, match="an id is empty"):
             queue.push({"id": ""})
 
-    def test_a_veto_writes_nothing_and_is_never_silent(self, make_app: MakeApp) -> None:
-        def raises(worker: Any, batch: list[Any], call_next: Callable[[], None]) -> None:
-            raise PermissionError("closed on Sundays")
-
-        def returns(worker: Any, batch: list[Any], call_next: Callable[[], None]) -> None:
-            pass
-
-        for veto, error in ((raises, PermissionError), (returns, LowqError)):
-            queue = make_app(veto).queue("Orders", 3)
-            with pytest.raises(error):
-                queue.push(jobs(3))
-            assert queue.stats().length == 0
+    def test_one_that_returns_without_a_word_writes_nothing_and_is_an_error(self, make_app: MakeApp) -> None:
+        queue = make_app(lambda _worker, _batch, _call_next: None).queue("Orders", 3)
+        with pytest.raises(LowqError):
+            queue.push(jobs(3))
+        assert queue.stats().length == 0
 
     def test_one_that_raises_in_a_later_chunk_leaves_the_caller_in_no_doubt(self, make_app: MakeApp) -> None:
         met: list[int] = []
@@ -729,19 +535,19 @@ class Refusing:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, answers: Mapping[int, str]) -> None:
         #: The calls that were sent so far.
         self.calls = 0
-        packed = client._packed
+        start = Client.start
 
-        def pack(pool: Any, call: Call) -> bytes:
-            if call.script != "push":
-                return packed(pool, call)
-            self.calls += 1
-            answer = answers.get(self.calls - 1)
-            if answer is None:
-                return packed(pool, call)
-            words = ("EVAL", f"return redis.error_reply('{answer}')", "0")
-            return b"".join([b"*3\r\n", *(f"${len(word)}\r\n{word}\r\n".encode() for word in words)])
+        def refuse(client: Client, calls: Sequence[Call], **options: Any) -> Any:
+            sent = list(calls)
+            for position, call in enumerate(calls):
+                if call.script == "push":
+                    if self.calls in answers:
+                        script = f"return redis.error_reply('{answers[self.calls]}')"
+                        sent[position] = Command(call.key, "EVAL", script, "0")
+                    self.calls += 1
+            return start(client, sent, **options)
 
-        monkeypatch.setattr(client, "_packed", pack)
+        monkeypatch.setattr(Client, "start", refuse)
 
 
 FULL = "OOM command not allowed when used memory > maxmemory."
@@ -790,7 +596,7 @@ class TestOrderWhateverIsRefused:
         self, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch, rows: list[list[int]], middleware: bool
     ) -> None:
         if middleware:
-            object.__setattr__(app.config, "client_middlewares", [lambda _worker, _jobs, call_next: call_next()])
+            app.config.client_middlewares.append(lambda _worker, _jobs, call_next: call_next())
         for number, (answer, refused) in enumerate(itertools.product((FULL, BUSY), rows)):
             with case(answer, refused), monkeypatch.context() as patched:
                 queue = self.new_queue(app, f"Orders{number}")
@@ -848,12 +654,14 @@ class TestOrderWhateverIsRefused:
                     assert queue.push({"id": "x", "payload": payload} for payload in range(self.COUNT)) == self.COUNT
                 assert payloads(queue, "x") == list(range(self.COUNT))
 
-    def test_scripts_that_are_loaded_by_another_in_the_middle_keep_it(
-        self, queue: Queue, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        Refusing(monkeypatch, {1: "NOSCRIPT No matching script. Please use EVAL."})
-        source = ({"id": "x", "payload": number} for number in range(self.COUNT))
-        assert queue.push(source) == self.COUNT
+    def test_scripts_that_are_gone_in_the_middle_change_nothing(self, app: lowq.Lowq, queue: Queue) -> None:
+        def source() -> Iterator[dict[str, Any]]:
+            for number in range(self.COUNT):
+                if number in (20, 70):
+                    app.client.command("SCRIPT", "FLUSH")
+                yield {"id": "x", "payload": number}
+
+        assert queue.push(source()) == self.COUNT
         assert payloads(queue, "x") == list(range(self.COUNT))
 
     def test_a_redis_that_has_lost_what_it_answered_takes_nothing_out_of_turn(
@@ -958,11 +766,8 @@ class TestDeadlineOfABatch:
         assert queue.push(caught.value.rest) == CHUNK_JOBS + 10
 
 
-def test_a_push_without_redis_says_so_in_few_lines() -> None:
+def test_a_push_without_redis_says_so_without_the_frames_of_libraries() -> None:
     app = lowq.Lowq(redis_url="redis://127.0.0.1:1", push_timeout=0.1)
     with pytest.raises(lowq.RedisUnavailable) as caught:
         app.queue("Orders", 3).push(1)
-    lines = "".join(traceback.format_exception(caught.value)).splitlines()
-    assert not [line for line in lines if "site-packages" in line]
-    assert lines[0].startswith("redis.exceptions.")
-    assert lines.count("Traceback (most recent call last):") == 1
+    assert "site-packages" not in "".join(traceback.format_exception(caught.value))

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ import pytest
 import lowq
 from lowq.errors import ConfigError, PayloadError
 from lowq.testing import drain
+from tests.rows import case
 
 
 class Struct(msgspec.Struct):
@@ -45,35 +47,27 @@ def scores(queue: Any, job_id: str = "a") -> list[float]:
 
 
 def test_the_option_gives_each_payload_its_score(app: lowq.Lowq, store_url: str) -> None:
-    kinds: list[tuple[Any, Any, list[Any]]] = [
-        (Any, "version", [{"version": 7}]),
-        (Any, lambda payload: payload[0] * 7, [[1], (1,)]),
-        (dict[str, int], "version", [{"version": 7}]),
-        (Struct, "version", [Struct(7), {"version": 7}, {}]),  # the last has it by default
-        (Data, "version", [Data(7), {"version": 7}]),
-        (Model, lambda payload: payload.version, [Model(version=7), {"version": 7}]),
-    ]
-    for number, (payload_type, score, payloads) in enumerate(kinds):
+    kinds: list[tuple[Any, Any, Any]] = [
+        (Any, "version", {"version": 7}), (Any, lambda payload: payload[0] * 7, [1]),
+        (Struct, "version", Struct(7)), (Struct, "version", {}),  # it has it by default
+        (Data, "version", Data(7)), (Model, lambda payload: payload.version, {"version": 7}),
+    ]  # fmt: skip
+    for number, (payload_type, score, payload) in enumerate(kinds):
         made = make(app, payload_type, score=score, queue_name=f"Orders{number}")
-        for payload in payloads:
-            pushes: list[Callable[[], Any]] = [
-                lambda: made.push("a", payload),  # noqa: B023
-                lambda: made.push("a", payload, delay=60, priority=1),  # noqa: B023
-                lambda: made.perform_async([{"id": "a", "payload": payload}] * 200),  # noqa: B023
-                lambda: asyncio.run(made.apush("a", payload)),  # noqa: B023
-            ]
-            for push in pushes:
+        pushes: list[Callable[[], Any]] = [
+            lambda: made.push("a", payload, delay=60, priority=1),  # noqa: B023
+            lambda: made.perform_async([{"id": "a", "payload": payload}] * 200),  # noqa: B023
+            lambda: asyncio.run(made.apush("a", payload)),  # noqa: B023
+        ]
+        for push in pushes:
+            with case(number):
                 assert push()
-                assert scores(made.queue) == [7.0], (payload_type, payload)
+                assert scores(made.queue) == [7.0]
                 made.queue.delete(["a"])
-        assert made.push("a", payloads[0], score=3) == 1
-        assert scores(made.queue) == [3.0], "what is given wins"
-    other = lowq.Lowq(redis_url=store_url)  # which only knows the name
-    assert scores(other.queue("Orders0"), other.queue("Orders0").put({"version": 5})) == [5.0]
-    handle = other.queue("mail", 1, score="n")
-    handle.push("a", {"n": 2})
-    assert scores(handle) == [2.0]
-    other.close()
+    made.push("a", Model(version=7), score=3)
+    assert scores(made.queue) == [3.0], "what is given wins"
+    with closing(lowq.Lowq(redis_url=store_url)) as other:  # which only knows the name
+        assert scores(other.queue("Orders0"), other.queue("Orders0").put({"version": 5})) == [5.0]
 
 
 def test_a_payload_that_has_no_score_is_refused_and_the_field_named(app: lowq.Lowq) -> None:
@@ -82,29 +76,22 @@ def test_a_payload_that_has_no_score_is_refused_and_the_field_named(app: lowq.Lo
 
     wrong: list[tuple[Any, Any, str]] = [
         ("version", {}, "'version', .* Orders .* is missing; put that right, or push it with score="),
-        ("version", "", "is missing"),
         ("version", [1], "is missing"),
-        ("version", {"version": None}, "NoneType; it must be a number"),
         ("version", {"version": "7"}, "str; it must be a number"),
-        ("version", {"version": True}, "bool; it must be a number"),
         ("version", {"version": 2**53 + 1}, "beyond 2[*][*]53"),
         (lambda _payload: math.nan, {}, "nan is not a finite number"),
-        (lambda _payload: math.inf, {}, "inf is not a finite number"),
-        (lambda _payload: 10**400, {}, "finite number"),
         (broken, {}, "function .*broken.* raised RuntimeError"),
     ]
     for number, (score, payload, why) in enumerate(wrong):
-        made = make(app, score=score, queue_name=f"Orders{number}")
-        for push in (made.push, lambda *job, made=made: asyncio.run(made.apush(*job))):
+        with case(number):
+            made = make(app, score=score, queue_name=f"Orders{number}")
             with pytest.raises(PayloadError, match=rf"queue 'Orders{number}': job 'a': .*{why}"):
-                push("a", payload)
-        with pytest.raises(PayloadError, match=why):
-            made.perform_async([{"id": "b", "payload": {}, "score": 1}, {"id": "a", "payload": payload}])
-        assert not app.client.command("KEYS", "*Orders*payloads*"), "nothing is written"
-    for score in ("", 5, True, lambda: 1, [], asyncio.sleep):
-        with pytest.raises(ConfigError, match=r"score=.* must be the name of a field"):
-            make(app, score=score)
-        with pytest.raises(ConfigError, match=r"score=.* must be the name of a field"):
+                asyncio.run(made.apush("a", payload))
+            with pytest.raises(PayloadError, match=why):
+                made.perform_async([{"id": "b", "payload": {}, "score": 1}, {"id": "a", "payload": payload}])
+    assert not app.client.command("KEYS", "*Orders*payloads*"), "nothing is written"
+    for score in ("", 5, lambda: 1, asyncio.sleep):
+        with case(score), pytest.raises(ConfigError, match=r"score=.* must be the name of a field"):
             app.queue("mail", 1, score=score)  # type: ignore[arg-type]
 
 
@@ -139,18 +126,16 @@ def test_a_version_is_refused_where_what_was_pushed_without_has_the_time(app: lo
 
 
 def test_scores_that_may_be_times_and_huge_ones_go_with_both(app: lowq.Lowq) -> None:
-    for number, others in enumerate([{}, {"score": 5}]):
-        queue = app.queue(f"Orders{number}", 1)
-        for score in (1_700_000_000, 1e9, 2**33 - 1, 2**40, 2**53):
-            queue.push("a", score, score=score)
-        queue.push([{"id": "a", "payload": "x", **others}])
-        queue.push("a", "y", score=1_700_000_001)
-        for score in (-1, 0, 1, 1e9 - 1, 2**33, 2**40 - 1):
-            if not others:
-                with pytest.raises(PayloadError):
-                    queue.push("b", score=score)
-            else:
-                queue.push("b", score=score)
+    times, versions = app.queue("times", 1), app.queue("versions", 1)
+    times.push("a")
+    versions.push("a", score=5)
+    for score in (1e9, 2**33 - 1, 2**40, 2**53):
+        times.push("a", score, score=score)
+        versions.push("a", score, score=score)
+    for score in (-1, 1e9 - 1, 2**33, 2**40 - 1):
+        versions.push("b", score=score)
+        with case(score), pytest.raises(PayloadError):
+            times.push("b", score=score)
 
 
 def test_of_pushes_that_go_together_those_of_the_other_kind_fail(app: lowq.Lowq) -> None:
