@@ -24,10 +24,8 @@ from lowq.node.schedules import take_turn
 from lowq.schedules import Schedule
 from lowq.store import Client
 from lowq.store.keys import shard_prefix
-from tests.processes.support import until
-
-#: Seconds: longer than a test.
-NEVER = 3600.0
+from tests.processes.support import NEVER, until
+from tests.rows import case
 
 MakeCosts = Callable[..., "Costs"]
 
@@ -51,10 +49,7 @@ class Costs:
         self.worker = Blank
         self._shards_count = shards_count
         # Registers the queue, loads the scripts, makes what stays for good.
-        if later:
-            self.push(["warm-up"], delay=NEVER)
-        else:
-            self.push(["warm-up"])
+        self.push(["warm-up"], delay=NEVER if later else 0.0)
 
     def close(self) -> None:
         self._stop.close()
@@ -172,12 +167,15 @@ def make_costs(redis_url: str) -> Iterator[MakeCosts]:
     made: list[Costs] = []
 
     def make(**options: Any) -> Costs:
+        if made:
+            made[-1].close()
+            with redis.Redis.from_url(redis_url) as client:
+                client.execute_command("FLUSHALL", "SYNC")
         made.append(Costs(redis_url, **options))
         return made[-1]
 
     yield make
-    for costs in made:
-        costs.close()
+    made[-1].close()
 
 
 def ids(count: int, word: str = "id") -> list[str]:
@@ -202,18 +200,18 @@ PUSH_CALL = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("jobs", [1, 2, 1000])
-def test_a_push_of_one_shard_is_one_call_however_many_jobs(make_costs: MakeCosts, jobs: int) -> None:
-    costs = make_costs()
-    counted = costs.commands(lambda: costs.push(ids(jobs)))
-    assert counted == PUSH_CALL
-
-
-@pytest.mark.parametrize("merge", ["append", "latest"])
-def test_a_merge_policy_costs_no_command(make_costs: MakeCosts, merge: str) -> None:
-    costs = make_costs(merge=merge)
-    assert costs.commands(lambda: costs.push(ids(100))) == PUSH_CALL
-    assert costs.words() == f" merge={merge}".encode()
+def test_a_push_of_a_shard_is_one_call_however_many_jobs_and_says_what_options_the_queue_has(
+    make_costs: MakeCosts,
+) -> None:
+    rows: list[tuple[int, dict[str, Any], bytes]] = [
+        (1, {}, b""), (1000, {}, b""), (100, {"max_payloads": 7, "ttr": 60}, b""),
+        (100, {"merge": "append"}, b" merge=append"), (100, {"merge": "latest"}, b" merge=latest"),
+    ]  # fmt: skip
+    for jobs, options, words in rows:
+        with case(jobs, options):
+            costs = make_costs(**options)
+            assert costs.commands(lambda costs=costs, jobs=jobs: costs.push(ids(jobs))) == PUSH_CALL  # type: ignore[misc]
+            assert costs.words() == words
 
 
 def test_debounce_costs_three_commands_a_call(make_costs: MakeCosts) -> None:
@@ -223,21 +221,18 @@ def test_debounce_costs_three_commands_a_call(make_costs: MakeCosts) -> None:
     assert counted == Counter(PUSH_CALL) + Counter({"zmscore": 2, "zadd": 1})
 
 
-@pytest.mark.parametrize(("capacity", "costs_more"), [(1000, {}), (100, {"zmscore": 1})])
-def test_capacity_costs_two_commands_a_call_and_one_more_where_it_gets_tight(
-    make_costs: MakeCosts, capacity: int, costs_more: dict[str, int]
-) -> None:
-    costs = make_costs(capacity=capacity)
-    costs.push(ids(99))
-    counted = costs.commands(lambda: costs.push(ids(99)))
-    more = {"zcard": 1, "hlen": 1, "mget": 1, **costs_more}
-    # All of them wait, each with the same payload: nothing is written of them.
-    assert counted == Counter(PUSH_CALL) - Counter({"mset": 1}) + Counter(more)
+def test_capacity_costs_three_commands_a_call_and_one_more_where_it_gets_tight(make_costs: MakeCosts) -> None:
+    for capacity, tight in ((1000, {}), (100, {"zmscore": 1})):
+        costs = make_costs(capacity=capacity)
+        costs.push(ids(99))
+        counted = costs.commands(lambda costs=costs: costs.push(ids(99)))  # type: ignore[misc]
+        # All of them wait, each with the same payload: nothing is written of them.
+        more = {"zcard": 1, "hlen": 1, "mget": 1, **tight}
+        assert counted == Counter(PUSH_CALL) - Counter({"mset": 1}) + Counter(more)
 
 
-@pytest.mark.parametrize("shards_count", [1, 5])
-def test_durability_costs_one_command_a_push_and_server(make_costs: MakeCosts, shards_count: int) -> None:
-    costs = make_costs(shards_count=shards_count)
+def test_to_many_shards_it_is_a_call_each_and_durability_one_command_a_server(make_costs: MakeCosts) -> None:
+    costs = make_costs(shards_count=5)
     costs.push(ids(200))  # now all shards have a head that doesn't move
 
     def push(prefix: str, **options: Any) -> Callable[[], None]:
@@ -251,21 +246,9 @@ def test_durability_costs_one_command_a_push_and_server(make_costs: MakeCosts, s
 
     push("first", durability="replicated")()  # asks the server whether it can do that
     counted = costs.commands(push("second", durability="replicated"))
-    assert counted == _times(PUSH_CALL, shards_count) + Counter({"wait": 1})
-    assert costs.commands(push("third")) == _times(PUSH_CALL, shards_count)
-    assert costs.commands(push("fourth", durability="none")) == _times(PUSH_CALL, shards_count)
-
-
-def test_a_push_says_nothing_of_options_that_the_queue_has_not(make_costs: MakeCosts) -> None:
-    costs = make_costs(max_payloads=7, ttr=60)
-    assert costs.words() == b""
-
-
-def test_a_push_to_many_shards_is_one_call_a_shard(make_costs: MakeCosts) -> None:
-    costs = make_costs(shards_count=5)
-    costs.push(ids(200))  # now all shards have a head that doesn't move
-    counted = costs.commands(lambda: costs.push(ids(200, "other")))
-    assert counted == _times(PUSH_CALL, 5)
+    assert counted == _times(PUSH_CALL, 5) + Counter({"wait": 1})
+    assert costs.commands(push("third")) == _times(PUSH_CALL, 5)
+    assert costs.commands(push("fourth", durability="none")) == _times(PUSH_CALL, 5)
 
 
 def test_a_push_that_moves_the_head_of_a_shard_wakes_its_owner_once(make_costs: MakeCosts) -> None:
@@ -317,14 +300,15 @@ TRIP = {
 TAKEN_16 = {"mget": 1}
 
 
-@pytest.mark.parametrize("batch_size", [1, 16, 40])
-def test_a_batch_costs_one_trip(make_costs: MakeCosts, batch_size: int) -> None:
-    costs = make_costs(batch_size=batch_size)
-    costs.start_node(prefetch=False)
-    # A round trip for each batch, and one that acknowledges the last.
-    few, many = (without_looks(costs.drain(batches * batch_size), batches + 1) for batches in (2, 22))
-    per_round_trip = Counter(TRIP) + _times(TAKEN_16, -(-batch_size // 16))
-    assert more(many, few) == _times(per_round_trip, 20)
+def test_a_batch_costs_one_trip(make_costs: MakeCosts) -> None:
+    for batch_size in (1, 40):
+        costs = make_costs(batch_size=batch_size)
+        costs.start_node(prefetch=False)
+        # A round trip for each batch, and one that acknowledges the last.
+        few, many = (without_looks(costs.drain(batches * batch_size), batches + 1) for batches in (2, 22))
+        per_round_trip = Counter(TRIP) + _times(TAKEN_16, -(-batch_size // 16))
+        with case(batch_size):
+            assert more(many, few) == _times(per_round_trip, 20)
 
 
 def test_with_prefetch_each_job_costs_the_same(make_costs: MakeCosts) -> None:
@@ -350,22 +334,16 @@ def test_trace_contexts_cost_three_commands_a_trip_and_one_a_job(make_costs: Mak
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("size", "least", "most"), [(20, 230, 280), (64, 280, 330), (100, 320, 370)])
-def test_a_queued_job_takes_so_many_bytes(make_costs: MakeCosts, size: int, least: int, most: int) -> None:
-    costs = make_costs(shards_count=5)
-    before = costs.used_memory()
-    costs.push(ids(16_000), size)
-    least_here, most_here = costs.allowed_bytes(least, most)
-    assert least_here <= (costs.used_memory() - before) / 16_000 <= most_here
-
-
-def test_a_trace_context_takes_so_many_bytes_more(make_costs: MakeCosts) -> None:
-    costs = make_costs(shards_count=5)
-    instrument(costs, ALWAYS_ON)
-    before = costs.used_memory()
-    costs.push(ids(16_000))
-    least, most = costs.allowed_bytes(430, 560)
-    assert least <= (costs.used_memory() - before) / 16_000 <= most
+def test_a_queued_job_takes_so_many_bytes_and_a_trace_context_some_more(make_costs: MakeCosts) -> None:
+    for size, is_traced, least, most in ((20, False, 230, 280), (100, False, 320, 370), (20, True, 430, 560)):
+        costs = make_costs(shards_count=5)
+        if is_traced:
+            instrument(costs, ALWAYS_ON)
+        before = costs.used_memory()
+        costs.push(ids(16_000), size)
+        least_here, most_here = costs.allowed_bytes(least, most)
+        with case(size, is_traced):
+            assert least_here <= (costs.used_memory() - before) / 16_000 <= most_here
 
 
 def without_looks(counted: Counter[str], round_trips: int) -> Counter[str]:
@@ -425,24 +403,15 @@ def test_batches_taken_by_hand_cost_a_take_and_an_acknowledgement_each_in_one_wr
 # --- schedules --------------------------------------------------------------------------------------------------------
 
 
-def test_without_schedules_a_node_has_no_thread_queue_command_or_key_for_them(
-    make_costs: MakeCosts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_schedules_a_node_has_no_thread_queue_or_key_for_them(make_costs: MakeCosts) -> None:
     costs = make_costs()
-
-    def never(*_args: Any, **_options: Any) -> Any:
-        raise AssertionError("a node without schedules has used what is for them")
-
-    for name in ("take_turn", "QueueSchedules.__init__", "QueueSchedules.enter", "declared_by_nodes"):
-        monkeypatch.setattr(f"lowq.node.schedules.{name}", never)
     costs.start_node(prefetch=True)
     assert not [thread for thread in threading.enumerate() if "schedules" in thread.name]
     assert [node.schedules for node in costs.app.nodes()] == [{}]
     costs.stop_node()
-    keys = costs.keys()
-    assert {key.rpartition(":")[2] for key in keys} == {"queues", "Costs", "meta", "pushed"}
-    assert all("schedules" not in key for key in keys)
-    assert costs.words() == b""
+    kept = costs.keys()
+    assert {key.rpartition(":")[2] for key in kept} == {"queues", "Costs", "meta", "pushed"}
+    assert all("schedules" not in key for key in kept)
 
 
 def test_a_tick_costs_a_push_and_two_commands_and_a_look_costs_two(make_costs: MakeCosts) -> None:

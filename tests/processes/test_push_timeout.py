@@ -6,19 +6,20 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import redis
 
 import lowq
 from lowq.errors import PushInterrupted, RedisUnavailable
-from lowq.node.time_limits import TimeLimits
 from lowq.queue import Queue
-from lowq.store import Call, Client, client, pool
+from lowq.store import Call, Client, caller_limit
 from lowq.store.keys import shard_prefix
 from tests.processes.support import PATIENCE, ROOT, answered, until
 from tests.redis_server import RedisServer
+from tests.rows import case
 
 
 @pytest.fixture
@@ -85,22 +86,9 @@ def test_a_process_with_a_periodic_signal_notices_that_redis_hangs(server: Redis
         child.communicate()
 
 
-def test_the_caller_is_told_what_happened_and_what_to_do(server: RedisServer, app: lowq.Lowq) -> None:
-    queue = app.queue("Orders", 3)
-    push_surely(queue, {"id": 1})
-    server.pause()
-    with pytest.raises(PushInterrupted) as caught:
-        queue.push({"id": 2})
-    assert str(caught.value) == (
-        "queue 'Orders': 0 payloads are in, the others are in PushError.rest: "
-        f"Redis at {server.url} does not answer: nothing was heard in time, for push_timeout=0.4 s. "
-        "Push the rest again when Redis is back."
-    )
-    server.cont()
-    push_surely(queue, caught.value.rest)
-
-
-def test_repeats_are_part_of_the_time(server: RedisServer, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_caller_is_told_what_happened_and_what_to_do_and_repeats_are_part_of_the_time(
+    server: RedisServer, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue = app.queue("Orders", 3)
     push_surely(queue, {"id": 1})
     given: list[float] = []
@@ -112,10 +100,17 @@ def test_repeats_are_part_of_the_time(server: RedisServer, app: lowq.Lowq, monke
 
     monkeypatch.setattr(Client, "start", noted)
     server.pause()
-    with pytest.raises(PushInterrupted):
+    with pytest.raises(PushInterrupted) as caught:
         queue.push({"id": 2})
+    assert str(caught.value) == (
+        "queue 'Orders': 0 payloads are in, the others are in PushError.rest: "
+        f"Redis at {server.url} does not answer: nothing was heard in time, for push_timeout=0.4 s. "
+        "Push the rest again when Redis is back."
+    )
     assert len(given) == 3
     assert sum(given) == pytest.approx(0.4)
+    server.cont()
+    push_surely(queue, caught.value.rest)
 
 
 def test_so_is_the_wait_for_a_connection(server: RedisServer) -> None:
@@ -150,78 +145,58 @@ def test_the_time_that_the_callers_own_code_takes_is_not(
             yield {"id": number}
 
     monkeypatch.setattr("lowq.producer.CHUNK_JOBS", 20)
-    config = app.config
-    config.push_timeout = 5.0
+    app.config.push_timeout = 5.0
     queue = app.queue("Orders", 3)
     assert queue.push(slow()) == 60
 
 
-@pytest.mark.parametrize(("rested", "repeats"), [(9.0, 1), (11.0, 0), (3600.0, 0)])
-def test_a_call_that_redis_may_have_forgotten_is_not_repeated(
-    server: RedisServer, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch, rested: float, repeats: int
-) -> None:
+def test_a_call_that_redis_may_have_forgotten_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection was cut while the source rested."""
-    app.config.push_timeout = 5.0  # and no repeat is due to a busy machine
-    queue = app.queue("Orders", 3)
-    queue.push([{"id": number} for number in range(20)])  # all shards are there
     ahead = 0.0
     monkeypatch.setattr("lowq.clock.now", lambda: ahead)
     monkeypatch.setattr("lowq.producer.CHUNK_JOBS", 1)
-    read, rests, cut = pool.read_reply, False, False
-    sent: list[Any] = []
+    with RedisServer(tmp_path / "redis", appendonly="yes", appendfsync="always") as server:
+        for rested, is_repeated in ((9.0, True), (11.0, False)):
+            app = lowq.Lowq(redis_url=server.url, push_timeout=5.0)
+            queue = app.queue(f"Rested-{rested}", 1)
+            queue.push({"id": "first"})
 
-    def read_reply(connection: Any) -> Any:
-        nonlocal cut
-        reply = read(connection)
-        if rests and not cut:
-            cut = True
-            connection.disconnect()
-            raise redis.exceptions.ConnectionError("cut")
-        return reply
+            def source(queue: Queue = queue, rested: float = rested) -> Iterator[dict[str, Any]]:
+                nonlocal ahead
+                yield {"id": 0}
+                until(lambda: queue.peek(0), "it is in")
+                assert queue.peek(0)  # so it was answered as well
+                server.pause()
+                yield {"id": 1}  # is sent, and never read
+                server.kill()
+                server.start()
+                ahead += rested
+                yield {"id": 2}
 
-    packed = client._packed
-
-    def pack(pool: Any, call: Any) -> bytes:
-        sent.append(call.data[2])
-        return packed(pool, call)
-
-    monkeypatch.setattr(client, "read_reply", read_reply)
-    monkeypatch.setattr(client, "_packed", pack)
-
-    def source() -> Iterator[dict[str, Any]]:
-        nonlocal ahead, rests
-        yield {"id": 0}  # the first chunk is settled before the source is asked for more
-        yield {"id": 1}
-        rests = True
-        ahead += rested
-        yield {"id": 2}
-
-    if repeats:
-        assert queue.push(source()) == 3
-    else:
-        with pytest.raises(PushInterrupted, match=r"1 payloads are in.*cut") as caught:
-            queue.push(source())
-        assert list(caught.value.rest) == [{"id": 1}, {"id": 2}]
-    assert sent.count(b"1") == repeats
+            with case(rested):
+                if is_repeated:
+                    assert queue.push(source()) == 3
+                else:
+                    with pytest.raises(PushInterrupted, match="1 payloads are in") as caught:
+                        queue.push(source())
+                    assert list(caught.value.rest) == [{"id": 1}, {"id": 2}]
+                assert (queue.peek(1) is not None) is is_repeated
+            app.close()
 
 
-def test_a_push_inside_of_a_handler_waits_no_longer_than_the_batch_has(server: RedisServer) -> None:
+def test_within_a_batch_a_push_waits_no_longer_than_that_has(server: RedisServer) -> None:
     """Were it to wait for push_timeout, the test would not end."""
     app = lowq.Lowq(redis_url=server.url, push_timeout=1e6)
     queue = app.queue("Orders", 3)
     queue.push({"id": 1})
     server.pause()
-    limits = TimeLimits(0.3, None, interrupt=lambda _: None)
-
-    def handler() -> None:
-        with pytest.raises(PushInterrupted, match="until the deadline of the batch") as caught:
-            queue.push([{"id": 2}])
-        assert type(caught.value.__cause__) is RedisUnavailable
-        assert caught.value.rest == [{"id": 2}]
-        with pytest.raises(RedisUnavailable):
-            app.queue("Others", 3).push({"id": 3})
-
-    limits.run(handler)
+    token = caller_limit.set(SimpleNamespace(deadline=time.monotonic() + 0.3))
+    with pytest.raises(PushInterrupted, match="the deadline of the batch") as caught:
+        queue.push([{"id": 2}])
+    assert caught.value.rest == [{"id": 2}]
+    with pytest.raises(RedisUnavailable):
+        app.queue("Others", 3).push({"id": 3})
+    caller_limit.reset(token)
     server.cont()
     assert queue.push({"id": 2}) == 1
     app.close()
