@@ -31,27 +31,24 @@ def test_pythons_are_found_on_path_and_where_pyenv_and_uv_have_them_and_the_newe
 
 
 def test_what_is_no_supported_python_is_left_out(tmp_path: Path) -> None:
-    for says in ("3 10 13 final cpython 0", "3 14 0 alpha cpython 0", "3 13 0 final cpython 1", "3 11 9 final pypy 0"):
+    for says, is_taken in (
+        ("echo 3 13 0 final cpython 0", True), ("echo 3 10 13 final cpython 0", False),
+        ("echo 3 14 0 alpha cpython 0", False), ("echo 3 13 0 final cpython 1", False),
+        ("echo 3 11 9 final pypy 0", False), ("exit 127", False),  # a shim of pyenv
+    ):  # fmt: skip
         with case(says):
-            assert ask(program(tmp_path / "python3.13", f"echo {says}")) is None
-    assert ask(program(tmp_path / "python3.13", "exit 127")) is None  # a shim of pyenv
-    assert ask(program(tmp_path / "python3.13", "echo 3 13 0 final cpython 0")) is not None
+            assert (ask(program(tmp_path / "python3.13", says)) is not None) is is_taken
 
 
 def test_all_parts_are_planned_on_files_that_are_there() -> None:
     runs = plan(matrix.PARTS, [TEN, NEXT], ["/8/redis-server"])
-    assert [(run.part, str(run.environment), run.server) for run in runs] == [
-        ("python", "3.12.10", ""),
-        ("python", "3.13.0", ""),
-        ("redis-py", "3.12.10 redis==6.0.*", ""),
-        ("servers", "3.12.10", "/8/redis-server"),
-        ("hiredis", "3.12.10", ""),
-        ("resp3", "3.12.10", ""),
-        ("tls", "3.12.10", ""),
-        ("tls", "3.12.10", "/8/redis-server"),
-        ("rights", "3.12.10", ""),
-        ("rights", "3.12.10", "/8/redis-server"),
-    ]
+    assert {run.part for run in runs} == set(matrix.PARTS)
+    assert [str(run.environment) for run in runs if run.part in ("python", "redis-py")] == [
+        "3.12.10", "3.13.0", "3.12.10 redis==6.0.*",
+    ]  # fmt: skip
+    assert [(run.part, run.server) for run in runs if run.part in ("servers", "tls")] == [
+        ("servers", "/8/redis-server"), ("tls", ""), ("tls", "/8/redis-server"),
+    ]  # fmt: skip
     assert all((matrix.ROOT / word).exists() for run in runs for word in run.tests if word.startswith("tests/"))
     assert all(Path(run.variables.get("PYTHONPATH", "/")).is_dir() for run in runs)
 
