@@ -195,21 +195,6 @@ def test_a_retry_links_to_the_same_pushes_and_to_those_since(
     assert keys(app) == set()
 
 
-def test_a_batch_that_fails_and_its_ids_alone_link_to_their_own(app: lowq.Lowq, telemetry: Telemetry) -> None:
-    def handler(payloads_by_id: dict[str, list[Any]]) -> None:
-        if "b" in payloads_by_id:
-            raise ValueError("boom")
-
-    worker = make_worker(app, handler)
-    worker.push("a")
-    worker.push("b")
-    drain(worker)
-    assert telemetry.links() == [[("a", "push 0"), ("b", "push 1")], [("a", "push 0")], [("b", "push 1")]]
-    assert [span.status.status_code for span in telemetry.spans("perform")] == [
-        StatusCode.ERROR, StatusCode.UNSET, StatusCode.ERROR,
-    ]  # fmt: skip
-
-
 def test_what_is_expected_is_no_error_of_the_span(app: lowq.Lowq, telemetry: Telemetry) -> None:
     def handler(payloads_by_id: dict[str, list[Any]]) -> None:
         raise ValueError("later")

@@ -72,28 +72,6 @@ def test_a_node_sends_what_became_of_its_jobs_and_its_last_figures_when_it_stops
     assert values(graphite, "threads")[-1] == 2
 
 
-def test_a_node_works_while_graphite_hangs_and_while_it_is_away(store_url: str) -> None:
-    performed: list[str] = []
-
-    def perform(payloads_by_id: dict[str, list[Any]]) -> None:
-        performed.extend(payloads_by_id)
-
-    with Receiver(reads=False) as hanging, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        for port in (hanging.port, probe.getsockname()[1]):
-            app = lowq.Lowq(redis_url=store_url, graphite=f"127.0.0.1:{port}", statsd="nowhere.invalid:8125")
-            work = app.worker(queue_name="orders", shards_count=1)(perform)
-            performed.clear()
-            node = lowq.Node(app, threads=1)
-            node.start()
-            try:
-                work.perform_async([{"id": number} for number in range(20)])
-                until(lambda: len(performed) >= 20, "all jobs")
-            finally:
-                assert node.stop()
-                app.close()
-
-
 def test_consumers_of_a_process_are_added_up_also_when_one_has_ended(app: lowq.Lowq, graphite: Receiver) -> None:
     queue = app.queue("mail", 4)
     queue.push([{"id": number} for number in range(10)])

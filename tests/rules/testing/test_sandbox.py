@@ -22,7 +22,6 @@ from lowq.testing.sandbox import WITHOUT_JOBS
 from lowq.workers import Worker
 from tests.mutants import break_scripts
 from tests.rows import case
-from tests.waiting import PATIENCE
 
 PayloadsById = dict[str, list[Any]]
 
@@ -95,14 +94,6 @@ def test_an_application_that_was_connected_before_is_as_it_was_afterwards(seen: 
     assert seen == [{"inside": [""]}] * 2
     assert {job.id for job in before.queue.jobs("due")} == {"outside"}
     app.close()
-
-
-def test_workers_of_a_module_stay() -> None:
-    app = lowq.Lowq()
-    with sandbox():
-        made = worker(app, [])
-        made.__qualname__ = "Orders"  # as of a module that is imported meanwhile
-    assert app.workers == {"Orders": made}
 
 
 def test_applications_share_a_store_when_they_name_the_same_redis(box: Sandbox) -> None:
@@ -221,15 +212,6 @@ def test_in_a_running_loop(box: Sandbox, app: lowq.Lowq, seen: list[PayloadsById
     assert len(seen) == 7
     made.push(9)
     assert box.drain().performed == 1
-
-
-def test_a_consumer_may_take_in_it(box: Sandbox, app: lowq.Lowq) -> None:
-    queue = app.queue("Orders", 2)
-    queue.push([{"id": 1, "payload": "b", "score": 2}, {"id": 1, "payload": "a", "score": 1}])
-    with queue.consumer() as consumer:
-        (job,) = consumer.take(timeout=PATIENCE)
-        assert job.payloads == ["a", "b"]
-        job.ack()
 
 
 # --- the clock ---
@@ -601,14 +583,6 @@ def test_middlewares_and_merge_functions_that_change_the_order_are_found(box: Sa
             with pytest.raises(AssertionError) as found:
                 box.assert_ordered(made)
             assert f"  {name}, id '1': {said}" in str(found.value)
-
-
-def test_a_failure_of_the_order_is_not_endless(box: Sandbox) -> None:
-    made = worker(new_app(**changing(lambda payloads: payloads[::-1])), [])
-    made.perform_async({"id": n // 2, "payload": n} for n in range(100))
-    box.drain()
-    with pytest.raises(AssertionError, match=r"\n  and 30 more$"):
-        box.assert_ordered()
 
 
 class Bought(msgspec.Struct):

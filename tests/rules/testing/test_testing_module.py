@@ -4,7 +4,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
 from typing import Any
 
 import pytest
@@ -13,11 +12,9 @@ import lowq
 import lowq.testing
 from lowq.errors import ConfigError, LowqError, QueueInUse
 from lowq.job import Job
-from lowq.store.keys import shard_prefix
 from lowq.testing import drain, embedded, execution
 from lowq.workers import Worker
 from tests.rows import case
-from tests.rules.support import emptied_app
 from tests.waiting import PATIENCE
 
 #: For what handlers and middlewares do in a drain, which no store sees.
@@ -195,65 +192,6 @@ def test_raises_hands_on_what_the_handler_raised_after_the_outcome_was_written(a
         assert caught.value.__context__ is None
         stats = made.queue.stats()
         assert (stats.retries, stats.length, stats.taken) == (1, 2, 0)
-
-
-@on_memory
-def test_middlewares_surround_perform_and_one_that_swallows_the_batch_fails_it(store_url: str, seen: Seen) -> None:
-    events: list[str] = []
-
-    def around(made: Any, batch: PayloadsById, call_next: Callable[[], None]) -> None:
-        events.append(f"{made.queue_name} {list(batch)}")
-        if "swallow" in batch:
-            return
-        call_next()
-        events.append("performed")
-        if "late" in batch:
-            lowq.current().release("late", delay=500)
-
-    with closing(lowq.Lowq(redis_url=store_url, server_middlewares=[around])) as app:
-        made = worker(app, seen)
-        for job_id in ("a", "swallow", "late"):
-            made.push(job_id)
-            drain(made)
-        assert events == ["Orders ['a']", "performed", "Orders ['swallow']", "Orders ['late']", "performed"]
-        assert seen.ids == ["a", "late"]
-        assert "around returned without call_next()" in (found(made, "swallow").error or "")
-        assert (found(made, "late").state, found(made, "late").retry_count) == ("scheduled", -1)
-
-
-def test_bytes_that_can_not_be_decoded_go_to_the_morgue_with_the_reason_and_the_rest_is_performed(
-    store_url: str,
-) -> None:
-    for data in (b"\xff\xfe", b"", b"[" * 100_000):
-        with case(data), emptied_app(store_url) as app:
-            seen = Seen()
-            made = worker(app, seen, shards_count=1, batch_size=2)
-            jobs: list[dict[str, Any]] = [{"id": "a", "payload": n, "score": n} for n in (1, 3)]
-            made.perform_async([*jobs, {"id": "b", "score": 1}])
-            prefix = shard_prefix("lowq", "Orders", 0)
-            push: list[str | int] = [
-                "",
-                "spoil",
-                "",
-                1,
-                "3 anew=1",
-                15,
-                "",
-            ]  # as something else would, or an older application
-            app.client.run("push", prefix, *push, "a", data, 2, "c", data, 2)
-            assert drain(made).performed == 2
-            performed = {key: value for batch in seen.batches for key, value in batch.items()}
-            assert performed == {"a": [1, 3], "b": [""]}, "an id with nothing else is over"
-            buried = found(made, "a")
-            assert (buried.state, len(buried.payloads)) == ("morgue", 1)
-            assert "can't be decoded" in (buried.error or "")
-            key = prefix + "morgue:payloads:a"
-            if len(data) > 4096:  # too long to be kept as a string
-                assert app.client.command("ZRANGE", key, 0, -1, key=key) == [data]
-            else:
-                assert app.client.command("GET", key, key=key) == b"2 " + data
-            stats = made.queue.stats()
-            assert (stats.length, stats.taken, stats.morgue_length) == (0, 0, 2)
 
 
 # --- embedded ---
