@@ -5,10 +5,18 @@ from contextlib import closing
 
 import pytest
 
-from tests.rules.queue_rig import QueueRig
+from lowq.broker.membership import Identity, Membership
+from tests.rules.queue_rig import SHARDS, QueueRig
 
 
 @pytest.fixture
 def rig(store_url: str) -> Iterator[QueueRig]:
     with closing(QueueRig(store_url)) as rig:
         yield rig
+
+
+def tell_of_activities(rig: QueueRig, *activities: dict[str, object] | None) -> None:
+    """The heartbeat of the node that holds the rig's shards."""
+    identity = Identity("tester", {"Orders": SHARDS}, len(activities), "1.0", host="host", pid=7)
+    call = Membership(identity, "lowq", silence=60.0, shares=True).heartbeat_call({"performing": activities})
+    rig.client.run(call.script, call.key, *call.args)

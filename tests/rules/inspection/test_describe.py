@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from lowq.broker.membership import Identity, Membership
 from lowq.errors import JobError, ScriptError, UnknownQueueError
 from lowq.sharding import shard_of
 from lowq.store.keys import nodes_key, queues_key, shard_prefix
 from tests.round_trips import counted_round_trips
+from tests.rules.inspection.conftest import tell_of_activities
 from tests.rules.queue_rig import SHARDS, QueueRig
 from tests.rules.support import NOW, job
 from tests.waiting import NEVER
@@ -17,20 +17,10 @@ from tests.waiting import NEVER
 pytestmark = pytest.mark.parametrize("store_url", ["memory"], indirect=True)
 
 
-def register(rig: QueueRig, **options: object) -> None:
-    entry = json.dumps({"shards_count": SHARDS, "options": options})
-    rig.client.command("HSET", queues_key("lowq"), "Orders", entry)
-
-
-def heartbeat(rig: QueueRig, *performing: dict[str, object] | None) -> None:
-    """The node that holds the rig's shards describes itself."""
-    identity = Identity("tester", {"Orders": SHARDS}, len(performing), "1.0", host="host", pid=7)
-    call = Membership(identity, "lowq", silence=60.0, shares=True).heartbeat_call({"performing": performing})
-    rig.client.run(call.script, call.key, *call.args)
-
-
 def everywhere(rig: QueueRig) -> None:
     """The id "a" is in flight, has newer payloads that wait, and older ones in the morgue."""
+    entry = json.dumps({"shards_count": SHARDS, "options": {"max_retry_count": 7}})
+    rig.client.command("HSET", queues_key("lowq"), "Orders", entry)
     rig.push(job("a", b'"oldest"'))
     rig.queue.bury("a", reason="poisoned", now=NOW)
     rig.push(job("a", b'"older"'))
@@ -39,10 +29,9 @@ def everywhere(rig: QueueRig) -> None:
 
 
 def test_all_places_of_an_id_its_shard_and_its_node(rig: QueueRig) -> None:
-    register(rig, max_retry_count=7)
     everywhere(rig)
     index = rig.shard_index("a")
-    heartbeat(rig, None, {"queue": "Orders", "shard": index, "ids": ["a"], "count": 1, "seconds": 4.0})
+    tell_of_activities(rig, None, {"queue": "Orders", "shard": index, "ids": ["a"], "count": 1, "seconds": 4.0})
     found = rig.queue.describe("a", now=NOW + 30)
     assert (found.queue, found.id, found.at, found.max_retry_count) == ("Orders", "a", NOW + 30, 7)
     assert [item.state for item in found.jobs] == ["taken", "due", "morgue"]
@@ -50,12 +39,10 @@ def test_all_places_of_an_id_its_shard_and_its_node(rig: QueueRig) -> None:
     assert [item.payloads[0][0] for item in found.jobs] == ["older", "newer", "oldest"]
     assert found.buried is not None
     assert (found.buried.error, found.buried.buried_at) == ("poisoned", NOW)
-    assert found.state == "taken"
-    assert found.why == rig.queue.why("a", now=NOW + 30)
+    assert (found.state, found.why) == ("taken", rig.queue.why("a", now=NOW + 30))
     assert (found.why.reason, found.why.node, found.why.thread) == ("performing", "host:7:tester", 1)
-    assert found.shard.lease_seconds is not None
     again = rig.queue.shard(index, now=NOW + 30)
-    assert found.shard.lease_seconds >= (again.lease_seconds or 0)
+    assert (found.shard.lease_seconds or 0) >= (again.lease_seconds or 0) > 0
     assert (found.shard.index, found.shard.owner, found.shard.fence) == (again.index, again.owner, again.fence)
     assert found.node is not None
     assert (found.node.name, found.node.pid) == ("host:7:tester", 7)
@@ -68,44 +55,35 @@ def test_an_id_that_is_nowhere(rig: QueueRig) -> None:
     assert (found.shard.index, found.shard.owner) == (rig.shard_index("nobody"), None)
 
 
-def test_a_paused_queue_and_a_failed_job(rig: QueueRig) -> None:
+def test_a_paused_queue_a_failed_job_and_a_holder_that_is_in_no_registry(rig: QueueRig) -> None:
     rig.push(job("a"))
     rig.fail("a", retry_count=2, delay=50.0)
+    assert rig.queue.describe("a", now=NOW + 50).why.detail.endswith("owner tester works")
     rig.queue.pause(by="ann", now=NOW)
     found = rig.queue.describe("a", now=NOW + 60)
+    assert (found.node, found.shard.owner) == (None, "tester")
     assert (found.why.reason, found.why.paused_by, found.shard.paused) == ("paused", "ann", True)
     assert found.waiting is not None
     assert (found.waiting.retry_count, found.waiting.error) == (2, "boom")
 
 
-def test_a_holder_that_is_in_no_registry_is_named_by_its_nonce(rig: QueueRig) -> None:
-    rig.push(job("a"))
-    rig.own("a")
-    found = rig.queue.describe("a", now=NOW)
-    assert (found.node, found.shard.owner) == (None, "tester")
-    assert "owner tester" in found.why.detail
-
-
-def test_it_takes_one_round_trip_where_the_number_of_shards_is_known_and_two_elsewhere(rig: QueueRig) -> None:
-    register(rig)
+def test_it_takes_one_round_trip_where_the_number_of_shards_is_known_and_two_elsewhere(
+    rig: QueueRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lowq.inspection.queries.READ_AGAIN", NEVER)  # else a slow machine reads the registry besides
     everywhere(rig)
+    rig.queue.stats()
     with counted_round_trips() as counted:
         known = rig.queue.describe("a", now=NOW)
-    assert counted.count == 1
+        assert counted.count == 1
+        assert len(rig.queue.places("a")) == 3
+        assert rig.queue.why("a").state == "taken"
+        assert counted.count == 3
     rig.app.forget_registered()
     with counted_round_trips() as counted:
         asked = rig.app.queue("Orders").describe("a", now=NOW)
     assert counted.count == 2
     assert asked.jobs == known.jobs
-
-
-def test_places_and_why_take_one_round_trip(rig: QueueRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lowq.inspection.queries.READ_AGAIN", NEVER)  # else a slow machine reads the registry besides
-    everywhere(rig)
-    with counted_round_trips() as counted:
-        assert len(rig.queue.places("a")) == 3
-        assert rig.queue.why("a").state == "taken"
-    assert counted.count == 2
 
 
 def test_ids_and_entries_of_any_bytes(rig: QueueRig) -> None:
@@ -128,8 +106,7 @@ def test_what_it_refuses(rig: QueueRig) -> None:
         rig.queue.describe("")
     with pytest.raises(UnknownQueueError, match="Ordres"):
         rig.app.queue("Ordres").describe("a")
-    key = rig.prefix_of("a") + "morgue"
-    rig.client.command("SET", key, "no sorted set")
+    rig.client.command("SET", rig.prefix_of("a") + "morgue", "no sorted set")
     with pytest.raises(ScriptError) as caught:
         rig.queue.describe("a")
     assert caught.value.key == rig.prefix_of("a")

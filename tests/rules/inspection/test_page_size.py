@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from click.testing import CliRunner
@@ -24,12 +25,11 @@ MOST = MAX_PAGE_BYTES + 3 * MAX_BYTES
 @pytest.fixture
 def app(store_url: str) -> Iterator[Lowq]:
     """Jobs of almost 1 MiB each, due in the order of their ids."""
-    app = Lowq(redis_url=store_url)
-    queue = app.queue("Fat", 5)
-    for number in range(COUNT):
-        queue.push({"id": f"{number:02d}", "payload": "x" * (MIB - 100), "perform_at": 2e9 + number})
-    yield app
-    app.close()
+    with closing(Lowq(redis_url=store_url, max_payload_bytes=8 * MIB)) as app:
+        queue = app.queue("Fat", 5)
+        for number in range(COUNT):
+            queue.push({"id": f"{number:02d}", "payload": "x" * (MIB - 100), "perform_at": 2e9 + number})
+        yield app
 
 
 def size_of(page: Page) -> int:
@@ -49,8 +49,7 @@ def test_large_jobs_come_in_shorter_pages_and_each_once(app: Lowq) -> None:
             assert found == sorted((f"{number:02d}" for number in range(COUNT)), reverse=reverse)
 
 
-def test_a_page_has_a_job_even_if_it_alone_is_too_large(store_url: str) -> None:
-    app = Lowq(redis_url=store_url, max_payload_bytes=8 * MIB)
+def test_a_page_has_a_job_even_if_it_alone_is_too_large(app: Lowq) -> None:
     queue = app.queue("Fattest", 1)
     for job_id in ("1", "2"):
         queue.push({"id": job_id, "payload": "x" * 6 * MIB, "delay": int(job_id)})
@@ -58,18 +57,16 @@ def test_a_page_has_a_job_even_if_it_alone_is_too_large(store_url: str) -> None:
     assert [job.id for job in page] == ["1"]
     page = queue.jobs(after=page.cursor)
     assert ([job.id for job in page], page.cursor) == (["2"], None)
-    app.close()
 
 
 @real_redis_often
 def test_very_many_small_payloads_count_as_well(store_url: str) -> None:
-    app = Lowq(redis_url=store_url)
-    queue = app.queue("Many", 1)
-    queue.push({"id": job_id, "payload": number, "score": number} for job_id in range(60) for number in range(1000))
-    page = queue.jobs(limit=60)
-    assert 0 < len(page) < 50
-    assert page.cursor is not None
-    app.close()
+    with closing(Lowq(redis_url=store_url)) as app:
+        queue = app.queue("Many", 1)
+        queue.push({"id": job_id, "payload": number, "score": number} for job_id in range(60) for number in range(1000))
+        page = queue.jobs(limit=60)
+        assert 0 < len(page) < 50
+        assert page.cursor is not None
 
 
 def test_jobs_that_are_gone_end_no_page(app: Lowq) -> None:
@@ -82,8 +79,7 @@ def test_jobs_that_are_gone_end_no_page(app: Lowq) -> None:
 
 
 def test_pages_in_steps_api_and_command_line_are_bounded_by_that(app: Lowq) -> None:
-    queue = app.queue("Fat")
-    for page in queue.jobs_in_steps(match="*", limit=COUNT, interval=0):
+    for page in app.queue("Fat").jobs_in_steps(match="*", limit=COUNT, interval=0):
         assert size_of(page) <= MOST
     client = TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1")
     answer = client.get(f"/api/v1/queues/Fat/jobs?limit={COUNT}")

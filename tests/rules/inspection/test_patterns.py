@@ -1,14 +1,17 @@
-"""A pattern must not stop Redis, whichever way it comes in."""
+"""Patterns of ids: what is accepted, how many ids are compared at once, and that none stops Redis."""
 
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 from click.testing import CliRunner
 from starlette.testclient import TestClient
 
 import lowq_web
-from lowq import ConfigError, Lowq
+from lowq import ConfigError
 from lowq.cli import main
+from lowq.codec import MAX_ID_BYTES
+from lowq.inspection.pattern import MAX_BYTES, MAX_IDS, MAX_REST, MAX_STARS, check_pattern, encode_pattern, ids_per_call
 from lowq.queue import Queue
 from lowq.sharding import shard_of
 from lowq.store.keys import shard_prefix
@@ -16,11 +19,48 @@ from lowq.store.scripts import load_scripts
 from tests.rows import case
 from tests.rules.queue_rig import SHARDS, QueueRig
 
+ACCEPTED = [
+    "42", "4*", "order-?", "[a-c]*", "*a*b*c*", r"100\*", "x" * MAX_ID_BYTES, "x" * (MAX_BYTES - 1) + "*",
+    "*" + "x" * (MAX_REST - 1) + "*", "x" * 512 + "*" + "y" * (MAX_REST - 1), "caf\udce9*",
+]  # fmt: skip
 #: Held Redis for a quarter of a second per thousand ids.
 DEAR = "*[" + "b" * 500 + "a]c"
 
 
-def test_the_handle_refuses_a_dear_one(rig: QueueRig) -> None:
+def test_what_people_type_is_accepted_but_stars_side_by_side_are_one() -> None:
+    rows: list[tuple[str | None, str]] = [
+        *((pattern, pattern) for pattern in ACCEPTED),
+        (None, ""), ("", ""), ("*" * 5000, "*"), ("a***b**", "a*b*"), (r"\**", r"\**"), (r"\***", r"\**"),
+    ]  # fmt: skip
+    for pattern, accepted in rows:
+        with case(pattern, accepted):
+            assert check_pattern(pattern) == accepted
+
+
+def test_what_is_too_dear_is_refused_with_the_limit() -> None:
+    rows: list[tuple[object, str]] = [
+        ("é" * (MAX_BYTES // 2 + 1), str(MAX_BYTES)), ("*" + "x" * MAX_REST, f"{MAX_REST} there"),
+        ("x*" + "é" * (MAX_REST // 2), f"{MAX_REST} there"), (DEAR, f"{MAX_REST} there"),
+        ("*a" * (MAX_STARS + 1), f"at most {MAX_STARS}"), ("\ud800*", "Unicode"), (42, "a pattern of ids"),
+    ]  # fmt: skip
+    for pattern, limit in rows:
+        with case(pattern, limit), pytest.raises(ConfigError, match=limit):
+            check_pattern(pattern)
+
+
+def test_the_dearer_the_fewer_ids_of_a_call() -> None:
+    assert ids_per_call("") == MAX_IDS
+    for pattern in [*ACCEPTED, "*[" + "b" * 95 + "a]c"]:
+        with case(pattern):
+            head, star, rest = encode_pattern(pattern).rstrip(b"*").partition(b"*")
+            steps = len(head) + MAX_ID_BYTES * len(star + rest)
+            assert 1 <= ids_per_call(pattern) <= MAX_IDS
+            assert ids_per_call(pattern) * steps <= 1_000_000
+            assert ids_per_call(pattern) == MAX_IDS or ids_per_call(pattern) * steps > 900_000
+
+
+@pytest.mark.parametrize("store_url", ["redis"], indirect=True)
+def test_a_dear_one_is_refused_by_handle_pages_api_and_command_line(rig: QueueRig, store_url: str) -> None:
     asks: list[Callable[[Queue], object]] = [
         lambda queue: queue.jobs(match=DEAR),
         lambda queue: queue.jobs("taken", match=DEAR),
@@ -32,14 +72,8 @@ def test_the_handle_refuses_a_dear_one(rig: QueueRig) -> None:
     for number, ask in enumerate(asks):
         with case(number), pytest.raises(ConfigError, match="at most 100"):
             ask(rig.queue)
-
-
-def test_so_do_pages_api_and_command_line(store_url: str) -> None:
-    app = Lowq(redis_url=store_url)
-    app.queue("Orders", 3).push({"id": 1})
-    client = TestClient(
-        lowq_web.create_app(app), base_url="http://127.0.0.1", headers={"sec-fetch-site": "same-origin"}
-    )
+    headers = {"sec-fetch-site": "same-origin"}
+    client = TestClient(lowq_web.create_app(rig.app), base_url="http://127.0.0.1", headers=headers)
     for path in ("/queues/Orders", "/api/v1/queues/Orders/jobs"):
         answer = client.get(path, params={"match": DEAR})
         assert (answer.status_code, "at most 100" in answer.text) == (400, True), path
@@ -49,7 +83,6 @@ def test_so_do_pages_api_and_command_line(store_url: str) -> None:
     for verb in ("jobs", "delete"):
         result = CliRunner().invoke(main, [verb, "Orders", "--match", DEAR, "--redis-url", store_url])
         assert (result.exit_code, "at most 100" in result.output) == (2, True), verb
-    app.close()
 
 
 def test_ids_of_any_bytes_are_found_by_pattern(rig: QueueRig) -> None:
@@ -61,25 +94,15 @@ def test_ids_of_any_bytes_are_found_by_pattern(rig: QueueRig) -> None:
 
 def test_redis_before_7_0_9_is_not_asked_for_several_stars(redis_url: str) -> None:
     """There they are tried against each other. The version is all that is put in place of the script's own."""
-    rows = [
-        ("*a*b", True),
-        ("a*b*c", True),
-        ("*a*b*", True),
-        ("*a*", False),
-        ("a*b", False),
-        ("a*b***", False),
-        ("4*", False),
-    ]
-    rig = QueueRig(redis_url)
-    rig.queue.push({"id": "ab"})
+    rows = [("*a*b", True), ("a*b*c", True), ("*a*b*", True), ("*a*", False), ("a*b", False), ("a*b***", False)]
     script = load_scripts()["scan"].source.replace("redis.REDIS_VERSION_NUM", str(0x070008))
-    for pattern, refused in rows:
-        arguments = (shard_prefix("lowq", "Orders", 0), "", "due", "0", pattern, "id", "", "", 1000)
-        call = ("EVAL", script, 1, *arguments)
-        with case(pattern):
-            if refused:
-                with pytest.raises(ConfigError, match=r"before 7\.0\.9"):
-                    rig.client.command(*call)
-            else:
-                assert rig.client.command(*call)[0] == b"0"
-    rig.close()
+    with closing(QueueRig(redis_url)) as rig:
+        rig.queue.push({"id": "ab"})
+        for pattern, refused in rows:
+            arguments = (shard_prefix("lowq", "Orders", 0), "", "due", "0", pattern, "id", "", "", 1000)
+            with case(pattern):
+                if refused:
+                    with pytest.raises(ConfigError, match=r"before 7\.0\.9"):
+                        rig.client.command("EVAL", script, 1, *arguments)
+                else:
+                    assert rig.client.command("EVAL", script, 1, *arguments)[0] == b"0"
