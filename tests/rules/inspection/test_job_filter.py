@@ -22,12 +22,8 @@ def test_its_fields_are_the_keyword_arguments_that_callers_give() -> None:
 def test_it_refuses_what_makes_no_sense_and_names_what_is_allowed() -> None:
     rows: list[tuple[dict[str, Any], str]] = [
         ({"state": "dead"}, "state='dead': it is one of scheduled, due, retrying, taken, morgue, or None"),
-        (
-            {"order_by": "buried_at"},
-            "order_by='buried_at': jobs that wait or are taken are ordered by one of perform_at",
-        ),
+        ({"order_by": "buried_at"}, "order_by='buried_at': jobs that wait or are taken are ordered by one of perform_"),
         ({"state": "morgue", "order_by": "perform_at"}, "jobs in the morgue are ordered by one of buried_at, id"),
-        ({"order_by": ""}, "order_by=''"),
         ({"min": "a"}, "min='a': it is a number, a bound of perform_at"),
         ({"max": float("nan")}, "max=nan: it is a number"),
         ({"min": True}, "min=True: it is a number"),
@@ -35,10 +31,9 @@ def test_it_refuses_what_makes_no_sense_and_names_what_is_allowed() -> None:
         ({"order_by": "id", "min": 4.0}, "min=4.0: with order_by='id' it is an id, a str"),
         ({"match": "*a*b*c*d*e"}, "a pattern has at most 4"),
         ({"match": 4}, "match=4: it is a pattern of ids"),
-        ({"before": float("inf")}, "before=inf: it is a finite number"),
-        ({"min": 10**400}, "min=1000000"),
         ({"max": -(10**5000)}, "max=(an integer of very many digits): it is a number, a bound of perform_at"),
         ({"order_by": "id", "min": 10**5000}, "min=(an integer of very many digits): with order_by='id'"),
+        ({"before": float("inf")}, "before=inf: it is a finite number"),
         ({"before": 10**400}, "before=1000000"),
         ({"before": True}, "before=True: it is a finite number"),
         ({"before": "yesterday"}, "before='yesterday': it is a finite number"),
@@ -50,17 +45,13 @@ def test_it_refuses_what_makes_no_sense_and_names_what_is_allowed() -> None:
             assert message in str(caught.value)
 
 
-def test_it_is_made_of_a_filter_a_state_or_fields() -> None:
+def test_it_is_made_of_a_filter_a_state_or_fields_and_tells_those_that_say_anything() -> None:
     four = JobFilter("morgue", match="4*")
     assert JobFilter.of(None, {}) == JobFilter()
     assert JobFilter.of("morgue", {"match": "4*"}) == JobFilter.of(None, {"state": "morgue", "match": "4*"}) == four
-    assert JobFilter.of(four, {}) is four
     assert JobFilter.of(four, {"match": "5*"}) == JobFilter("morgue", match="5*")
     with pytest.raises(TypeError, match="the state is given twice: 'due' and state='morgue'"):
         JobFilter.of("due", {"state": "morgue"})
-
-
-def test_it_tells_the_fields_that_say_anything() -> None:
     assert JobFilter().given() == {}
     snapshot = Snapshot(7.5, 0, array("q"))
     assert JobFilter("due", min=0.0, before=snapshot).given() == {"state": "due", "min": 0.0, "before": 7.5}
@@ -73,17 +64,12 @@ def test_bounds_are_of_what_it_is_ordered_by() -> None:
     assert [by_id.holds(0.0, job_id) for job_id in (b"a", b"b", b"c", b"c1")] == [False, True, True, False]
 
 
-def test_a_bulk_action_goes_by_time() -> None:
+def test_a_bulk_action_goes_by_time_and_a_moment_bounds_nothing_else() -> None:
     assert meant_by("delete", JobFilter(match="4*", order_by="id", reverse=True)) == JobFilter(match="4*")
     assert meant_by("kick", JobFilter(min=4)) == JobFilter("morgue", min=4)
     for wanted in (JobFilter(order_by="id", min="4"), JobFilter(order_by="retry_count", max=3)):
         with pytest.raises(ConfigError, match="can be bounded by time, not by id or retry_count"):
             meant_by("delete", wanted)
-    with pytest.raises(ConfigError, match="bury can't be done to jobs with state='morgue'"):
-        meant_by("bury", JobFilter("morgue"))
-
-
-def test_a_moment_bounds_actions_and_nothing_else() -> None:
     queue = Queue(Lowq(redis_url="memory://"), "Orders", 1)
     with pytest.raises(ConfigError, match="before: it bounds bulk actions, not listings"):
         queue.jobs(before=4.0)
@@ -94,6 +80,7 @@ def test_a_moment_bounds_actions_and_nothing_else() -> None:
 def test_a_snapshot_is_the_same_in_another_process() -> None:
     jobs = [("lowq:v1:{Orders:0}:", at, f"job-{at}".encode()) for at in (1.5, -2.0, 2.0**33)]
     salt = new_salt()
+    assert fingerprint(salt, *jobs[0]) != fingerprint(new_salt(), *jobs[0])
     snapshot = Snapshot(7.125, 5, array("q", sorted(fingerprint(salt, *job) for job in jobs)), salt)
     packed = Snapshot.unpack(snapshot.pack())
     assert packed == snapshot
@@ -104,20 +91,13 @@ def test_a_snapshot_is_the_same_in_another_process() -> None:
         "import sys; from lowq.inspection.job_filter import Snapshot; "
         "print(Snapshot.unpack(bytes.fromhex(sys.argv[1])).holds('lowq:v1:{Orders:0}:', 1.5, b'job-1.5'))"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", program, snapshot.pack().hex()], capture_output=True, text=True, check=True
-    )
-    assert run.stdout == "True\n"
-
-
-def test_fingerprints_of_two_snapshots_have_nothing_in_common() -> None:
-    job = ("lowq:v1:{Orders:0}:", 1.5, b"job-1.5")
-    assert fingerprint(new_salt(), *job) != fingerprint(new_salt(), *job)
+    command = [sys.executable, "-c", program, snapshot.pack().hex()]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "True\n"
 
 
 def test_what_is_no_snapshot_is_none() -> None:
     samples: list[bytes] = [
-        b"", b"\n", b"null\n", b"[]\n", b"{}\n", b"[" * 100_000, b'{"at": "x", "total": 1, "salt": ""}\n',
+        b"", b"null\n", b"{}\n", b"[" * 100_000, b'{"at": "x", "total": 1, "salt": ""}\n',
         b'{"at": NaN, "total": 1, "salt": ""}\n', b'{"at": 1, "total": -1, "salt": ""}\n',
         b'{"at": 1, "total": true, "salt": ""}\n', b'{"at": 1, "total": 1, "salt": "' + b"00" * 100 + b'"}\n',
         b'{"at": 1, "total": 1, "salt": "zz"}\n', b'{"at": 1, "total": 1, "salt": ""}\n1234567',
