@@ -26,6 +26,7 @@ from lowq.queue import Queue
 from lowq.store import parse_info
 from lowq.store.keys import shard_prefix
 from tests.redis_server import RedisServer
+from tests.rows import case
 
 pytestmark = pytest.mark.slow  # it measures times, too
 
@@ -132,125 +133,115 @@ def found(job: Job | None) -> Job:
     return job
 
 
-class TestMillionJobs:
-    def test_figures_and_single_jobs(self, app: Lowq, queue: Queue) -> None:
-        with short_calls(app):
-            assert queue.stats(now=NOW).length == MILLION
-            assert found(queue.peek("job-0500000", now=NOW)).state == "scheduled"
-            assert "due in 1 h" in queue.why("job-0999999", now=NOW).detail
-            assert queue.why("job-0999999", now=LATER).reason == "no_owner"
+def test_looking_at_a_million_jobs(app: Lowq, queue: Queue) -> None:
+    for number in range(0, MILLION, 100_000):
+        app.client.command("ZADD", PREFIX + "retries", 3, f"job-{number:07d}")
+    with short_calls(app):
+        assert queue.stats(now=NOW).length == MILLION
+        assert found(queue.peek("job-0500000", now=NOW)).state == "retrying"
+        assert "due in 1 h" in queue.why("job-0999999", now=NOW).detail
+        assert queue.why("job-0999999", now=LATER).reason == "no_owner"
+        assert len(queue.jobs("retrying", limit=10, now=NOW)) == 10
+        assert len(queue.jobs(order_by="retry_count", min=0, now=NOW)) == 10
+        assert next(iter(queue.jobs(now=NOW))).id == "job-0000000"
+        assert next(iter(queue.jobs(now=NOW, reverse=True))).id == "job-0999999"
+    for reverse, expected in ((False, "job-0500000"), (True, "job-0499999")):
+        with short_calls(app):  # in the middle of equal times
+            gone = encode_cursor(JobFilter(reverse=reverse), (LATER, b"job-0499999x"))
+            page = queue.jobs(after=gone, limit=1000, reverse=reverse, now=NOW)
+        assert (len(page), page.jobs[0].id) == (1000, expected)
+    with short_calls(app):  # has to look at every id
+        page = queue.jobs(match="*77777", order_by="id", reverse=True, now=NOW)
+    assert [job.id for job in page] == [f"job-0{i}77777" for i in range(9, -1, -1)]
+    app.client.command("DEL", PREFIX + "retries")
 
-    def test_pages_at_both_ends_and_in_the_middle_of_equal_times(self, app: Lowq, queue: Queue) -> None:
-        with short_calls(app):
-            assert next(iter(queue.jobs(now=NOW))).id == "job-0000000"
-            assert next(iter(queue.jobs(now=NOW, reverse=True))).id == "job-0999999"
-            for reverse, expected in ((False, "job-0500000"), (True, "job-0499999")):
-                wanted = JobFilter(reverse=reverse)
-                gone = encode_cursor(wanted, (LATER, b"job-0499999x"))
-                page = queue.jobs(after=gone, limit=1000, reverse=reverse, now=NOW)
-                assert (len(page), page.jobs[0].id) == (1000, expected)
 
-    def test_what_has_to_look_at_every_id(self, app: Lowq, queue: Queue) -> None:
-        with short_calls(app):
-            page = queue.jobs(match="*77777", order_by="id", reverse=True, now=NOW)
-        assert [job.id for job in page] == [f"job-0{i}77777" for i in range(9, -1, -1)]
-
-    @pytest.mark.parametrize(
-        "pattern", ["*" + "a" * 98 + "c", "*[" + "b" * 95 + "a]c", "*" + "?" * 98 + "c", "*a*a*a*b", "[ba]" * 200 + "*"]
-    )
-    def test_the_dearest_patterns_and_the_longest_ids(self, app: Lowq, pattern: str) -> None:
-        key = shard_prefix("lowq", "Long", 0) + "due"
-        pairs = [part for number in range(2000) for part in (LATER, "a" * 508 + f"{number:04d}")]
-        app.client.command("ZADD", key, *pairs)
-        with short_calls(app):
+def test_the_dearest_patterns_and_the_longest_ids(app: Lowq) -> None:
+    key = shard_prefix("lowq", "Long", 0) + "due"
+    app.client.command("ZADD", key, *(part for n in range(2000) for part in (LATER, "a" * 508 + f"{n:04d}")))
+    for pattern in (
+        "*" + "a" * 98 + "c",
+        "*[" + "b" * 95 + "a]c",
+        "*" + "?" * 98 + "c",
+        "*a*a*a*b",
+        "[ba]" * 200 + "*",
+    ):
+        with case(pattern), short_calls(app):
             app.queue("Long", 1).jobs(match=pattern)
 
-    def test_retrying_jobs_among_a_million_that_are_not(self, app: Lowq, queue: Queue) -> None:
-        for number in range(0, MILLION, 100_000):
-            app.client.command("ZADD", PREFIX + "retries", 3, f"job-{number:07d}")
-        with short_calls(app):
-            assert len(queue.jobs("retrying", limit=10, now=NOW)) == 10
-            assert len(queue.jobs(order_by="retry_count", min=0, now=NOW)) == 10
-        app.client.command("DEL", PREFIX + "retries")
 
-    def test_bulk_actions_go_in_short_steps(self, app: Lowq) -> None:
-        queue = app.queue("Moved", 1)
-        moved = shard_prefix("lowq", "Moved", 0)
-        fill(app, "due", LATER, "job-", "", MILLION // 2, prefix=moved)
-        app.client.command("HSET", moved + "meta", "shards_count", "1", "clock", repr(NOW))
-        with short_calls(app):
-            for action, state in (("bury", "scheduled"), ("kick", None), ("delete", None)):
-                *_, last = islice(queue.bulk(action, state, now=NOW), 26)  # type: ignore[arg-type]  # they are names
-                assert last.done == 25 * MAX_IDS
-                assert last.total >= last.done
-            queue.drop()
+def test_bulk_actions_and_drops_go_in_short_steps(app: Lowq) -> None:
+    queue, small = app.queue("Moved", 1), app.queue("Small", 1)
+    moved = shard_prefix("lowq", "Moved", 0)
+    fill(app, "due", LATER, "job-", "", MILLION // 2, prefix=moved)
+    app.client.command("HSET", moved + "meta", "shards_count", "1", "clock", repr(NOW))
+    small.push({"id": i} for i in range(5000))
+    with short_calls(app):
+        for action, state in (("bury", "scheduled"), ("kick", None), ("delete", None)):
+            *_, last = islice(queue.bulk(action, state, now=NOW), 26)  # type: ignore[arg-type]  # they are names
+            assert last.done == 25 * MAX_IDS
+            assert last.total >= last.done
+        queue.drop()
+    with short_calls(app):
+        assert small.drop() == 5000
 
 
-class TestMillionPayloads:
-    def test_of_one_id(self, app: Lowq, queue: Queue) -> None:
-        fill(app, "payloads:heap", 1.0, "", "")
-        app.client.command("ZADD", PREFIX + "due", NOW, "heap")
-        with short_calls(app):
-            heap = found(queue.peek("heap", now=NOW))
-            assert (len(heap.payloads), heap.payloads_count) == (MAX_PAYLOADS, MILLION)
-            assert queue.bury("heap").done == 1
-            assert found(queue.peek("heap")).payloads_count == MILLION
-            assert queue.kick("heap").done == 1
-            assert queue.delete("heap").done == 1
-
-    def test_that_merge_with_others(self, app: Lowq, queue: Queue) -> None:
-        count = 100_000
-        for key in ("payloads:heap", "morgue:payloads:heap"):
-            fill(app, key, 1.0, key[:1], "", count)
-        app.client.commands([("ZADD", PREFIX + "due", NOW, "heap"), ("ZADD", PREFIX + "morgue", NOW, "heap")])
-        with short_calls(app):
-            assert queue.kick("heap", now=NOW).done == 1
-        assert found(queue.peek("heap", now=NOW)).payloads_count == 2 * count
-        queue.delete("heap")
+def test_a_million_payloads_of_one_id(app: Lowq, queue: Queue) -> None:
+    fill(app, "payloads:heap", 1.0, "", "")
+    app.client.command("ZADD", PREFIX + "due", NOW, "heap")
+    with short_calls(app):
+        heap = found(queue.peek("heap", now=NOW))
+        assert (len(heap.payloads), heap.payloads_count) == (MAX_PAYLOADS, MILLION)
+        assert queue.bury("heap").done == 1
+        assert found(queue.peek("heap")).payloads_count == MILLION
+        assert queue.kick("heap").done == 1
+        assert queue.delete("heap").done == 1
 
 
-class TestLargePayloads:
-    def test_are_read_a_few_at_a_time(self, app: Lowq, queue: Queue) -> None:
-        ids = [f"fat-{i:02d}" for i in range(40)]
-        for job_id in ids:
-            self.put(app, job_id, 3)
-        self.put(app, "fattest", 100)
-        with short_calls(app):
-            assert [len(found(queue.peek(job_id)).payloads) for job_id in ("fattest", "fat-00")] == [1, 1]
-        reply = app.client.run("fetch_jobs", PREFIX, repr(NOW), "", MAX_PAYLOADS, MAX_BYTES, "fattest", *ids)
-        assert sum(len(part) for job in reply for part in job if isinstance(part, bytes)) < 2 * MIB
-        assert len(queue.fetch(ids)) == 40
-        assert found(queue.fetch(["fattest"])["fattest"]).payloads_count == 100
+def test_many_payloads_that_merge_with_others(app: Lowq, queue: Queue) -> None:
+    count = 100_000
+    for key in ("payloads:heap", "morgue:payloads:heap"):
+        fill(app, key, 1.0, key[:1], "", count)
+    app.client.commands([("ZADD", PREFIX + "due", NOW, "heap"), ("ZADD", PREFIX + "morgue", NOW, "heap")])
+    with short_calls(app):
+        assert queue.kick("heap", now=NOW).done == 1
+    assert found(queue.peek("heap", now=NOW)).payloads_count == 2 * count
+    queue.delete("heap")
 
-        with short_calls(app):
-            assert queue.bury([*ids, "fattest"]).done == 41
-        for job_id in (*ids, "fattest"):
-            self.put(app, job_id, 3, "again")
-        with short_calls(app):
-            assert queue.kick([*ids, "fattest"], now=NOW).done == 41
-            assert queue.delete([*ids, "fattest"]).done == 41
 
-    def put(self, app: Lowq, job_id: str, count: int, head: str = "") -> None:
+def test_large_payloads_are_read_a_few_at_a_time(app: Lowq, queue: Queue) -> None:
+    def put(job_id: str, count: int, head: str = "") -> None:
         for number in range(count):
             payload = f'"{head}{number:04d}{"x" * MIB}"'
             app.client.command("ZADD", f"{PREFIX}payloads:{job_id}", number, payload)
         app.client.command("ZADD", PREFIX + "due", NOW, job_id)
 
+    ids = [*(f"fat-{i:02d}" for i in range(40)), "fattest"]
+    for job_id in ids:
+        put(job_id, 100 if job_id == "fattest" else 3)
+    with short_calls(app):
+        assert [len(found(queue.peek(job_id)).payloads) for job_id in ("fattest", "fat-00")] == [1, 1]
+    reply = app.client.run("fetch_jobs", PREFIX, repr(NOW), "", MAX_PAYLOADS, MAX_BYTES, *ids)
+    assert sum(len(part) for job in reply for part in job if isinstance(part, bytes)) < 2 * MIB
+    assert len(queue.fetch(ids)) == 41
+    assert found(queue.peek("fattest")).payloads_count == 100
+    with short_calls(app):
+        assert queue.bury(ids).done == 41
+    for job_id in ids:
+        put(job_id, 3, "again")
+    with short_calls(app):
+        assert queue.kick(ids, now=NOW).done == 41
+        assert queue.delete(ids).done == 41
+
 
 def test_joining_what_is_alone_goes_in_short_steps(app: Lowq) -> None:
     queue = app.queue("Inline", 1)
     queue.push({"id": i, "payload": f"{i}{'x' * 4000}"} for i in range(2000))
+    ids = [str(i) for i in range(2000)]
     with short_calls(app):
         assert queue.push({"id": i, "payload": "y"} for i in range(2000)) == 2000
-        assert queue.bury([str(i) for i in range(2000)]).done == 2000
+        assert queue.bury(ids).done == 2000
         queue.push({"id": i, "payload": "z"} for i in range(2000))
-        assert queue.kick([str(i) for i in range(2000)]).done == 2000
+        assert queue.kick(ids).done == 2000
         assert found(queue.peek("1999")).payloads_count == 3
         assert queue.drop() == 2000
-
-
-def test_dropping_goes_in_short_steps(app: Lowq) -> None:
-    small = app.queue("Small", 1)
-    small.push({"id": i} for i in range(5000))
-    with short_calls(app):
-        assert small.drop() == 5000

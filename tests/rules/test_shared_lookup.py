@@ -73,52 +73,23 @@ def test_an_error_is_each_ones_own_and_the_next_one_tries_again() -> None:
     assert len(lookup.calls) == 2
 
 
-def test_an_error_is_handed_to_nobody_who_comes_after_it_however_many_come() -> None:
-    """Two who try again at once, so that there is always one who waits."""
-    lookup = LookedUp(ConnectionError("away"))
-    lookup.goes_on.set()
-    errors = [0, 0]
-
-    async def insist(number: int) -> None:
-        while True:
-            try:
-                await lookup.get()
-                return
-            except ConnectionError:
-                errors[number] += 1
-                if errors[0] == 20:
-                    lookup.error = None
-
-    async def main() -> None:
-        await asyncio.wait_for(asyncio.gather(insist(0), insist(1)), PATIENCE)
-
-    asyncio.run(main())
-    assert errors[0] == 20
-    assert errors[1] <= len(lookup.calls) <= 42
-
-
 def test_who_comes_when_the_result_is_gone_again_looks_it_up_anew_however_many_come() -> None:
     """One comes in each turn of the loop, so that there is always one who has not gone on yet."""
     lookup = LookedUp()
     lookup.goes_on.set()
 
-    async def main() -> None:
+    async def main() -> list[str]:
         tasks: list[asyncio.Task[str]] = []
-
-        async def turn() -> None:
-            tasks.append(asyncio.create_task(lookup.get()))
-            await asyncio.sleep(0)
-
         for calls in (1, 2):
-            lookup.found = None
-            while not lookup.is_found():
-                await turn()
-            for _ in range(100):
-                await turn()
+            lookup.found, left = None, 100
+            while left:
+                tasks.append(asyncio.create_task(lookup.get()))
+                await asyncio.sleep(0)
+                left -= lookup.is_found()
             assert len(lookup.calls) == calls
-        assert set(await asyncio.gather(*tasks)) == {"found"}
+        return await asyncio.gather(*tasks)
 
-    asyncio.run(main())
+    assert set(asyncio.run(main())) == {"found"}
     assert len(lookup.calls) == 2
 
 

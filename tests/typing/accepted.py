@@ -47,6 +47,10 @@ class WithoutType(lowq.Worker):  # its payloads may be anything
     max_crash_count=2,
     weight=0.5,
     max_threads=3,
+    time_limit=60,
+    ttr=timedelta(minutes=2),
+    bury_on=(ValueError, KeyError),
+    release_on={TimeoutError: 30, ConnectionError: timedelta(minutes=1)},
 )
 class OrderSync(lowq.Worker[Order]):
     def __init__(self) -> None:
@@ -55,8 +59,12 @@ class OrderSync(lowq.Worker[Order]):
     def perform(self, payloads_by_id: dict[str, list[Order]]) -> None:
         self.seen += len(payloads_by_id)
 
-    def retry_in(self, retry_count: int) -> float:
-        return 10 * (retry_count + 1)
+    def setup(self) -> None: ...
+
+    def teardown(self) -> None: ...
+
+    def retry_in(self, retry_count: int, error: BaseException | str) -> float:
+        return 60 if isinstance(error, TimeoutError) else super().retry_in(retry_count)
 
     def retries_exhausted(self, jobs: list[lowq.Job]) -> None:
         for job in jobs:
@@ -64,22 +72,9 @@ class OrderSync(lowq.Worker[Order]):
             assert_type(job.payloads, list[tuple[Any, float]])
 
 
-@lowq.worker(time_limit=60, ttr=timedelta(minutes=2))
-class Limited(lowq.Worker[Order]):
-    def perform(self, payloads_by_id: dict[str, list[Order]]) -> None:
-        assert_type(lowq.current().deadline, float | None)
-        lowq.current().touch(30)
-        lowq.current().touch(timedelta(seconds=30))
-
-
 def on_event(event: lowq.JobEvent) -> None:
     assert_type(event.id, str)
     assert_type(event.payloads_count, int | None)
-
-
-@lowq.worker(on_event=on_event)
-class Observed(lowq.Worker[Order]):
-    def perform(self, payloads_by_id: dict[str, list[Order]]) -> None: ...
 
 
 @lowq.worker
@@ -93,24 +88,24 @@ class ObservesItself(lowq.Worker[Order]):
 
 lowq.config.on_job_event = on_event
 lowq.config.graphite = "udp://graphite:2003"
-assert_type(Observed.queue.statistics().tasks.ready, int)
+assert_type(ObservesItself.queue.statistics().tasks.ready, int)
 
 
 @lowq.worker()
 class OptionsAsAttributes(lowq.Worker[Any]):
     shards_count = 7
     queue_name = "Invoices"
+    bury_on = (ValueError,)
+    release_on: ClassVar = {TimeoutError: 30}
 
     def perform(self, payloads_by_id: dict[str, list[Any]]) -> None: ...
+
+    def retry_in(self, retry_count: int) -> float:
+        return 10 * (retry_count + 1)
 
 
 @lowq.worker
 class Plain:
-    def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
-
-
-@lowq.worker(batch_size=3)
-class PlainWithOptions:
     def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
 
 
@@ -131,10 +126,6 @@ class Overriding(lowq.Worker[Order]):
         return super().perform_async(jobs, timeout=timeout, durability=durability)
 
     def perform(self, payloads_by_id: dict[str, list[Order]]) -> None: ...
-
-
-class Derived(OrderSync):
-    pass
 
 
 assert_type(OrderSync().seen, int)
@@ -198,8 +189,6 @@ OrderSync.push("42", {"version": 2, "status": "paid"}, perform_at=datetime(2027,
 OrderSync.push(UUID(int=3), payload={"version": 1}, ttl=60, priority=3)
 order_sync.push(1)
 assert_type(OrderSync.queue.push(42, {"version": 2}, score=2), int)
-typed: lowq.JobDict[Order] = {"id": 1, "payload": {"version": 3}}
-OrderSync.queue.push([typed])
 
 
 async def produce() -> None:
@@ -227,21 +216,17 @@ class Words(lowq.Worker[Order]):
         assert_type(execution, lowq.Execution)
         assert_type(execution.fence, int)
         assert_type(execution.jobs, list[lowq.Job])
-        for number, order_id in enumerate(payloads_by_id):
-            if number == 0:
-                execution.done(order_id)
-            elif number == 1:
-                execution.fail(order_id, ValueError("no such order"))
-            elif number == 2:
-                execution.fail(order_id, "no such order")
-            elif number == 3:
-                execution.release(order_id, delay=60)
-            elif number == 4:
-                execution.release(order_id, delay=timedelta(minutes=1))
-            elif number == 5:
-                execution.release(order_id)
-            else:
-                execution.bury(order_id, reason="cancelled")
+        assert_type(execution.deadline, float | None)
+        execution.touch(30)
+        execution.touch(timedelta(seconds=30))
+        for order_id in payloads_by_id:
+            execution.done(order_id)
+            execution.fail(order_id, ValueError("no such order"))
+            execution.fail(order_id, "no such order")
+            execution.release(order_id)
+            execution.release(order_id, delay=60)
+            execution.release(order_id, delay=timedelta(minutes=1))
+            execution.bury(order_id, reason="cancelled")
 
 
 # --- an application of one's own, and its settings ---
@@ -269,17 +254,12 @@ lowq.config.server_middlewares.append(log)
 lowq.config.redis_url = "redis://localhost"
 
 
-@app.worker(shards_count=3)
-class Mine(lowq.Worker[int]):
-    def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
-
-
 @app.worker
-def mine_too(payloads_by_id: dict[str, list[int]]) -> None: ...
+def mine(payloads_by_id: dict[str, list[int]]) -> None: ...
 
 
-Mine.perform_async({"id": 1})
-app.config.workers = [Mine, mine_too]
+mine.perform_async({"id": 1})
+app.config.workers = [mine, OrderSync]
 
 # --- the queue's handle ---
 
@@ -322,16 +302,18 @@ def ids(jobs: Iterable[lowq.Job]) -> list[str]:
     return [item.id for item in jobs]
 
 
-@lowq.worker(shards_count=3)
-class AsyncPerform(lowq.Worker[Order]):
-    async def perform(self, payloads_by_id: dict[str, list[Order]]) -> None: ...
-
-
 @lowq.worker
 async def async_function(payloads_by_id: dict[str, list[Any]]) -> None: ...
 
 
 async_function.perform_async({"id": 1})
+
+
+@lowq.worker
+class Awaits(lowq.Worker[Order]):
+    async def setup(self) -> None: ...
+    async def perform(self, payloads_by_id: dict[str, list[Order]]) -> None: ...
+    async def teardown(self) -> None: ...
 
 
 # --- one id at a time ---
@@ -341,11 +323,6 @@ async_function.perform_async({"id": 1})
 class PerId(lowq.Worker[Order]):
     def perform_one(self, job_id: str, payloads: list[Order]) -> None:
         assert_type(payloads[-1]["version"], int)
-
-
-@lowq.worker
-class PerIdAwaits(lowq.Worker[Order]):
-    async def perform_one(self, order_id: str, payloads: list[Order]) -> None: ...
 
 
 @lowq.worker(batch_size=10)
@@ -359,50 +336,12 @@ async def per_id_awaits(job_id: str, payloads: list[Any]) -> None: ...
 assert_type(per_id, type[lowq.Worker[Any]])
 
 
-# --- by error ---
-
-
-@lowq.worker(bury_on=(ValueError, KeyError), release_on={TimeoutError: 30, ConnectionError: timedelta(minutes=1)})
-class ByError(lowq.Worker[Order]):
-    def perform(self, payloads_by_id: dict[str, list[Order]]) -> None: ...
-
-    def retry_in(self, retry_count: int, error: BaseException | str) -> float:
-        return 60 if isinstance(error, TimeoutError) else super().retry_in(retry_count)
-
-
-@lowq.worker
-class ByErrorAsAttributes(lowq.Worker[Order]):
-    bury_on = (ValueError,)
-    release_on: ClassVar = {TimeoutError: 30}
-
-    def perform(self, payloads_by_id: dict[str, list[Order]]) -> None: ...
+# --- settings ---
 
 
 lowq.config.bury_on = (ValueError,)
 lowq.config.release_on = {TimeoutError: 30}
 lowq.config.retry_in = lambda retry_count, error: 60 if isinstance(error, TimeoutError) else retry_count
-
-
-# --- setup and teardown ---
-
-
-@lowq.worker
-class SetUp(lowq.Worker[Order]):
-    def setup(self) -> None:
-        self.seen: list[str] = []
-
-    def perform(self, payloads_by_id: dict[str, list[Order]]) -> None:
-        self.seen += payloads_by_id
-
-    def teardown(self) -> None:
-        self.seen.clear()
-
-
-@lowq.worker
-class SetUpAwaits(lowq.Worker[Order]):
-    async def setup(self) -> None: ...
-    async def perform(self, payloads_by_id: dict[str, list[Order]]) -> None: ...
-    async def teardown(self) -> None: ...
 
 
 lowq.config.on_server_stop = lowq.app.close
@@ -420,8 +359,6 @@ def scheduled(job_id: str, payloads: list[Any]) -> None: ...
 @lowq.every(30, missed="skip")
 @lowq.worker(batch_size=2)
 class ScheduledPlain:
-    """A class of its own, without lowq.Worker."""
-
     def perform(self, payloads_by_id: dict[str, list[Any]]) -> None: ...
 
 
@@ -479,11 +416,6 @@ class OfData(lowq.Worker[OrderData]):
 
 
 @lowq.worker
-class OfModel(lowq.Worker[OrderModel]):
-    async def perform_one(self, job_id: str, payloads: list[OrderModel]) -> None: ...
-
-
-@lowq.worker
 class OfUnion(lowq.Worker[Paid | Lost]):
     def perform_one(self, job_id: str, payloads: list[Paid | Lost]) -> None:
         for payload in payloads:
@@ -503,22 +435,15 @@ class OfAnnotated(lowq.Worker[Event]):
 def of_struct(job_id: str, payloads: list[OrderStruct]) -> None: ...
 
 
-@lowq.worker(batch_size=10)
-async def of_data(payloads_by_id: dict[str, list[OrderData]]) -> None: ...
-
-
 assert_type(of_struct, type[lowq.Worker[OrderStruct]])
-assert_type(of_data, type[lowq.Worker[OrderData]])
 OfStruct.push(42, OrderStruct(2, [LineStruct(1.5)]), score=2)
 OfData.push(42, OrderData(2))
-OfModel.push(42, payload=OrderModel(version=2))
+OfAnnotated.push(42, payload=OrderModel(version=2))
 OfUnion.push(42, Lost("in the mail"))
 of_struct.push(42, OrderStruct(2))
-of_data.push(42, OrderData(2))
 typed_job: lowq.JobDict[OrderStruct] = {"id": 42, "payload": OrderStruct(2), "score": 2}
 OfStruct.perform_async(typed_job)
 OfStruct.perform_async([typed_job])
-OfStruct.perform_async({"id": number, "payload": OrderStruct(number)} for number in range(10))
 
 
 async def produce_typed() -> None:
