@@ -19,12 +19,11 @@ import lowq
 import lowq.contrib.sentry
 from lowq.errors import ConfigError, LeaseLost
 from lowq.job import Job
-from lowq.observers import Batch, BatchObservation, Observer, PushObservation
+from lowq.observers import Batch, BatchObservation, Observer
 from lowq.store.keys import shard_prefix
 from lowq.testing import drain
 from lowq.workers import Worker
 from tests.leases import run_out
-from tests.rows import case
 from tests.rules.contrib.workers import Handler, make_worker, running_node
 from tests.waiting import PATIENCE, until
 
@@ -86,9 +85,7 @@ def fail_for(job_id: str, error: Callable[[], BaseException] = lambda: ValueErro
     return handler
 
 
-def test_an_error_of_a_batch_is_captured_once_for_the_id_that_is_charged(
-    app: lowq.Lowq, sent: Sent, is_async: bool
-) -> None:
+def test_an_error_is_captured_once_for_the_id_that_is_charged(app: lowq.Lowq, sent: Sent, is_async: bool) -> None:
     worker = make_worker(app, fail_for("b"), is_async=is_async)
     push(worker, "a", "b", "c")
     assert drain(worker).batches == 4, "the three, then each alone"
@@ -104,9 +101,7 @@ def test_an_error_of_a_batch_is_captured_once_for_the_id_that_is_charged(
     }  # fmt: skip
 
 
-def test_a_retry_that_fails_is_an_event_of_its_own_and_the_last_one_is_marked_as_buried(
-    app: lowq.Lowq, sent: Sent
-) -> None:
+def test_a_retry_is_an_event_of_its_own_and_the_last_one_marked_as_buried(app: lowq.Lowq, sent: Sent) -> None:
     @app.worker(shards_count=1, max_retry_count=1)
     class Broken(lowq.Worker[Any]):
         def perform(self, payloads_by_id: dict[str, list[Any]]) -> None:
@@ -143,9 +138,7 @@ def assert_own_scopes(events: list[Any], *ids: str) -> None:
         assert [tag for tag in event["tags"] if tag.startswith("saw.")] == [f"saw.{job_id}"]
 
 
-def test_perform_one_has_an_event_and_a_scope_for_each_id_and_leaves_none_behind(
-    app: lowq.Lowq, sent: Sent, is_async: bool
-) -> None:
+def test_perform_one_has_an_event_and_a_scope_for_each_id(app: lowq.Lowq, sent: Sent, is_async: bool) -> None:
     def plain(job_id: str, payloads: list[Any]) -> None:
         if job_id != "b":
             mark(job_id)
@@ -166,9 +159,7 @@ def test_perform_one_has_an_event_and_a_scope_for_each_id_and_leaves_none_behind
     assert "tags" not in sent[-1]
 
 
-def test_handlers_of_a_node_at_the_same_time_share_no_scope_and_its_log_is_no_event(
-    app: lowq.Lowq, sent: Sent, is_async: bool
-) -> None:
+def test_handlers_at_the_same_time_share_no_scope(app: lowq.Lowq, sent: Sent, is_async: bool) -> None:
     connect(sent)  # without what else would leave out a second event of the same error
     together = threading.Barrier(3)
 
@@ -195,9 +186,7 @@ def test_handlers_of_a_node_at_the_same_time_share_no_scope_and_its_log_is_no_ev
     assert said(sent[-1]) == "something else"
 
 
-def test_what_a_handler_captures_itself_has_the_tags_too_and_is_not_captured_twice(
-    app: lowq.Lowq, sent: Sent, is_async: bool
-) -> None:
+def test_what_a_handler_captures_itself_is_not_captured_twice(app: lowq.Lowq, sent: Sent, is_async: bool) -> None:
     def handler(payloads_by_id: dict[str, list[Any]]) -> None:
         sentry_sdk.capture_message("by hand")
         try:
@@ -255,9 +244,7 @@ def test_what_stops_the_process_is_captured_for_all_ids_at_once(app: lowq.Lowq, 
     assert sent.errors() == [("KeyboardInterrupt", ["a", "b"])]
 
 
-def test_an_outcome_that_is_not_written_is_not_captured_as_somebody_else_performs_it(
-    app: lowq.Lowq, sent: Sent
-) -> None:
+def test_an_outcome_that_is_not_written_is_not_captured(app: lowq.Lowq, sent: Sent) -> None:
     def lose(payloads_by_id: dict[str, list[Any]]) -> None:
         run_out(app.client, shard_prefix("lowq", "Orders", 0))
         raise ValueError("boom")
@@ -361,24 +348,3 @@ def test_a_batch_that_is_cancelled_has_ended_after_its_handler_was_left(app: low
     with running_node(app):
         until(lambda: heard, "a handler that is performed")
     assert heard == ["begun", "leave", "ended: None"]
-
-
-class NoText(PushObservation):
-    trace: Any = None
-
-
-def test_an_observer_that_returns_something_else_harms_nothing(app: lowq.Lowq) -> None:
-    performed: list[str] = []
-
-    @app.worker(shards_count=1, batch_size=10)
-    class Orders(lowq.Worker[Any]):
-        def perform_one(self, job_id: str, payloads: list[Any]) -> None:
-            performed.append(job_id)
-
-    for found in (object(), NoText(), True):
-        with case(found):
-            performed.clear()
-            observing(app, lambda found=found: found, lambda found=found: found)  # type: ignore[misc]
-            push(Orders, "a", "b")
-            assert drain(Orders).performed == 2
-            assert performed == ["a", "b"]

@@ -15,26 +15,18 @@ Handler = Callable[[dict[str, list[Any]]], object]
 def make_worker(
     app: lowq.Lowq, handler: Handler = lambda _: None, *, is_async: bool = False, **options: Any
 ) -> type[Worker[Any]]:
-    """Of the queue `Orders` with one shard, unless the options say otherwise. What fails is not retried for long."""
+    """Of the queue `Orders` with one shard, unless the options say otherwise."""
 
-    class Plain(lowq.Worker[Any]):
-        def perform(self, payloads_by_id: dict[str, list[Any]]) -> None:
-            handler(payloads_by_id)
+    def plain(payloads_by_id: dict[str, list[Any]]) -> None:
+        handler(payloads_by_id)
 
-        def retry_in(self, retry_count: int) -> float:
-            return 100.0
+    async def awaits(payloads_by_id: dict[str, list[Any]]) -> None:
+        await asyncio.sleep(0)
+        handler(payloads_by_id)
 
-    class Awaits(lowq.Worker[Any]):
-        async def perform(self, payloads_by_id: dict[str, list[Any]]) -> None:
-            await asyncio.sleep(0)
-            handler(payloads_by_id)
-
-        def retry_in(self, retry_count: int) -> float:
-            return 100.0
-
-    return app.worker(**{"shards_count": 1, "batch_size": 10, "queue_name": "Orders", **options})(
-        Awaits if is_async else Plain
-    )
+    decorate: Any = app.worker(**{"shards_count": 1, "batch_size": 10, "queue_name": "Orders", **options})
+    made: type[Worker[Any]] = decorate(awaits if is_async else plain)
+    return made
 
 
 @contextmanager

@@ -24,9 +24,7 @@ def told(history: History) -> dict[float, Any]:
     }
 
 
-def test_counts_of_several_nodes_become_rates_per_second_spread_over_the_time_that_they_come_from(
-    app: lowq.Lowq,
-) -> None:
+def test_counts_of_several_nodes_become_rates_over_the_time_that_they_come_from(app: lowq.Lowq) -> None:
     record(app, "Orders", START + 5, 30, 1, lag=2.0)
     record(app, "Orders", START + 9, 20, 0, seconds=4.0, lag=7.0)
     record(app, "Orders", START + 45, 100, seconds=20.0)

@@ -50,9 +50,7 @@ def test_lines_arrive_in_order_and_who_flushes_waits_for_that(sinks: list[Sink])
         until(lambda: receiver.lines == numbered(0, 700), "all lines")
 
 
-def test_a_connection_that_the_other_side_closed_is_made_anew_and_no_line_gets_lost(
-    sinks: list[Sink], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_line_gets_lost_when_the_connection_is_closed(sinks: list[Sink], caplog: pytest.LogCaptureFixture) -> None:
     with Receiver() as receiver:
         sink = graphite(sinks, receiver.port)
         sink.put(numbered(0, 3))
@@ -64,9 +62,7 @@ def test_a_connection_that_the_other_side_closed_is_made_anew_and_no_line_gets_l
     assert events(caplog, receiver.port) == [], "nothing was wrong"
 
 
-def test_what_gathers_while_nobody_listens_is_sent_later_and_both_is_logged_once(
-    sinks: list[Sink], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_gathers_while_nobody_listens_is_sent_later(sinks: list[Sink], caplog: pytest.LogCaptureFixture) -> None:
     receiver = Receiver()
     sink = graphite(sinks, receiver.port)
     sink.put(numbered(0, 5))
@@ -90,9 +86,7 @@ def test_a_full_buffer_drops_the_oldest_lines_and_counts_them(sinks: list[Sink])
         until(lambda: receiver.lines == numbered(90, 100), "the latest lines")
 
 
-def test_one_that_accepts_and_never_reads_keeps_nobody_waiting(
-    sinks: list[Sink], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_that_never_reads_keeps_nobody_waiting(sinks: list[Sink], caplog: pytest.LogCaptureFixture) -> None:
     large = [b"x" * 60_000] * 200  # more than the buffers of the kernel hold
     with Receiver(reads=False) as receiver:
         sink = graphite(sinks, receiver.port, max_lines=100, timeout=0.05)
@@ -104,17 +98,7 @@ def test_one_that_accepts_and_never_reads_keeps_nobody_waiting(
         assert events(caplog, receiver.port) == ["metrics_away"]
 
 
-def test_a_host_that_does_not_exist_is_said_once(sinks: list[Sink], caplog: pytest.LogCaptureFixture) -> None:
-    hosts = "nowhere.invalid", "x" * 70  # the second is no name at all
-    for host in hosts:
-        sinks.append(Sink("StatsD", Address("udp", host, 8125)))
-        sinks[-1].put(numbered(0, 1))
-    until(lambda: len(events(caplog, *hosts)) == 2, "the log says so of both")
-
-
-def test_without_lines_the_thread_ends_and_comes_back_unless_it_is_closed(
-    sinks: list[Sink], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_lines_the_thread_ends(sinks: list[Sink], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lowq.metrics.sinks.IDLE_SECONDS", 0.01)
     before = senders()
     with Receiver() as receiver:
@@ -146,24 +130,14 @@ def test_datagrams_hold_whole_lines(sinks: list[Sink]) -> None:
         assert lines == numbered(0, 100)
 
 
-def test_datagrams_to_a_port_where_nobody_listens_are_no_error(
-    sinks: list[Sink], caplog: pytest.LogCaptureFixture
-) -> None:
-    with socket.socket(type=socket.SOCK_DGRAM) as reserved, socket.socket(type=socket.SOCK_DGRAM) as receiver:
+def test_datagrams_to_nobody_are_no_error(sinks: list[Sink], caplog: pytest.LogCaptureFixture) -> None:
+    with socket.socket(type=socket.SOCK_DGRAM) as reserved:
         # It keeps the port from others, and being connected gets nothing that comes from elsewhere.
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind(("127.0.0.1", 0))
         reserved.connect(("127.0.0.1", 1))
         port = reserved.getsockname()[1]
-        sink = Sink("StatsD", Address("udp", "127.0.0.1", port))
-        sinks.append(sink)
+        sinks.append(Sink("StatsD", Address("udp", "127.0.0.1", port)))
         for number in range(20):
-            sink.put(numbered(number, number + 1))
-            assert sink.flush(NEVER)
-        receiver.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        receiver.bind(reserved.getsockname())
-        receiver.settimeout(60)
-        sink.put([b"here"])
-        while receiver.recv(65536) != b"here\n":
-            pass
+            sinks[-1].put(numbered(number, number + 1))
+            assert sinks[-1].flush(NEVER)
     assert events(caplog, port) == []

@@ -137,7 +137,7 @@ def test_two_threads_watch_a_silent_primary_however_many_notice_it(client: Clien
     until(lambda: not notice(client), "an answer")
 
 
-def test_a_slot_without_a_primary_is_looked_for_again_and_less_often_the_longer_it_has_none(
+def test_a_slot_without_a_primary_is_looked_for_in_pauses(
     client: Client, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]

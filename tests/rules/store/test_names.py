@@ -56,9 +56,7 @@ def look_up(seconds: float = PATIENCE) -> str:
     return address
 
 
-def test_the_last_known_address_is_used_when_the_name_server_does_not_answer(
-    server: NameServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_known_address_is_used_in_an_outage(server: NameServer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert look_up() == "127.0.0.1"
     server.says = "127.0.0.2"
     assert look_up() == "127.0.0.2", "it may change"

@@ -153,9 +153,7 @@ def test_an_exception_while_one_waits_leaves_all_connections() -> None:
     assert number > 30
 
 
-def test_a_connection_that_is_garbage_frees_its_place_at_the_latest_when_one_has_waited_in_vain(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_connection_that_is_garbage_frees_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = make_pool(1, timeout=0.01)
     monkeypatch.undo()
     cycle: list[Any] = [fake.checkout()]

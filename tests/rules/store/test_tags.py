@@ -62,16 +62,6 @@ def test_no_primary_of_3_ever_has_more_than_10_of_24_shards() -> None:
     assert worst == 10
 
 
-def test_slots_that_a_new_primary_got_from_the_others_have_their_part() -> None:
-    """As `redis-cli --cluster rebalance` leaves them: the beginning of each of 3 stretches is the fourth's."""
-    counts = []
-    for name in NAMES:
-        slots = [slot_of(tag_of(name, shard)) for shard in range(24)]
-        counts.append(sum(slot % 5461 < 1365 for slot in slots))
-    assert min(counts) >= 2
-    assert max(counts) <= 10
-
-
 def _per_primary(name: str, shards_count: int, primaries: int) -> list[int]:
     found = Counter(slot_of(tag_of(name, shard)) * primaries // SLOTS for shard in range(shards_count))
     return [found[primary] for primary in range(primaries)]
