@@ -7,19 +7,9 @@ from tests.rights import allowed, commands
 
 PRODUCER = ("push", "register")
 NODE = (
-    *PRODUCER,
-    "ack_and_take",
-    "acquire",
-    "bury",
-    "fail",
-    "heartbeat",
-    "count",
-    "record_errors",
-    "release",
-    "renew",
-    "stats",
-    "surrender",
-)
+    *PRODUCER, "ack_and_take", "acquire", "bury", "fail", "heartbeat", "count", "record_errors", "release", "renew",
+    "stats", "surrender",
+)  # fmt: skip
 #: What is sent besides scripts.
 PLAIN = {
     "lowq-producer": {"hget", "ssubscribe", "ping"},
