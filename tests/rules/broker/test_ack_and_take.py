@@ -1,42 +1,15 @@
 """take: acknowledges the previous batch and takes the next, in one delivery."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import pytest
 
+from lowq.broker.delivery import Failure
 from lowq.broker.in_flight import MAX_DELIVERY_BYTES, MAX_DELIVERY_JOBS
-from lowq.broker.shard import Shard
 from lowq.codec import load_payload
 from tests.rows import case
-from tests.rules.support import NEVER, NOW, REMAINS, ShardRig, handed, job, jobs_of, retry, solo
+from tests.rules.support import NEVER, NOW, REMAINS, ShardRig, handed, job, retry, solo
 from tests.tiers import real_redis_often
 
 MIB = 2**20
-
-
-def take(
-    rig: ShardRig,
-    shard: Shard,
-    limit: int,
-    *,
-    now: float = NOW,
-    last: int = 0,
-    acks: tuple[int, Sequence[str]] = (0, ()),
-    max_payloads: int = 1000,
-    max_bytes: int = MAX_DELIVERY_BYTES,
-) -> list[Any]:
-    """The script's reply: [delivery, delay, paused, acknowledged, job...]."""
-    assert shard.lease.current is not None
-    delivery, ids = acks
-    reply: list[Any] = rig.run(
-        "ack_and_take", repr(now), shard.lease.token, last, limit, max_payloads, max_bytes, delivery, *ids
-    )
-    return [*reply[:4], *jobs_of(reply)]
-
-
-def ids_of(reply: list[Any]) -> list[str]:
-    return [raw[0].decode() for raw in reply[4:]]
 
 
 # --- acknowledging ---
@@ -45,12 +18,17 @@ def ids_of(reply: list[Any]) -> list[str]:
 def test_ack_cites_id_and_delivery(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1))
-    take(rig, shard, 1)
+    shard.in_flight.take(1, NOW)
     before = rig.snapshot()
-    for delivery, ids in ((2, ["x"]), (0, ["x"]), (1, ["y"]), (1, ["X"])):
-        assert take(rig, shard, 0, last=1, acks=(delivery, ids))[3] == 0
+
+    def acknowledge(delivery: int, *ids: str) -> int:
+        reply: list[int] = rig.run("ack_and_take", repr(NOW), shard.lease.token, 1, 0, 1000, MIB, delivery, *ids)
+        return reply[3]
+
+    for delivery, ids in ((2, "x"), (0, "x"), (1, "y"), (1, "X")):
+        assert acknowledge(delivery, ids) == 0
         assert rig.snapshot() == before
-    assert take(rig, shard, 0, last=1, acks=(1, ["x", "x"]))[3] == 1, "twice in one call counts once"
+    assert acknowledge(1, "x", "x") == 1, "twice in one call counts once"
     assert rig.count("processed") == 1
     assert rig.names() == REMAINS
 
@@ -74,86 +52,29 @@ def test_repeated_ack_does_not_acknowledge_what_came_meanwhile(rig: ShardRig) ->
     assert rig.names() == REMAINS
 
 
-def test_ack_clears_what_is_known_of_failures(rig: ShardRig) -> None:
-    shard = rig.own()
-    rig.push(job("x", "v1", 1), job("y", "v1", 1))
-    shard.in_flight.take(1, NOW)
-    shard.in_flight.fail([retry("x", 4, delay=0)], NOW)
-    shard = rig.crash("second")
-    shard.in_flight.take(10, NOW + 1)
-    shard = rig.crash("third", NOW + 1)
-    assert rig.read("crashes")
-    for _ in range(2):
-        shard.in_flight.finish(handed(shard.in_flight.take(10, NOW + 10)))
-    shard.in_flight.take(0, NOW + 10)
-    assert rig.names() == REMAINS
-
-
 # --- lost replies ---
 
 
-def test_lost_jobs_that_do_not_fit_come_with_the_next_trip(rig: ShardRig) -> None:
-    shard = rig.own()
-    rig.push(*(job(name, "v1", 1) for name in "abc"))
-    rig.push(job("d", "v1", 1), now=NOW + 1)
-    rig.lose_reply(shard.in_flight.take_call(3, NOW + 1))
-    delivery = shard.in_flight.take(2, NOW + 1)
-    assert list(handed(delivery)) == ["a", "b"]
-    assert delivery.delay == 0
-    shard.in_flight.finish(handed(delivery))
-    assert list(handed(shard.in_flight.take(2, NOW + 1))) == ["c", "d"]
-
-
-def test_limit_0_says_that_a_lost_delivery_waits(rig: ShardRig) -> None:
-    shard = rig.own()
-    rig.push(job("x", "v1", 1))
-    take(rig, shard, 1)
-    assert take(rig, shard, 0, now=NOW + 5)[1:] == [0, 0, 0]
-
-
-def test_success_ends_solo_for_what_is_taken_in_the_same_trip(rig: ShardRig) -> None:
-    shard = rig.own()
-    rig.push(job("x", "v1", 1))
-    shard.in_flight.take(1, NOW)
-    shard.in_flight.fail([solo("x")], NOW)
-    shard.in_flight.finish(handed(shard.in_flight.take(1, NOW)))
-    rig.push(job("x", "v2", 2))
-    rig.push(job("y", "v1", 1), now=NOW + 1)
-    assert list(handed(shard.in_flight.take(10, NOW + 1))) == ["x", "y"]
-
-
-def test_retrying_id_waits_until_those_before_it_are_taken(rig: ShardRig) -> None:
-    shard = rig.own()
-    rig.push(job("x", "v1", 1))
-    shard.in_flight.take(1, NOW)
-    shard.in_flight.fail([retry("x", 0, delay=5)], NOW)
-    rig.push(job("y", "v1", 1), job("z", "v1", 1))
-    rig.push(job("last", "v1", 1), now=NOW + 6)
-    for expected in (["y", "z"], ["x"], ["last"]):
-        delivery = shard.in_flight.take(10, NOW + 6)
-        assert list(handed(delivery)) == expected
-        shard.in_flight.finish(handed(delivery))
-
-
 @pytest.mark.parametrize("outcome", [retry("x", 0, delay=0), solo("x")], ids=["retrying", "solo"])
-def test_retrying_and_solo_ids_come_alone(rig: ShardRig, outcome: Any) -> None:
+def test_retrying_and_solo_ids_come_alone_behind_those_before_them(rig: ShardRig, outcome: Failure) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1))
     shard.in_flight.take(1, NOW)
+    rig.push(job("z", "v1", 1), now=NOW - 1)
     shard.in_flight.fail([outcome], NOW)
     rig.push(job("y", "v1", 1), now=NOW + 1)
-    delivery = shard.in_flight.take(10, NOW + 1)
-    assert list(handed(delivery)) == ["x"]
-    assert delivery.delay == 0
-    shard.in_flight.finish(handed(delivery))
-    assert list(handed(shard.in_flight.take(10, NOW + 1))) == ["y"]
+    for expected in ("z", "x", "y"):
+        delivery = shard.in_flight.take(10, NOW + 1)
+        assert list(handed(delivery)) == [expected]
+        assert (delivery.delay is None) == (expected == "y"), "else it is due now"
+        shard.in_flight.finish([expected])
 
 
 # --- many payloads, large payloads ---
 
 
 def test_every_max_payloads_is_exact(rig: ShardRig) -> None:
-    for count in (1, 2, 3, 17, 18, 19, 35):
+    for count in (1, 2, 18, 35):
         with case(count):
             rig.renew()
             shard = rig.own("few", max_payloads=count)
@@ -197,8 +118,9 @@ def test_small_payloads_are_bounded_too(rig: ShardRig) -> None:
 def test_delay_is_never_too_short(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1, perform_at=NOW + 60.0000004))
-    delay = take(rig, shard, 1)[1]
-    assert ids_of(take(rig, shard, 1, now=NOW + delay / 1e6)) == ["x"]
+    delay = shard.in_flight.take(1, NOW).delay
+    assert delay is not None
+    assert list(handed(shard.in_flight.take(1, NOW + delay))) == ["x"]
 
 
 def test_a_time_beyond_the_bounds_is_never_or_now(rig: ShardRig) -> None:
@@ -208,38 +130,29 @@ def test_a_time_beyond_the_bounds_is_never_or_now(rig: ShardRig) -> None:
             shard = rig.own()
             rig.push(job("x", "v1", 1))
             rig.client.command("ZADD", rig.prefix + "due", score, "x")  # by a foreign hand
-            reply = take(rig, shard, 10, now=NOW + 1e6)
-            assert ids_of(reply) == (["x"] if score == "-inf" else [])
-            assert reply[1] == (None if score == "-inf" else pytest.approx((NEVER - NOW - 1e6) * 1e6))
+            delivery = shard.in_flight.take(10, NOW + 1e6)
+            assert list(handed(delivery)) == (["x"] if score == "-inf" else [])
+            assert delivery.delay == (None if score == "-inf" else pytest.approx(NEVER - NOW - 1e6))
 
 
 # --- what must not stop a shard ---
 
 
-def test_orphan_without_payloads_does_not_stop_the_shard(rig: ShardRig) -> None:
-    shard = rig.own()
-    rig.push(job("x", "v1", 1))
-    shard.in_flight.take(1, NOW)
-    shard.in_flight.fail([retry("x", 0, delay=0)], NOW)
-    rig.push(job("y", "v1", 1), now=NOW + 1)
-    rig.client.command("DEL", rig.prefix + "payloads:x")
-    assert handed(shard.in_flight.take(10, NOW + 1)) == {"y": ["v1"]}
-    shard.in_flight.finish(["y"])
-    shard.in_flight.take(0, NOW + 1)
-    assert rig.names() == REMAINS
-
-
-def test_many_orphans_do_not_hide_what_is_behind_them(rig: ShardRig) -> None:
+def test_orphans_without_payloads_stop_nobody_and_hide_nothing(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(*(job(name, "v1", 1) for name in "abcdef"))
+    shard.in_flight.take(1, NOW)
+    shard.in_flight.fail([retry("a", 0, delay=0)], NOW)
     for name in "abcde":
         rig.client.command("DEL", rig.prefix + f"payloads:{name}")
-    reply = take(rig, shard, 1, now=NOW + 1)
-    for _ in range(4):
-        if len(reply) == 4:
-            assert reply[1] == 0  # look again
-            reply = take(rig, shard, 1, now=NOW + 1)
-    assert ids_of(reply) == ["f"]
+    found: list[str] = []
+    for _ in range(5):
+        delivery = shard.in_flight.take(1, NOW + 1)
+        found += handed(delivery)
+        assert found or delivery.delay == 0, "look again"
+        shard.in_flight.finish(handed(delivery))
+    assert found == ["f"]
+    assert rig.names() == REMAINS
 
 
 def test_undecodable_payloads_are_told_apart_and_can_be_buried_singly(rig: ShardRig) -> None:

@@ -1,7 +1,10 @@
 """Trace contexts: beside the payloads of an id from its push until it is done with, and nothing is left of them."""
 
+from collections.abc import Callable
+
 import pytest
 
+from tests.rows import case
 from tests.rules.support import NOW, REMAINS, ShardRig, exhausted, handed, job, retry, solo
 
 LATER = NOW + 1000
@@ -33,8 +36,10 @@ def test_a_context_is_handed_out_with_its_id_and_gone_with_the_acknowledgement(o
     push(owned, "a", "one")
     owned.push(job("b", "v", 1))
     assert traces(owned) == {"traces:a"}
+    assert WEEK - 60 < owned.client.command("TTL", owned.prefix + "traces:a") <= WEEK
     assert take(owned) == {"a": ("one",), "b": ()}
     assert traces(owned) == {"taken:traces:a"}
+    assert WEEK - 60 < owned.client.command("TTL", owned.prefix + "taken:traces:a") <= WEEK
     owned.shard.in_flight.finish(["a", "b"])
     assert take(owned) == {}
     assert owned.names() == REMAINS
@@ -43,6 +48,7 @@ def test_a_context_is_handed_out_with_its_id_and_gone_with_the_acknowledgement(o
 
 def test_the_contexts_of_all_pushes_that_merge_are_kept_each_once_oldest_first(owned: ShardRig) -> None:
     push(owned, "a", "one")
+    push(owned, "a", "x" * 257)  # which is too long, and is not kept
     push(owned, "a", "two")  # an equal payload
     push(owned, "a", "three", "w", 2)
     push(owned, "a", "one", "x", 3)
@@ -74,12 +80,6 @@ def test_retries_releases_and_crashes_keep_them_with_what_came_meanwhile(owned: 
     assert traces(owned) == set()
 
 
-def test_a_push_that_is_repeated_adds_nothing(owned: ShardRig) -> None:
-    owned.push(job("a", "v"), token="same", words=" trace=one")
-    owned.push(job("a", "v"), token="same", repeat=True, words=" trace=two")
-    assert take(owned) == {"a": ("one",)}
-
-
 def test_of_an_id_that_is_taken_in_parts_every_part_has_them(rig: ShardRig) -> None:
     shard = rig.own("parts", max_payloads=2)
     for number in range(5):
@@ -106,47 +106,6 @@ def test_the_latest_32_are_kept(owned: ShardRig) -> None:
     assert take(owned) == {"a": tuple(f"c{number}" for number in range(18, 50))}
 
 
-@pytest.mark.parametrize(("size", "is_kept"), [(256, True), (257, False)])
-def test_a_context_has_256_bytes_at_most(owned: ShardRig, size: int, is_kept: bool) -> None:
-    push(owned, "a", "x" * size)
-    assert take(owned) == {"a": ("x" * size,) if is_kept else ()}
-    assert (owned.meta("features") is not None) == is_kept
-
-
-def test_a_reply_has_64_kib_of_them_and_nothing_is_left_of_the_others_either(owned: ShardRig) -> None:
-    ids = [f"id{number:02}" for number in range(20)]
-    for number in range(16):
-        owned.push(*(job(job_id, "v") for job_id in ids), words=f" trace={number:0256}")
-    found = take(owned, LATER, limit=100)
-    assert [job_id for job_id in ids if found[job_id]] == ids[:15], "4 KiB each, and newlines"
-    assert len(traces(owned)) == 20
-    owned.shard.in_flight.finish(ids)
-    assert take(owned, LATER) == {}
-    assert traces(owned) == set()
-
-
-def test_they_expire_a_week_after_the_last_one(owned: ShardRig) -> None:
-    push(owned, "a", "one")
-    assert WEEK - 60 < owned.client.command("TTL", owned.prefix + "traces:a") <= WEEK
-    take(owned)
-    assert WEEK - 60 < owned.client.command("TTL", owned.prefix + "taken:traces:a") <= WEEK
-    owned.shard.in_flight.release([("a", None)], NOW)
-    assert WEEK - 60 < owned.client.command("TTL", owned.prefix + "traces:a") <= WEEK
-
-
-@pytest.mark.parametrize("foreign", ["x", "\n", "x\n"])
-def test_what_somebody_else_wrote_is_replaced_and_holds_nobody_up(owned: ShardRig, foreign: str) -> None:
-    text = foreign * 1_000_000  # whose lines, if each were cut off by itself, would take minutes
-    push(owned, "a", "one")
-    owned.client.command("SET", owned.prefix + "traces:a", text)
-    push(owned, "a", "two", "w")
-    assert take(owned) == {"a": ("two",)}
-    owned.client.command("SET", owned.prefix + "taken:traces:a", text)
-    push(owned, "a", "three", "x")
-    owned.shard.in_flight.release([("a", None)], NOW)
-    assert take(owned) == {"a": ("three",)}
-
-
 @pytest.mark.parametrize("name", ["traces:a", "taken:traces:a"])
 def test_a_key_of_another_type_stops_nothing(owned: ShardRig, name: str) -> None:
     def meddle() -> None:
@@ -165,62 +124,74 @@ def test_a_key_of_another_type_stops_nothing(owned: ShardRig, name: str) -> None
     assert take(owned) == {}
 
 
+def test_a_reply_has_64_kib_of_them_and_nothing_is_left_of_the_others_either(owned: ShardRig) -> None:
+    ids = [f"id{number:02}" for number in range(20)]
+    for number in range(16):
+        owned.push(*(job(job_id, "v") for job_id in ids), words=f" trace={number:0256}")
+    found = take(owned, LATER, limit=100)
+    assert [job_id for job_id in ids if found[job_id]] == ids[:15], "4 KiB each, and newlines"
+    assert len(traces(owned)) == 20
+    owned.shard.in_flight.finish(ids)
+    assert take(owned, LATER) == {}
+    assert traces(owned) == set()
+
+
+@pytest.mark.parametrize("foreign", ["x", "\n", "x\n"])
+def test_what_somebody_else_wrote_is_replaced_and_holds_nobody_up(owned: ShardRig, foreign: str) -> None:
+    text = foreign * 1_000_000  # whose lines, if each were cut off by itself, would take minutes
+    push(owned, "a", "one")
+    owned.client.command("SET", owned.prefix + "traces:a", text)
+    push(owned, "a", "two", "w")
+    assert take(owned) == {"a": ("two",)}
+    owned.client.command("SET", owned.prefix + "taken:traces:a", text)
+    push(owned, "a", "three", "x")
+    owned.shard.in_flight.release([("a", None)], NOW)
+    assert take(owned) == {"a": ("three",)}
+
+
 # --- the ends of jobs ---
 
 
-def test_retries_that_are_used_up_keep_those_of_what_goes_on(owned: ShardRig) -> None:
-    push(owned, "a", "one")
-    push(owned, "a", "two", "w", 2)
-    push(owned, "b", "three")
-    take(owned)
-    owned.shard.in_flight.fail([exhausted("a"), exhausted("b")], NOW)
-    assert traces(owned) == {"traces:a"}
-    assert take(owned) == {"a": ("one", "two")}
+def test_nothing_is_left_of_them_when_an_id_is_buried_deleted_dropped_or_expires(rig: ShardRig) -> None:
+    def buried(rig: ShardRig) -> None:
+        assert rig.run("bury", repr(NOW), "", "", "", "", "a", "why", 0) == [1]
+        rig.run("kick", repr(NOW), "", "", "a")
 
+    def buried_in_flight(rig: ShardRig) -> None:
+        take(rig)
+        rig.shard.in_flight.bury([("a", b"one of them", (b'"v"',))], NOW)
+        assert traces(rig) == {"taken:traces:a"}
+        rig.shard.in_flight.bury([("a", b"all", ())], NOW)
 
-def test_a_buried_id_has_none_also_when_it_is_kicked(owned: ShardRig) -> None:
-    push(owned, "a", "one")
-    push(owned, "b", "two")
-    push(owned, "b", "three", "w", 2)
-    assert owned.run("bury", repr(NOW), "", "", "", "", "a", "why", 0) == [1]
-    take(owned)
-    owned.shard.in_flight.bury([("b", b"one of them", (b'"v"',))], NOW)
-    assert traces(owned) == {"taken:traces:b"}
-    owned.shard.in_flight.bury([("b", b"all", ())], NOW)
-    assert traces(owned) == set()
-    owned.run("kick", repr(NOW), "", "", "a", "b")
-    assert take(owned) == {"a": (), "b": ()}
+    def exhausted_but_for_one(rig: ShardRig) -> None:
+        for payloads_left in (1, 0):
+            take(rig)
+            rig.shard.in_flight.fail([exhausted("a")], NOW)
+            assert traces(rig) == ({"traces:a"} if payloads_left else set())
 
+    def poison(rig: ShardRig) -> None:
+        shard = rig.shard
+        for number in range(3):
+            assert [item.id for item in shard.in_flight.take(1, NOW + 10 * number).jobs] == ["a"]
+            shard = rig.crash(f"owner {number}", NOW + 10 * number)
 
-def test_poison_has_none(owned: ShardRig) -> None:
-    push(owned, "a", "one")
-    shard = owned.shard
-    for number in range(3):
-        assert [item.id for item in shard.in_flight.take(1, NOW + 10 * number).jobs] == ["a"]
-        assert shard.in_flight.traces_of("a") == ("one",)
-        shard = owned.crash(f"owner {number}", NOW + 10 * number)
-    assert set(owned.read("morgue")) == {"a"}
-    assert traces(owned) == set()
+    def dropped(rig: ShardRig) -> None:
+        rig.lease_runs_out()
+        assert rig.run("drop", "", "", 100, "") == [0, 1]
 
-
-def test_deleted_and_dropped_ids_have_none(owned: ShardRig) -> None:
-    for job_id in "abc":
-        push(owned, job_id, "one")
-    assert owned.run("delete", "", "", "", "", "a") == [1]
-    assert traces(owned) == {"traces:b", "traces:c"}
-    take(owned, limit=1)
-    owned.lease_runs_out()
-    assert owned.run("drop", "", "", 100, "") == [0, 2]
-    assert traces(owned) == set()
-
-
-def test_expired_payloads_take_them_along(owned: ShardRig) -> None:
-    owned.push(job("a", "v", ttl=10), job("b", "v", ttl=10), job("c", "v", ttl=10), words=" trace=one")
-    owned.lose_reply(owned.shard.in_flight.take_call(1, NOW))  # it was never received
-    owned.run("sweep", repr(NOW + 20), 1, "", "")
-    assert traces(owned) == {"taken:traces:a", "traces:c"}
-    assert take(owned, NOW + 20) == {}
-    assert traces(owned) == set()
+    ends: list[Callable[[ShardRig], object]] = [
+        buried, buried_in_flight, exhausted_but_for_one, poison, dropped,
+        lambda rig: rig.run("delete", "", "", "", "", "a"),
+        lambda rig: rig.run("sweep", repr(NOW + 5000), 500, "", ""),
+        lambda rig: (rig.lose_reply(rig.shard.in_flight.take_call(1, NOW)), take(rig, NOW + 5000)),
+    ]  # fmt: skip
+    for end in ends:
+        with case(end):
+            rig.renew()
+            rig.own()
+            rig.push(job("a", "v", 1, ttl=4000), job("a", "w", 2, ttl=4000), words=" trace=one")
+            end(rig)
+            assert traces(rig) == set()
 
 
 def test_the_doctor_removes_what_is_left_behind(owned: ShardRig) -> None:
@@ -233,13 +204,3 @@ def test_the_doctor_removes_what_is_left_behind(owned: ShardRig) -> None:
         assert owned.run("examine", "", what, "", "a", "lost") == [b"0", 2, b"lost", b"leftovers"]
         assert owned.run("repair", "", what, "a", "lost") == [0, 1]
     assert traces(owned) == {"traces:a", "taken:traces:a"}
-
-
-# --- off ---
-
-
-def test_a_shard_without_contexts_has_no_word_of_them(owned: ShardRig) -> None:
-    owned.push(job("a", "v"), words=" merge=latest")
-    assert owned.meta("features") == " latest "
-    take(owned)
-    assert traces(owned) == set()
