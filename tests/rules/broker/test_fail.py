@@ -62,28 +62,10 @@ def test_each_verdict_and_its_repeat(rig: ShardRig) -> None:
             before = rig.snapshot()
             assert rig.run("fail", repr(LATER + 5), *call) == [0]
             assert rig.snapshot() == before
-
-
-def test_a_late_repeat_does_not_touch_the_id_taken_again(rig: ShardRig) -> None:
-    shard = rig.shard
-    shard.in_flight.fail([exhausted("x"), retry("y", delay=60)], LATER)
-    delivery = shard.in_flight.take(10, LATER)
-    assert (delivery.number, handed(delivery)) == (2, {"x": ["v2"]})
-    before = rig.snapshot()
-    assert rig.run("fail", repr(LATER), delivery.lease.token, 1, "x", "exhausted", 0, "0", b"given up") == [0]
-    assert rig.snapshot() == before
-
-
-def test_ids_of_a_failed_batch_are_tried_one_by_one_and_only_the_guilty_is_charged(rig: ShardRig) -> None:
-    shard = rig.shard
-    shard.in_flight.fail([solo("x"), solo("y")], LATER)
-    assert handed(shard.in_flight.take(10, LATER)) == {"x": ["v1", "v2"]}
-    shard.in_flight.fail([retry("x", 0, delay=60)], LATER)
-    assert handed(shard.in_flight.take(10, LATER)) == {"y": ["v1"]}
-    shard.in_flight.finish(["y"])
-    shard.in_flight.take(0, LATER)
-    assert (rig.read("retries"), rig.read("solo"), rig.read("errors")) == ({"x": 0}, set(), {"x": "boom"})
-    assert (rig.count("failed"), rig.count("processed")) == (1, 1)
+            assert "x" in handed(rig.shard.in_flight.take(10, LATER + 60))
+            before = rig.snapshot()
+            assert rig.run("fail", repr(LATER + 65), *call) == [0], "it is taken again"
+            assert rig.snapshot() == before
 
 
 @pytest.mark.parametrize("newer", [-500.0, 0.0, 500.0])
@@ -92,19 +74,6 @@ def test_failed_job_wins_over_a_newer_one_of_its_id(rig: ShardRig, newer: float)
     rig.shard.in_flight.fail([retry("x", 4, delay=30)], LATER)
     assert rig.read("payloads:x") == {"v1": 0, "v2": 2, "v3": 3}
     assert (rig.read("due"), rig.read("retries")) == ({"x": LATER + 30}, {"x": 4})
-
-
-def test_exhausted_meets_what_the_morgue_holds_already(rig: ShardRig) -> None:
-    shard = rig.shard
-    shard.in_flight.fail([exhausted("x"), exhausted("y")], LATER)
-    shard.in_flight.take(1, LATER)
-    rig.push(job("x", "v1", 0), now=LATER)
-    for error in (b"again", b"and again"):
-        shard.in_flight.fail([exhausted("x", error)], LATER + 1)
-        shard.in_flight.take(1, LATER + 1)
-    assert rig.read("morgue:payloads:x") == {"v1": 0, "v2": 2}
-    assert rig.read("morgue:errors")["x"] == "and again"
-    assert rig.read("due") == {}
 
 
 def test_a_retry_in_centuries_is_never_and_not_overdue(rig: ShardRig) -> None:
@@ -125,11 +94,6 @@ def test_exhausted_id_whose_payloads_were_removed_by_hand_does_not_stop_the_shar
     assert rig.read("morgue") == rig.read("taken") == {}
     assert rig.count("buried") == 0
     assert rig.read("due") == {"y": LATER}
-
-
-def test_id_named_twice_counts_once(rig: ShardRig) -> None:
-    rig.shard.in_flight.fail([exhausted("x"), exhausted("x"), retry("x")], LATER)
-    assert (rig.read("morgue:payloads:x"), rig.read("retries")) == ({"v1": 1}, {})
 
 
 def test_no_outcome_wakes_anybody_since_its_owner_asks_anyway(rig: ShardRig, wake: Channel) -> None:

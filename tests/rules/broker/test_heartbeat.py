@@ -51,21 +51,48 @@ def registry(rig: ShardRig) -> Iterator[Registry]:
     made.channel.close()
 
 
-def test_a_node_that_joins_is_announced_once(registry: Registry) -> None:
-    a = registry.node("aaaaaa")
+def test_nodes_that_join_are_announced_once_and_all_hear_of_each_other(registry: Registry) -> None:
+    a, b = registry.node("aaaaaa"), registry.node("bbbbbb", queues={"Mails": 2})
     assert registry.beat(a)
-    assert a.members == {"host:7:aaaaaa": {"Orders": 5}}
     assert registry.announced() == ["host:7:aaaaaa"]
     assert not registry.beat(a, NOW + 1)
     assert registry.announced() == []
-
-
-def test_all_hear_of_each_other(registry: Registry) -> None:
-    a, b = registry.node("aaaaaa"), registry.node("bbbbbb", queues={"Mails": 2})
-    registry.beat(a)
     registry.beat(b, NOW + 1)
     assert registry.beat(a, NOW + 1)
     assert a.members == b.members == {"host:7:aaaaaa": {"Orders": 5}, "host:7:bbbbbb": {"Mails": 2}}
+
+
+def test_a_node_that_leaves_is_announced_and_still_there_until_its_goodbye(registry: Registry) -> None:
+    a, b = registry.node("aaaaaa"), registry.node("bbbbbb")
+    for node in (a, b, a):
+        registry.beat(node)
+    registry.announced()
+    b.leave()
+    registry.beat(b)
+    assert registry.announced() == ["host:7:bbbbbb"]
+    assert registry.beat(a)
+    assert list(a.members) == ["host:7:aaaaaa"]
+    assert registry.names() == {"host:7:aaaaaa", "host:7:bbbbbb"}
+    for node, announced in ((b, []), (a, ["host:7:aaaaaa"])):  # b had no part any more
+        for _ in range(2):
+            registry.bye(node)
+        assert registry.announced() == announced
+    assert registry.names() == set()
+
+
+@pytest.mark.parametrize("step", [0.0, -3600.0])
+def test_a_silent_node_is_dead_after_its_time_and_whoever_notices_says_so(registry: Registry, step: float) -> None:
+    """Though the clock stepped back meanwhile."""
+    a, b = registry.node("aaaaaa"), registry.node("bbbbbb")
+    registry.beat(b)
+    for seconds in (1.0, SILENCE - (1 if step else 0)):
+        registry.beat(a, NOW + step + seconds)
+        assert "host:7:bbbbbb" in a.members
+    registry.announced()
+    assert registry.beat(a, NOW + step + SILENCE + (1.001 if step else 0.001))
+    assert list(a.members) == ["host:7:aaaaaa"]
+    assert registry.announced() == ["host:7:aaaaaa"]
+    assert registry.names() == {"host:7:aaaaaa"}
 
 
 def test_a_node_without_a_part_is_there_and_no_member(registry: Registry) -> None:
@@ -79,48 +106,6 @@ def test_a_node_without_a_part_is_there_and_no_member(registry: Registry) -> Non
     assert registry.names() == {"host:7:aaaaaa", "host:7:bbbbbb"}
 
 
-def test_a_node_that_leaves_is_announced_and_still_there(registry: Registry) -> None:
-    a, b = registry.node("aaaaaa"), registry.node("bbbbbb")
-    registry.beat(a)
-    registry.beat(b)
-    registry.beat(a)
-    registry.announced()
-    b.leave()
-    registry.beat(b)
-    assert registry.announced() == ["host:7:bbbbbb"]
-    assert registry.beat(a)
-    assert list(a.members) == ["host:7:aaaaaa"]
-    assert registry.names() == {"host:7:aaaaaa", "host:7:bbbbbb"}
-    registry.bye(b)
-    assert registry.announced() == []  # it had no part any more
-    assert registry.names() == {"host:7:aaaaaa"}
-
-
-def test_goodbye_removes_a_node_and_may_be_repeated(registry: Registry) -> None:
-    a = registry.node("aaaaaa")
-    registry.beat(a)
-    registry.announced()
-    registry.bye(a)
-    assert registry.announced() == ["host:7:aaaaaa"]
-    registry.bye(a)
-    assert registry.announced() == []
-    assert registry.names() == set()
-
-
-def test_a_silent_node_is_dead_after_its_time_and_whoever_notices_says_so(registry: Registry) -> None:
-    a, b = registry.node("aaaaaa"), registry.node("bbbbbb")
-    registry.beat(b)
-    registry.beat(a, NOW + 1)
-    registry.announced()
-    registry.beat(a, NOW + SILENCE)
-    assert "host:7:bbbbbb" in a.members
-    assert registry.announced() == []
-    assert registry.beat(a, NOW + SILENCE + 0.001)
-    assert list(a.members) == ["host:7:aaaaaa"]
-    assert registry.announced() == ["host:7:aaaaaa"]
-    assert registry.names() == {"host:7:aaaaaa"}
-
-
 def test_a_node_learns_when_the_next_could_be_found_silent(registry: Registry) -> None:
     a, b, c = (registry.node(letter * 6) for letter in "abc")
     alone, now, *_ = registry.rig.client.run("heartbeat", KEY, repr(NOW), *a.heartbeat_call({}).args[1:])
@@ -132,31 +117,17 @@ def test_a_node_learns_when_the_next_could_be_found_silent(registry: Registry) -
     assert float(first) == pytest.approx(1.5)
 
 
-def test_a_dead_nodes_time_runs_although_the_clock_stepped_back(registry: Registry) -> None:
-    a, dead = registry.node("aaaaaa"), registry.node("bbbbbb")
-    registry.beat(dead, NOW)
-    registry.beat(a, NOW - 3600)
-    assert "host:7:bbbbbb" in a.members
-    registry.beat(a, NOW - 3600 + SILENCE / 2)
-    assert "host:7:bbbbbb" in a.members
-    registry.beat(a, NOW - 3600 + SILENCE + 0.1)
-    assert "host:7:bbbbbb" not in a.members
-
-
-def test_an_entry_that_nobody_understands_is_removed(registry: Registry) -> None:
+def test_an_entry_that_nobody_understands_is_removed_and_such_a_part_serves_nothing(registry: Registry) -> None:
+    command = registry.rig.client.command
     for entry in ("", "1000.5 {}", "no time 3 0 {}", "1000 3 x {}", "\xff\xfe"):
         with case(entry):
-            registry.rig.client.command("DEL", KEY)
-            registry.rig.client.command("HSET", KEY, "strange", entry.encode("latin-1"), key=KEY)
-            a = registry.node("aaaaaa")
-            assert registry.beat(a)
+            command("DEL", KEY)
+            command("HSET", KEY, "strange", entry.encode("latin-1"), key=KEY)
+            assert registry.beat(registry.node("aaaaaa"))
             assert registry.names() == {"host:7:aaaaaa"}
-
-
-def test_a_part_that_is_not_understood_serves_nothing(registry: Registry) -> None:
-    for part in ("[]", "{}", "no json", '{"queues": 3}', '{"queues": {"Orders": "5", "A": 0, "B": 2}}'):
+    for part in ("[]", "no json", '{"queues": 3}', '{"queues": {"Orders": "5", "A": 0, "B": 2}}'):
         with case(part):
-            registry.rig.client.command("DEL", KEY)
+            command("DEL", KEY)
             registry.rig.client.run("heartbeat", KEY, repr(NOW), "other", part, "{}", "3")
             a = registry.node("aaaaaa")
             registry.beat(a)

@@ -24,175 +24,149 @@ def take(rig: ShardRig, shard: Shard, limit: int = 10) -> dict[str, list[tuple[A
     return {item.id: item.job(load_payload).payloads for item in shard.in_flight.take(limit, NOW + 1).jobs}
 
 
-class TestWaiting:
-    def test_one_is_a_string_and_the_second_makes_it_a_set(self, rig: ShardRig) -> None:
-        rig.push(job("x", "v1", 2))
-        assert (rig.form("payloads:x"), rig.read("payloads:x")) == ("string", {"v1": 2})
-        rig.push(job("x", "v2", 1))
-        assert (rig.form("payloads:x"), rig.read("payloads:x")) == ("zset", {"v2": 1, "v1": 2})
-        rig.push(job("x", "v3", 3), job("x", "v1", 9))
-        assert rig.read("payloads:x") == {"v2": 1, "v1": 2, "v3": 3}
-
-    def test_equal_ones_stay_one_string_with_the_lowest_score(self, rig: ShardRig) -> None:
-        for first, second in ((2, 1), (1, 2), (9, 10), (10, 9), (-1, 0), (1e-7, 2)):
-            with case(first, second):
-                rig.renew()
-                rig.push(job("x", "v1", first))
-                rig.push(job("x", "v1", second))
-                rig.push(job("y", "v1", first), job("y", "v1", second))
-                for key in ("payloads:x", "payloads:y"):
-                    assert (rig.form(key), rig.read(key)) == ("string", {"v1": min(first, second)})
-
-    def test_long_ones_are_never_strings(self, rig: ShardRig) -> None:
-        huge = b'"%s"' % (b"y" * (2**20 - 2))
-        rig.push(job("fits", LONGEST, 1), job("long", TOO_LONG, 1), job("huge", huge, 1))
-        assert [rig.form(f"payloads:{name}") for name in ("fits", "long", "huge")] == ["string", "zset", "zset"]
-        rig.push(job("fits", huge, 0), job("huge", LONGEST, 2))
-        shard = rig.own()
-        expected = {"fits": [huge, LONGEST], "long": [TOO_LONG], "huge": [huge, LONGEST]}
-        for job_id, payloads in expected.items():
-            found: list[str] = []
-            while len(found) < len(payloads):  # a reply has no room for more than one that is huge
-                delivery = handed(shard.in_flight.take(1, NOW + 1))
-                found += delivery[job_id]
-                shard.in_flight.finish([job_id])
-            assert found == [json.loads(data) for data in payloads]
-
-    def test_scores_are_kept_to_the_last_digit(self, rig: ShardRig) -> None:
-        for score in SCORES:
-            with case(score):
-                rig.renew()
-                rig.push(job("x", "v1", score))
-                rig.push(job("y", "v1", score), job("y", "v2", score))
-                shard = rig.own()
-                assert take(rig, shard) == {"x": [("v1", score)], "y": [("v1", score), ("v2", score)]}
-
-    def test_the_shards_own_time_is_kept_to_the_microsecond(self, rig: ShardRig) -> None:
-        rig.push(job("x", "v1"))
-        assert rig.read("payloads:x") == {"v1": NOW}
-        assert rig.read("due") == {"x": NOW}
-
-    def test_payloads_may_be_any_bytes(self, rig: ShardRig) -> None:
-        for data in ODD:
-            with case(data):
-                rig.renew()
-                rig.push(job("x", data, 1))
-                rig.push(job("y", data, 1))
-                rig.push(job("y", b'"second"', 2))
-                key = rig.prefix + "payloads:"
-                assert rig.client.command("GET", key + "x") == b"1 " + data
-                assert rig.client.command("ZRANGE", key + "y", 0, -1) == [data, b'"second"']
+def test_one_is_a_string_all_the_way_and_the_second_makes_it_a_set(rig: ShardRig) -> None:
+    rig.push(job("x", "v1", 7))
+    assert (rig.form("payloads:x"), rig.read("payloads:x")) == ("string", {"v1": 7})
+    shard = rig.own()
+    assert take(rig, shard) == {"x": [("v1", 7)]}
+    assert rig.form("taken:payloads:x") == "record"
+    shard.in_flight.fail([retry("x")], NOW)
+    assert (rig.form("payloads:x"), rig.read("payloads:x")) == ("string", {"v1": 7})
+    shard.in_flight.take(10, NOW + 60)
+    shard.in_flight.fail([exhausted("x")], NOW)
+    for payload, score, form, buried in (
+        ("v1", 0, "string", {"v1": 0}), ("v2", 2, "zset", {"v1": 0, "v2": 2}),
+    ):  # fmt: skip
+        rig.push(job("x", payload, score))
+        assert rig.run("bury", "", "", "", "", "", "x", "", 0) == [1]
+        assert (rig.form("morgue:payloads:x"), rig.read("morgue:payloads:x")) == (form, buried)
+    rig.push(job("x", "v3", 3))
+    assert rig.run("kick", "", "", "", "x") == [1]
+    assert rig.read("payloads:x") == {"v1": 0, "v2": 2, "v3": 3}
+    assert rig.run("delete", "", "", "", "", "x") == [1]
+    assert rig.names() == REMAINS
 
 
-class TestInFlight:
-    def test_it_stays_a_string_all_the_way(self, rig: ShardRig) -> None:
-        rig.push(job("x", "v1", 7))
-        shard = rig.own()
-        assert take(rig, shard) == {"x": [("v1", 7)]}
-        assert rig.form("taken:payloads:x") == "record"
-        shard.in_flight.fail([retry("x")], NOW)
-        assert (rig.form("payloads:x"), rig.read("payloads:x")) == ("string", {"v1": 7})
-        shard.in_flight.take(10, NOW + 60)
-        shard.in_flight.fail([exhausted("x")], NOW)
-        assert (rig.form("morgue:payloads:x"), rig.read("morgue:payloads:x")) == ("string", {"v1": 7})
-        rig.run("kick", "", "", "", "x")
-        assert (rig.form("payloads:x"), rig.read("payloads:x")) == ("string", {"v1": 7})
+def test_equal_ones_stay_one_string_with_the_lowest_score(rig: ShardRig) -> None:
+    for first, second in ((2, 1), (9, 10), (10, 9), (-1, 0), (1e-7, 2)):
+        with case(first, second):
+            rig.renew()
+            rig.push(job("x", "v1", first))
+            rig.push(job("x", "v1", second))
+            rig.push(job("y", "v1", first), job("y", "v1", second))
+            for key in ("payloads:x", "payloads:y"):
+                assert (rig.form(key), rig.read(key)) == ("string", {"v1": min(first, second)})
 
-    def test_what_comes_back_meets_what_came_meanwhile(self, rig: ShardRig) -> None:
-        outcomes, forms = ["retry", "release", "crash", "restart"], [(("v1", 9), "string"), (("v2", 1), "zset")]
-        for outcome, (newer, form) in itertools.product(outcomes, forms):
-            with case(outcome, newer, form):
-                rig.renew()
-                rig.push(job("x", "v1", 5))
-                shard = rig.own()
-                shard.in_flight.take(1, NOW)
-                rig.push(job("x", newer[0], newer[1]))
-                assert (rig.form("payloads:x"), rig.form("taken:payloads:x")) == ("string", "record")
-                if outcome == "retry":
-                    shard.in_flight.fail([retry("x")], NOW)
-                elif outcome == "release":
-                    shard.in_flight.release([("x", None)], NOW)
-                elif outcome == "crash":
-                    shard.in_flight.release([("x", 0.1)], NOW, crashed=True)
-                else:
-                    rig.crash("second")
-                assert rig.read("payloads:x") == {"v1": 5} | ({} if newer[0] == "v1" else {newer[0]: newer[1]})
-                assert rig.form("payloads:x") == form
-                assert rig.form("taken:payloads:x") == "none"
 
-    def test_in_a_key_of_its_own_it_is_handed_out_again(self, rig: ShardRig) -> None:
-        shard = rig.own()
-        for job_id in ("x", "y"):
-            rig.push(job(job_id, "v1", 3))
-        rig.lose_reply(shard.in_flight.take_call(2, NOW))
-        for job_id in ("x", "y"):
-            record = rig.client.command("HGET", rig.prefix + "taken", job_id)
-            rig.client.command("HSET", rig.prefix + "taken", job_id, record.removesuffix(b' 3 "v1"\n'))
-            rig.client.command("SET", rig.prefix + "taken:payloads:" + job_id, '3 "v1"')
-        rig.lose_reply(shard.in_flight.take_call(1, NOW))
-        assert (rig.form("taken:payloads:x"), rig.read("taken:payloads:x")) == ("record", {"v1": 3})
-        assert (rig.form("taken:payloads:y"), rig.read("taken:payloads:y")) == ("string", {"v1": 3})
-        assert take(rig, shard) == {"x": [("v1", 3)], "y": [("v1", 3)]}
-        shard.in_flight.finish(["x", "y"])
-        shard.in_flight.take(0, NOW)
-        assert rig.names() == REMAINS
+def test_scores_are_kept_to_the_last_digit_and_payloads_may_be_any_bytes(rig: ShardRig) -> None:
+    for score, data in zip(SCORES, itertools.cycle(ODD), strict=False):
+        with case(score, data):
+            rig.renew()
+            rig.push(job("x", data, score), job("y", "v1", score), job("y", data, score))
+            written, payload = rig.client.command("GET", rig.prefix + "payloads:x").split(b" ", 1)
+            assert (float(written), payload) == (score, data)
+            assert data in rig.client.command("ZRANGE", rig.prefix + "payloads:y", 0, -1)
+            assert ("v1", score) in take(rig, rig.own())["y"]
 
-    def test_in_its_record_it_may_be_any_bytes(self, rig: ShardRig) -> None:
-        for data in (*ODD, b"", b" ", b"\n", b"1 2\n", b"a\n\n b "):
-            with case(data):
-                rig.renew()
-                rig.push(job("x", data, 1.5))
-                shard = rig.own()
-                call = shard.in_flight.take_call(1, NOW)
-                (first,) = jobs_of(rig.client.run_many([call])[0])
-                (again,) = jobs_of(rig.client.run_many([call])[0])
-                assert first[3:] == again[3:] == [data, b"1.5"]
+
+def test_long_ones_are_never_strings(rig: ShardRig) -> None:
+    huge = b'"%s"' % (b"y" * (2**20 - 2))
+    rig.push(job("fits", LONGEST, 1), job("long", TOO_LONG, 1), job("huge", huge, 1))
+    assert [rig.form(f"payloads:{name}") for name in ("fits", "long", "huge")] == ["string", "zset", "zset"]
+    rig.push(job("fits", huge, 0), job("huge", LONGEST, 2))
+    shard = rig.own()
+    expected = {"fits": [huge, LONGEST], "long": [TOO_LONG], "huge": [huge, LONGEST]}
+    for job_id, payloads in expected.items():
+        found: list[str] = []
+        while len(found) < len(payloads):  # a reply has no room for more than one that is huge
+            delivery = handed(shard.in_flight.take(1, NOW + 1))
+            found += delivery[job_id]
+            shard.in_flight.finish([job_id])
+        assert found == [json.loads(data) for data in payloads]
+
+
+def test_what_comes_back_meets_what_came_meanwhile(rig: ShardRig) -> None:
+    outcomes, forms = ["retry", "release", "crash", "restart"], [(("v1", 9), "string"), (("v2", 1), "zset")]
+    for outcome, (newer, form) in itertools.product(outcomes, forms):
+        with case(outcome, newer, form):
+            rig.renew()
+            rig.push(job("x", "v1", 5))
+            shard = rig.own()
+            shard.in_flight.take(1, NOW)
+            rig.push(job("x", newer[0], newer[1]))
+            assert (rig.form("payloads:x"), rig.form("taken:payloads:x")) == ("string", "record")
+            if outcome == "retry":
+                shard.in_flight.fail([retry("x")], NOW)
+            elif outcome == "release":
+                shard.in_flight.release([("x", None)], NOW)
+            elif outcome == "crash":
+                shard.in_flight.release([("x", 0.1)], NOW, crashed=True)
+            else:
                 rig.crash("second")
-                assert rig.client.command("GET", rig.prefix + "payloads:x") == b"1.5 " + data
-
-    def test_what_is_no_payload_of_ours_is_not_lost_on_the_way(self, rig: ShardRig) -> None:
-        for text in (b" p", b"1\t2 p", b"1\n p", b"x p"):
-            with case(text):
-                rig.renew()
-                rig.push(job("x", "v1", 1))
-                rig.client.command("SET", rig.prefix + "payloads:x", text)
-                shard = rig.own()
-                call = shard.in_flight.take_call(1, NOW)
-                rig.lose_reply(call)
-                rig.crash("second")
-                assert rig.client.command("GET", rig.prefix + "payloads:x") == text
+            assert rig.read("payloads:x") == {"v1": 5} | ({} if newer[0] == "v1" else {newer[0]: newer[1]})
+            assert rig.form("payloads:x") == form
+            assert rig.form("taken:payloads:x") == "none"
 
 
-class TestBuried:
-    @pytest.mark.parametrize(("second", "form"), [(("v1", 0), "string"), (("v2", 2), "zset")])
-    def test_what_is_buried_meets_what_was_buried_before(
-        self, rig: ShardRig, second: tuple[str, float], form: str
-    ) -> None:
-        for payload, score in (("v1", 1), second):
-            rig.push(job("x", payload, score))
-            assert rig.run("bury", "", "", "", "", "", "x", "", 0) == [1]
-        assert rig.read("morgue:payloads:x") == {"v1": 1} | {second[0]: second[1]}
-        assert rig.form("morgue:payloads:x") == form
-        rig.push(job("x", "v3", 3))
-        assert rig.run("kick", "", "", "", "x") == [1]
-        assert rig.read("payloads:x") == {"v1": 1, second[0]: second[1], "v3": 3}
-        assert rig.run("delete", "", "", "", "", "x") == [1]
-        assert "payloads:x" not in rig.names()
+def test_in_a_key_of_its_own_it_is_handed_out_again(rig: ShardRig) -> None:
+    shard = rig.own()
+    for job_id in ("x", "y"):
+        rig.push(job(job_id, "v1", 3))
+    rig.lose_reply(shard.in_flight.take_call(2, NOW))
+    for job_id in ("x", "y"):
+        record = rig.client.command("HGET", rig.prefix + "taken", job_id)
+        rig.client.command("HSET", rig.prefix + "taken", job_id, record.removesuffix(b' 3 "v1"\n'))
+        rig.client.command("SET", rig.prefix + "taken:payloads:" + job_id, '3 "v1"')
+    rig.lose_reply(shard.in_flight.take_call(1, NOW))
+    assert (rig.form("taken:payloads:x"), rig.read("taken:payloads:x")) == ("record", {"v1": 3})
+    assert (rig.form("taken:payloads:y"), rig.read("taken:payloads:y")) == ("string", {"v1": 3})
+    assert take(rig, shard) == {"x": [("v1", 3)], "y": [("v1", 3)]}
+    shard.in_flight.finish(["x", "y"])
+    shard.in_flight.take(0, NOW)
+    assert rig.names() == REMAINS
 
-    def test_looking_and_removing_know_both_forms(self, rig: ShardRig) -> None:
-        def jobs() -> list[EncodedJob]:
-            return [job("inline", "v1", 1), job("set", "v1", 1), job("set", "v2", 2), job("long", LONGEST, 3)]
 
-        rig.push(*jobs())
-        found = rig.run("fetch_jobs", "", "", 10, 10_000, "inline", "set", "long")
-        assert [item[5:] for item in found] == [
-            [1, b'"v1"', b"1"], [2, b'"v1"', b"1", b'"v2"', b"2"], [1, LONGEST, b"3"],
-        ]  # fmt: skip
-        assert rig.run("delete", "", "", "waiting", "", "inline", "set", "long") == [1, 1, 1]
-        assert rig.names() == {"meta", "pushed"}
-        rig.push(*jobs())
-        assert rig.run("drop", "", "", 1000, "") == [0, 3]
-        assert rig.names() == {"meta", "pushed"}
+def test_in_its_record_it_may_be_any_bytes(rig: ShardRig) -> None:
+    for data in (*ODD, b"", b" ", b"\n", b"1 2\n", b"a\n\n b "):
+        with case(data):
+            rig.renew()
+            rig.push(job("x", data, 1.5))
+            shard = rig.own()
+            call = shard.in_flight.take_call(1, NOW)
+            (first,) = jobs_of(rig.client.run_many([call])[0])
+            (again,) = jobs_of(rig.client.run_many([call])[0])
+            assert first[3:] == again[3:] == [data, b"1.5"]
+            rig.crash("second")
+            assert rig.client.command("GET", rig.prefix + "payloads:x") == b"1.5 " + data
+
+
+def test_what_is_no_payload_of_ours_is_not_lost_on_the_way(rig: ShardRig) -> None:
+    for text in (b" p", b"1\t2 p", b"1\n p", b"x p"):
+        with case(text):
+            rig.renew()
+            rig.push(job("x", "v1", 1))
+            rig.client.command("SET", rig.prefix + "payloads:x", text)
+            shard = rig.own()
+            call = shard.in_flight.take_call(1, NOW)
+            rig.lose_reply(call)
+            rig.crash("second")
+            assert rig.client.command("GET", rig.prefix + "payloads:x") == text
+
+
+def test_looking_and_removing_know_both_forms(rig: ShardRig) -> None:
+    def jobs() -> list[EncodedJob]:
+        return [job("inline", "v1", 1), job("set", "v1", 1), job("set", "v2", 2), job("long", LONGEST, 3)]
+
+    rig.push(*jobs())
+    found = rig.run("fetch_jobs", "", "", 10, 10_000, "inline", "set", "long")
+    assert [item[5:] for item in found] == [
+        [1, b'"v1"', b"1"], [2, b'"v1"', b"1", b'"v2"', b"2"], [1, LONGEST, b"3"],
+    ]  # fmt: skip
+    assert rig.run("delete", "", "", "waiting", "", "inline", "set", "long") == [1, 1, 1]
+    assert rig.names() == {"meta", "pushed"}
+    rig.push(*jobs())
+    assert rig.run("drop", "", "", 1000, "") == [0, 3]
+    assert rig.names() == {"meta", "pushed"}
 
 
 @pytest.mark.parametrize("store_url", ["redis"], indirect=True)

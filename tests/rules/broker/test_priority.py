@@ -21,20 +21,12 @@ def take(rig: ShardRig, now: float = NOW + 1, limit: int = 1) -> list[str]:
 
 
 def test_a_batch_takes_one_priority_after_the_other(owned: ShardRig) -> None:
-    owned.push(job("c", priority=9), job("b", priority=3), job("later", perform_at=NOW + 100), job("a"))
+    owned.push(job("a", priority=0))
+    assert owned.meta("features") is None
+    assert owned.read("due") == {"a": NOW}, "without a priority times are plain"
+    owned.push(job("c", priority=9), job("b", priority=3), job("later", perform_at=NOW + 100))
     assert take(owned, limit=10) == ["a", "b", "c"]
     assert take(owned, NOW + 100, limit=10) == ["later"]
-
-
-def test_a_shard_that_never_saw_a_priority_keeps_plain_times(owned: ShardRig) -> None:
-    owned.push(job("a", priority=0), job("b"))
-    assert owned.meta("features") is None
-    assert set(owned.read("due").values()) == {NOW, NOW + 0.000001}
-
-
-def test_the_score_is_level_and_time(owned: ShardRig) -> None:
-    owned.push(job("a", priority=2, perform_at=NOW + 100))
-    assert owned.read("due") == {"a": 2 * LEVEL + NOW + 100}
 
 
 def test_never_is_never_at_each_priority(owned: ShardRig) -> None:
@@ -72,10 +64,3 @@ def test_a_reply_says_when_the_jobs_of_each_priority_are_due(owned: ShardRig, wa
     assert delivery.levels == pytest.approx({0: 0, 9: -50}, abs=0.01)
     owned.push(job("d", priority=9), now=NOW + 50)
     assert wake.messages() == [b"0.000000 9"]
-
-
-def test_of_what_was_lost_the_reply_says_it_too(owned: ShardRig) -> None:
-    owned.push(job("lost", priority=4))
-    owned.lose_reply(owned.shard.in_flight.take_call(1, NOW + 1))
-    owned.push(job("urgent"), now=NOW + 1)
-    assert owned.shard.in_flight.take(0, NOW + 1).levels == {0: 0, 4: 0}

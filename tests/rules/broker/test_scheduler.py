@@ -101,30 +101,14 @@ class TestSeq:
         assert chosen(scheduler, shards) is None
         assert asked == ["b", "c", "a"]
 
-    def test_a_round_in_vain_does_not_lose_the_turn(self) -> None:
-        shards = [Shard("a"), Shard("b"), Shard("c")]
-        scheduler = SeqScheduler()
-        assert names(scheduler, shards, calls=1) == ["a"]
-        assert names(scheduler, [Shard("x", None)], calls=1) == [None]
-        assert names(scheduler, shards, calls=2) == ["b", "c"]
-
-    def test_shards_that_join_get_their_turn_in_the_order_of_the_list(self) -> None:
-        a, b, c = Shard("a"), Shard("b"), Shard("c")
-        scheduler = SeqScheduler()
-        assert names(scheduler, [a, c], calls=1) == ["a"]
-        assert names(scheduler, [a, b, c], calls=3) == ["b", "c", "a"]
-
-    def test_the_turn_passes_on_when_the_last_shard_leaves(self) -> None:
+    def test_the_turn_is_not_lost_by_a_round_in_vain_nor_by_shards_that_join_or_leave(self) -> None:
         a, b, c, d = (Shard(name) for name in "abcd")
         scheduler = SeqScheduler()
-        assert names(scheduler, [a, b, c, d], calls=2) == ["a", "b"]
-        assert names(scheduler, [a, c, d], calls=3) == ["c", "d", "a"]
-
-    def test_each_instance_goes_its_own_round(self) -> None:
-        shards = [Shard("a"), Shard("b")]
-        one, other = SeqScheduler(), SeqScheduler()
-        assert names(one, shards, calls=1) == ["a"]
-        assert names(other, shards, calls=1) == ["a"]
+        assert names(scheduler, [a, c], calls=1) == ["a"]
+        assert names(scheduler, [Shard("x", None)], calls=1) == [None]
+        assert names(scheduler, [a, b, c, d], calls=2) == ["b", "c"]
+        assert names(scheduler, [a, b, d], calls=3) == ["d", "a", "b"]
+        assert names(SeqScheduler(), [a, b], calls=1) == ["a"], "each instance goes its own round"
 
     @given(st.lists(st.booleans(), min_size=1, max_size=20), st.integers(0, 20))
     def test_within_one_round_every_ready_shard_is_returned_once(self, blocked: list[bool], turns_before: int) -> None:

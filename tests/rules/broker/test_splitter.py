@@ -34,58 +34,37 @@ def test_by_node_deals_over_nodes_first_then_over_threads() -> None:
     assert ByNodeSplitter(2, 1, threads_per_node=2)(SHARDS) == [["A1", "B2", "D1"], ["B0", "C0"]]
 
 
-@given(shards=shard_lists, threads=counts)
-def test_default_gives_every_shard_to_exactly_one_thread(shards: list[int], threads: int) -> None:
-    groups = DefaultSplitter(threads)(shards)
-    assert sorted(shard for group in groups for shard in group) == shards
-    assert len(groups) == min(threads, len(shards))
-
-
 @given(shards=shard_lists, nodes=counts, threads=counts)
-def test_by_node_gives_every_shard_to_exactly_one_node(shards: list[int], nodes: int, threads: int) -> None:
-    of_nodes = [ByNodeSplitter(nodes, number, threads)(shards) for number in range(nodes)]
-    assert sorted(shard for groups in of_nodes for group in groups for shard in group) == shards
-
-
-@given(shards=shard_lists, nodes=counts, threads=counts)
-def test_nodes_and_threads_differ_by_one_shard_at_most(shards: list[int], nodes: int, threads: int) -> None:
-    of_nodes = [ByNodeSplitter(nodes, number, threads)(shards) for number in range(nodes)]
-    held = [sum(map(len, groups)) for groups in of_nodes]
-    assert max(held) - min(held) <= 1
-    for groups in of_nodes:
-        sizes = [len(group) for group in groups]
-        assert max(sizes, default=0) - min(sizes, default=0) <= 1
-
-
-@given(shards=shard_lists, nodes=counts, threads=counts)
-def test_every_thread_keeps_the_canonical_order(shards: list[int], nodes: int, threads: int) -> None:
-    for number in range(nodes):
-        for group in ByNodeSplitter(nodes, number, threads)(shards):
-            assert group == sorted(group)
-
-
-WRONG_COUNTS: list[Any] = [0, -1, 2.0, "3", None, True]
+def test_every_shard_has_one_node_and_thread_evenly_and_in_order(shards: list[int], nodes: int, threads: int) -> None:
+    for of_nodes in (
+        [ByNodeSplitter(nodes, number, threads)(shards) for number in range(nodes)],
+        [DefaultSplitter(threads)(shards)],
+    ):
+        assert sorted(shard for groups in of_nodes for group in groups for shard in group) == shards
+        held = [sum(map(len, groups)) for groups in of_nodes]
+        assert max(held) - min(held) <= 1
+        for groups in of_nodes:
+            sizes = [len(group) for group in groups]
+            assert max(sizes, default=0) - min(sizes, default=0) <= 1
+            assert groups == [sorted(group) for group in groups]
 
 
 def test_what_is_no_number_of_threads_or_nodes_is_refused() -> None:
-    for count in WRONG_COUNTS:
+    wrong: list[Any] = [0, 2.0, "3", True]
+    for count in wrong:
         threads = "threads_per_node must be an integer of 1 or more"
         rows: list[tuple[Any, str]] = [
             (lambda: DefaultSplitter(count), threads),  # noqa: B023
             (lambda: BalancedSplitter(count), threads),  # noqa: B023
             (lambda: ByNodeSplitter(2, 0, threads_per_node=count), threads),  # noqa: B023
             (lambda: ByNodeSplitter(count, 0, 5), "number_of_nodes must be an integer of 1 or more"),  # noqa: B023
+            (lambda: ByNodeSplitter(3, count or 3, 5), "node_number must be an integer from 0 to 2"),  # noqa: B023
         ]
         for make, message in rows:
             with case(count, message), pytest.raises(ValueError, match=message):
                 make()
-    numbers: list[Any] = [-1, 3, 1.0, "1", None, False]
-    for number in numbers:
-        with case(number), pytest.raises(ValueError, match="node_number must be an integer from 0 to 2"):
-            ByNodeSplitter(3, number, threads_per_node=5)
-    unconverted: Any = "3"
     with pytest.raises(ValueError, match=r"got '3'; convert what comes from the environment with int\(\)"):
-        DefaultSplitter(unconverted)
+        DefaultSplitter(wrong[2])
 
 
 # --- shared out among the nodes that live ---
@@ -110,19 +89,6 @@ def held(owners: Mapping[tuple[str, int], str], queue: str | None = None) -> Cou
 names = st.text("abcdefgh0123456789.:-é", min_size=1, max_size=12)
 queue_counts = st.dictionaries(names, st.integers(1, 40), min_size=1, max_size=5)
 node_sets = st.sets(names, min_size=1, max_size=8)
-
-
-@given(queues=queue_counts, nodes=node_sets)
-def test_balanced_gives_every_shard_to_one_node_evenly_to_within_one_per_queue(
-    queues: dict[str, int], nodes: set[str]
-) -> None:
-    members = dict.fromkeys(nodes, queues)
-    owners = shares(members)
-    assert set(owners) == {(item.queue, item.index) for item in items(queues)}
-    for queue, count in queues.items():
-        each = [held(owners, queue)[node] for node in nodes]
-        assert sum(each) == count
-        assert max(each) - min(each) <= 1
 
 
 @given(queues=queue_counts, nodes=node_sets, threads=counts, seed=st.randoms())
@@ -185,8 +151,5 @@ def test_a_balanced_node_alone_deals_as_the_default_does() -> None:
     alone = BalancedSplitter(3).among(items(queues), {"me": queues}, "me")
     assert [[f"{item.queue}{item.index}" for item in group] for group in alone] == DefaultSplitter(3)(SHARDS)
     assert BalancedSplitter(3)(SHARDS) == DefaultSplitter(3)(SHARDS)
-
-
-def test_a_node_that_has_no_part_gets_nothing() -> None:
     assert BalancedSplitter(3).among(items({"A": 5}), {"other": {"A": 5}}, "me") == []
     assert shares({}) == {}

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any, ClassVar, cast
 
@@ -501,11 +502,13 @@ class ShardMachine(RuleBasedStateMachine):
         self.owner.finished += ids
 
     def _report(
-        self, process: Process, act: Callable[[], object], apply: Callable[[], Any], ids: list[str], lost: str
+        self, process: Process, ids: list[str], lost: str, act: Callable[[], object], apply: Callable[..., Any]
     ) -> None:
-        if self._step(act, apply, lost) is None:
+        """``apply``: given the time, and the token and the delivery that are cited."""
+        cited = self.now, _token_in_hand(process.shard), process.delivery
+        if self._step(act, lambda: apply(*cited), lost) is None:
             process.lost_the_shard()
-        self.outcome = self.link.call, apply
+        self.outcome = self.link.call, lambda: apply(*cited)
         process.hand = [job_id for job_id in process.hand if job_id not in ids]
 
     @precondition(lambda self: self.owner.pending)
@@ -530,16 +533,13 @@ class ShardMachine(RuleBasedStateMachine):
             )
             for job_id in ids
         ]
-        delivery, token, now = process.delivery, _token_in_hand(process.shard), self.now
+        reported = [Failure(i, cast(Any, verdict), n, delay, text.encode()) for i, verdict, n, delay, text in failures]
         self._report(
             process,
-            lambda: process.shard.in_flight.fail(
-                [Failure(i, cast(Any, verdict), n, delay, text.encode()) for i, verdict, n, delay, text in failures],
-                self.now,
-            ),
-            lambda: self.model.fail(now, token, delivery, failures),
             ids,
             lost,
+            lambda: process.shard.in_flight.fail(reported, self.now),
+            lambda now, token, delivery: self.model.fail(now, token, delivery, failures),
         )
 
     @precondition(lambda self: self.owner.pending)
@@ -548,13 +548,12 @@ class ShardMachine(RuleBasedStateMachine):
         process = self.owner
         ids = data.draw(st.lists(st.sampled_from(process.pending), min_size=1, unique=True))
         delays = [(job_id, data.draw(st.sampled_from([None, 0.0, 7.0]))) for job_id in ids]
-        delivery, token, now = process.delivery, _token_in_hand(process.shard), self.now
         self._report(
             process,
-            lambda: process.shard.in_flight.release(delays, self.now, crashed=crashed),
-            lambda: self.model.release(now, token, delivery, delays, crashed=crashed),
             ids,
             lost,
+            lambda: process.shard.in_flight.release(delays, self.now, crashed=crashed),
+            lambda now, token, delivery: self.model.release(now, token, delivery, delays, crashed=crashed),
         )
 
     @precondition(lambda self: self.owner.pending)
@@ -565,13 +564,12 @@ class ShardMachine(RuleBasedStateMachine):
         flight = self.model.taken.get(job_id)
         chosen = PAYLOADS if flight is None else PAYLOADS | st.sampled_from(sorted(flight.payloads))
         payloads = data.draw(st.lists(chosen, max_size=2, unique=True))
-        delivery, token, now = process.delivery, _token_in_hand(process.shard), self.now
         self._report(
             process,
-            lambda: process.shard.in_flight.bury([(job_id, reason.encode(), payloads)], self.now),
-            lambda: self.model.bury_taken(now, token, delivery, job_id, reason, payloads),
             [] if payloads else [job_id],
             lost,
+            lambda: process.shard.in_flight.bury([(job_id, reason.encode(), payloads)], self.now),
+            lambda now, token, delivery: self.model.bury_taken(now, token, delivery, job_id, reason, payloads),
         )
 
     @precondition(lambda self: self.outcome)
@@ -614,32 +612,26 @@ class ShardMachine(RuleBasedStateMachine):
     @rule(
         ids=SOME_IDS,
         what=st.sampled_from(["bury", "kick", "delete", "perform_now"]),
-        data=st.data(),
+        reason=st.sampled_from(["", "unwanted"]),
+        where=st.sampled_from(["", "waiting", "morgue"]),
         lost=LOST,
         given_up=st.booleans(),
     )
     def somebody_administers(
-        self, what: str, ids: list[str], data: st.DataObject, lost: str, *, given_up: bool
+        self, what: str, ids: list[str], reason: str, where: str, lost: str, *, given_up: bool
     ) -> None:
         self.numbers += 1
         first = f"attempt{self.numbers}"
         attempt = f"again{self.numbers} {first}" if given_up else first
         if given_up:
             self.model.superseded[first] = self.now
-        if what == "bury":
-            reason = data.draw(st.sampled_from(["", "unwanted"]))
-            args = ["", "", attempt, "", *(part for job_id in ids for part in (job_id, reason, "0"))]
-            apply = lambda: self.model.bury_waiting(self.now, ids, reason)  # noqa: E731 - one of four
-        elif what == "kick":
-            args = [attempt, "", *ids]
-            apply = lambda: self.model.kick(self.now, ids)  # noqa: E731
-        elif what == "perform_now":
-            args = [attempt, "", *ids]
-            apply = lambda: self.model.perform_now(self.now, ids)  # noqa: E731
-        else:
-            where = data.draw(st.sampled_from(["", "waiting", "morgue"]))
-            args = [attempt, where, "", *ids]
-            apply = lambda: self.model.delete(ids, where)  # noqa: E731
+        to_bury = [part for job_id in ids for part in (job_id, reason, "0")]
+        args, apply = {
+            "bury": (["", "", attempt, "", *to_bury], partial(self.model.bury_waiting, self.now, ids, reason)),
+            "kick": ([attempt, "", *ids], partial(self.model.kick, self.now, ids)),
+            "delete": ([attempt, where, "", *ids], partial(self.model.delete, ids, where)),
+            "perform_now": ([attempt, "", *ids], partial(self.model.perform_now, self.now, ids)),
+        }[what]
         self._step(lambda: self.rig.run(what, repr(self.now), *args), apply, lost)
         if given_up:
             self.given_up = Call(what, "", [first if arg == attempt else arg for arg in args])

