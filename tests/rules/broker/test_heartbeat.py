@@ -25,16 +25,10 @@ class Registry:
         identity = Identity(nonce, queues or {"Orders": 5}, 5, "1.0", host="host", pid=7)
         return Membership(identity, "lowq", silence=SILENCE, shares=shares)
 
-    def beat(self, node: Membership, now: float = NOW) -> bool:
+    def beat(self, node: Membership, now: float = NOW, *, goodbye: bool = False) -> bool:
         """A heartbeat; whether the members have changed."""
-        return self.send(node, node.heartbeat_call({}).args, now)
-
-    def bye(self, node: Membership, now: float = NOW) -> bool:
-        return self.send(node, node.goodbye_call().args, now)
-
-    def send(self, node: Membership, args: object, now: float) -> bool:
-        assert isinstance(args, list)
-        return node.received(self.rig.client.run("heartbeat", KEY, repr(now), *args[1:]))
+        call = node.goodbye_call() if goodbye else node.heartbeat_call({})
+        return node.received(self.rig.client.run("heartbeat", KEY, repr(now), *call.args[1:]))
 
     def announced(self) -> list[str]:
         return [data.decode() for data in self.channel.messages()]
@@ -75,7 +69,7 @@ def test_a_node_that_leaves_is_announced_and_still_there_until_its_goodbye(regis
     assert registry.names() == {"host:7:aaaaaa", "host:7:bbbbbb"}
     for node, announced in ((b, []), (a, ["host:7:aaaaaa"])):  # b had no part any more
         for _ in range(2):
-            registry.bye(node)
+            registry.beat(node, goodbye=True)
         assert registry.announced() == announced
     assert registry.names() == set()
 

@@ -85,47 +85,6 @@ def test_long_ones_are_never_strings(rig: ShardRig) -> None:
         assert found == [json.loads(data) for data in payloads]
 
 
-def test_what_comes_back_meets_what_came_meanwhile(rig: ShardRig) -> None:
-    outcomes, forms = ["retry", "release", "crash", "restart"], [(("v1", 9), "string"), (("v2", 1), "zset")]
-    for outcome, (newer, form) in itertools.product(outcomes, forms):
-        with case(outcome, newer, form):
-            rig.renew()
-            rig.push(job("x", "v1", 5))
-            shard = rig.own()
-            shard.in_flight.take(1, NOW)
-            rig.push(job("x", newer[0], newer[1]))
-            assert (rig.form("payloads:x"), rig.form("taken:payloads:x")) == ("string", "record")
-            if outcome == "retry":
-                shard.in_flight.fail([retry("x")], NOW)
-            elif outcome == "release":
-                shard.in_flight.release([("x", None)], NOW)
-            elif outcome == "crash":
-                shard.in_flight.release([("x", 0.1)], NOW, crashed=True)
-            else:
-                rig.crash("second")
-            assert rig.read("payloads:x") == {"v1": 5} | ({} if newer[0] == "v1" else {newer[0]: newer[1]})
-            assert rig.form("payloads:x") == form
-            assert rig.form("taken:payloads:x") == "none"
-
-
-def test_in_a_key_of_its_own_it_is_handed_out_again(rig: ShardRig) -> None:
-    shard = rig.own()
-    for job_id in ("x", "y"):
-        rig.push(job(job_id, "v1", 3))
-    rig.lose_reply(shard.in_flight.take_call(2, NOW))
-    for job_id in ("x", "y"):
-        record = rig.client.command("HGET", rig.prefix + "taken", job_id)
-        rig.client.command("HSET", rig.prefix + "taken", job_id, record.removesuffix(b' 3 "v1"\n'))
-        rig.client.command("SET", rig.prefix + "taken:payloads:" + job_id, '3 "v1"')
-    rig.lose_reply(shard.in_flight.take_call(1, NOW))
-    assert (rig.form("taken:payloads:x"), rig.read("taken:payloads:x")) == ("record", {"v1": 3})
-    assert (rig.form("taken:payloads:y"), rig.read("taken:payloads:y")) == ("string", {"v1": 3})
-    assert take(rig, shard) == {"x": [("v1", 3)], "y": [("v1", 3)]}
-    shard.in_flight.finish(["x", "y"])
-    shard.in_flight.take(0, NOW)
-    assert rig.names() == REMAINS
-
-
 def test_in_its_record_it_may_be_any_bytes(rig: ShardRig) -> None:
     for data in (*ODD, b"", b" ", b"\n", b"1 2\n", b"a\n\n b "):
         with case(data):

@@ -16,7 +16,7 @@ from lowq.errors import RedisUnavailable
 from lowq.limits import Limit
 from lowq.store import Call, Client
 from tests.rows import case
-from tests.rules.broker.dispatching import Waiting, delivery, shard
+from tests.rules.broker.dispatching import Waiting, shard
 from tests.waiting import PATIENCE
 
 TTL = 15.0
@@ -86,14 +86,6 @@ class Process:
         return len(self.redis.calls) - before
 
 
-def test_a_batch_begins_with_a_permit_and_not_before() -> None:
-    for limit in (Rate(10), Concurrency(10)):
-        process = Process(limit)
-        assert process.dispatcher.pick(0) is None
-        process.permits.turn()
-        assert process.dispatcher.pick(0) is not None
-
-
 def test_what_comes_late_from_a_redis_that_is_far_away_can_be_used(waiting: Waiting) -> None:
     for limit in (Rate(10), Concurrency(10)):
         process = Process(limit, waiting=waiting)
@@ -161,17 +153,6 @@ def test_who_has_given_back_of_a_rate_or_waits_no_more_may_ask_again_at_once() -
                 process.wants(wanted)
                 process.turns(after=0.1)
             assert process.redis.stated == stated
-
-
-def test_nothing_is_left_counted_of_a_shard_without_jobs() -> None:
-    process = Process(Rate(10))
-    process.wants(1)
-    process.permits.turn()
-    batch = process.dispatcher.pick(0)
-    assert batch is not None
-    process.dispatcher.took(batch, batch.dispatch.wakes, delivery())
-    process.dispatcher.unclaim(batch)
-    assert process.dispatcher.pick(0) is not None, "another shard has its permit"
 
 
 @pytest.mark.parametrize("is_loop", [False, True], ids=["threads", "loop"])

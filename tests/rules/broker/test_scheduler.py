@@ -119,15 +119,6 @@ class TestSeq:
         round_ = [chosen(scheduler, shards) for _ in ready]
         assert sorted(shard.index for shard in round_ if shard) == ready
 
-    @given(st.lists(st.sets(st.integers(0, 9)), max_size=20))
-    def test_any_change_of_the_list_between_calls_is_survived(self, held: list[set[int]]) -> None:
-        all_shards = [Shard("a", index=i) for i in range(10)]
-        scheduler = SeqScheduler()
-        for indexes in held:
-            shards = [all_shards[i] for i in sorted(indexes)]
-            shard = chosen(scheduler, shards)
-            assert (shard in shards) if shards else (shard is None)
-
 
 @pytest.mark.parametrize("make", [LagScheduler, SeqScheduler], ids=["lag", "seq"])
 def test_the_most_urgent_shard_is_next_and_the_least_urgent_keeps_its_tenth(make: type[LagScheduler]) -> None:

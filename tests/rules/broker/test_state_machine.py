@@ -92,6 +92,9 @@ LOST = st.sampled_from(["", "", "at once", "after a push"])
 STEPS = st.sampled_from([0.0, 0.000001, 0.3, 1.0, 5.0, 61.0, -0.5, -30.0])
 
 
+Run = Callable[..., None]
+
+
 class Link:
     """The way to Redis. Loses the reply of the next call when told to, and repeats the call, as `Client` does."""
 
@@ -729,7 +732,7 @@ def _number(text: str) -> Any:
 
 
 @pytest.fixture
-def run_machine(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+def run_machine(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """Runs the machine on a store, with as many examples as told."""
     monkeypatch.setattr(in_flight, "MAX_DELIVERY_BYTES", MAX_BYTES)
     few = break_scripts(["acquire"], calls={"HRANDFIELD": ONE_OF_THE_TAKEN})["acquire"]
@@ -738,7 +741,6 @@ def run_machine(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
 
     def run(
         examples: int,
-        steps: int,
         phases: tuple[Phase, ...] = tuple(Phase),
         *,
         policies: Sequence[str] = ("collapse",),
@@ -747,16 +749,12 @@ def run_machine(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
         connection = Client(store_url, size=4, timeout=5.0)
         clients.append(connection)
 
-        class Machine(ShardMachine):
-            client = connection
-
-        Machine.policies = policies
-        Machine.__qualname__ = Machine.__name__ = "ShardMachine"
+        machine = type("ShardMachine", (ShardMachine,), {"client": connection, "policies": policies})
         run_state_machine_as_test(
-            Machine,
+            machine,
             settings=settings(
                 max_examples=examples,
-                stateful_step_count=steps,
+                stateful_step_count=50,
                 deadline=None,
                 derandomize=derandomize,
                 database=None,
@@ -796,27 +794,19 @@ each_policy = pytest.mark.parametrize("policies", POLICIES, ids="-".join)
 
 
 @each_policy
-@pytest.mark.parametrize("store_url", ["redis"], indirect=True)
-def test_shard_does_what_the_model_does(run_machine: Callable[..., None], policies: Sequence[str]) -> None:
-    run_machine(examples=SHORT // (1 if policies == ("collapse",) else 2), steps=50, policies=policies)
-
-
-@each_policy
-@pytest.mark.parametrize("store_url", ["memory"], indirect=True)
-def test_shard_does_so_on_the_embedded_store_too(run_machine: Callable[..., None], policies: Sequence[str]) -> None:
-    run_machine(examples=SHORT // 10, steps=50, policies=policies)
+def test_shard_does_what_the_model_does(run_machine: Run, store_url: str, policies: Sequence[str]) -> None:
+    is_embedded = store_url.startswith("memory")
+    run_machine(SHORT // (10 if is_embedded else 1 if policies == ("collapse",) else 2), policies=policies)
 
 
 @each_policy
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_shard_does_what_the_model_does_in_many_stories(
-    run_machine: Callable[..., None], store_url: str, policies: Sequence[str]
-) -> None:
+def test_shard_does_so_in_many_stories(run_machine: Run, store_url: str, policies: Sequence[str]) -> None:
     examples = DEEP // (1 if policies == ("collapse",) else 5)
     if store_url.startswith("memory"):
         examples //= 5  # the scripts are the same, and a story takes twice as long there
-    run_machine(examples=examples, steps=50, policies=policies, derandomize=False)
+    run_machine(examples, policies=policies, derandomize=False)
 
 
 # --- and it finds broken builds -----------------------------------------------------------------------------------
@@ -1088,41 +1078,44 @@ def mutations(*, deep: bool) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("mutation", often(chosen, chosen[:: 1 if deep else 4]), ids=attrgetter("name"))
 
 
-def find_bug(
-    mutation: Mutation, run_machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch, examples: int
-) -> None:
-    use_scripts(mutation, monkeypatch)
-    with pytest.raises((AssertionError, ScriptError)) as found:
-        run_machine(examples=examples, steps=50, phases=(Phase.generate,), policies=mutation.policies)
-    assert not LUA_SLIP.search(str(found.value)), "the mutation's own Lua fails, which shows nothing"
+on_redis = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
 
 
-@pytest.mark.timeout(1800)
+@pytest.fixture
+def find_bug(run_machine: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[[Mutation, int], None]:
+    """Expects one that is looked for in so many stories, at most."""
+
+    def find(mutation: Mutation, examples: int) -> None:
+        use_scripts(mutation, monkeypatch)
+        with pytest.raises((AssertionError, ScriptError)) as found:
+            run_machine(examples, phases=(Phase.generate,), policies=mutation.policies)
+        assert not LUA_SLIP.search(str(found.value)), "the mutation's own Lua fails, which shows nothing"
+
+    return find
+
+
+@on_redis
 @mutations(deep=False)
-@pytest.mark.parametrize("store_url", ["redis"], indirect=True)
-def test_machine_finds_the_bug(
-    mutation: Mutation, run_machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find_bug(mutation, run_machine, monkeypatch, SEARCH)
+@pytest.mark.timeout(1800)
+def test_machine_finds_the_bug(mutation: Mutation, find_bug: Callable[[Mutation, int], None]) -> None:
+    find_bug(mutation, SEARCH)
 
 
+@on_redis
+@mutations(deep=True)
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@mutations(deep=True)
-@pytest.mark.parametrize("store_url", ["redis"], indirect=True)
-def test_machine_finds_the_rarer_bug(
-    mutation: Mutation, run_machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find_bug(mutation, run_machine, monkeypatch, RARE_SEARCH)
+def test_machine_finds_the_rarer_bug(mutation: Mutation, find_bug: Callable[[Mutation, int], None]) -> None:
+    find_bug(mutation, RARE_SEARCH)
 
 
+@on_redis
 @pytest.mark.slow
-@pytest.mark.parametrize("store_url", ["redis"], indirect=True)
 def test_machine_finds_no_bug_in_scripts_that_only_look_different(
-    run_machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    run_machine: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_scripts(SOUND, monkeypatch)
-    run_machine(examples=SHORT // 2, steps=50)
+    run_machine(SHORT // 2)
 
 
 def test_every_mutation_still_changes_something() -> None:

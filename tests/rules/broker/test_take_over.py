@@ -187,44 +187,6 @@ def test_a_take_brings_no_more_than_may_be_in_flight(rig: ShardRig) -> None:
         assert shard.in_flight.take(10, LATER).jobs == []
 
 
-@real_redis_often
-def test_what_was_never_received_comes_again_also_when_as_much_is_in_flight_as_may_be(rig: ShardRig) -> None:
-    push(rig, MOST + 20)
-    shard = rig.own()
-    first = shard.in_flight.take(500, LATER)
-    rig.lose_reply(shard.in_flight.take_call(500, LATER))
-    again = take_all(shard, 500)
-    ids = [one.id for delivery in (first, *again) for one in delivery.jobs]
-    assert sorted(ids) == [f"x{n:04d}" for n in range(MOST)]
-    assert shard.in_flight.take(10, LATER).jobs == []
-
-
-@real_redis_often
-def test_more_in_flight_than_may_be_as_an_earlier_version_left_it_is_reported_and_no_more_is_taken(
-    rig: ShardRig,
-) -> None:
-    push(rig, MOST)
-    one = rig.own("session-one", session="session")
-    (delivery, *_) = take_all(one)
-    number = rig.count("delivery")
-    records = [part for n in range(MOST) for part in (f"y{n:04d}", f"{number} {NOW} -1 0 {NOW} 1 v1\n")]
-    rig.client.command("HSET", rig.prefix + "taken", *records)
-    rig.push(job("next", "v1", 1))
-    rig.client.run_many([one.lease.detach_call(TTL)])
-    two = rig.own("session-two", LATER, session="session")
-    for job_id, (taken_under, *_) in rig.read("taken").items():
-        two.in_flight.adopt(taken_under, [job_id])
-    assert two.in_flight.take(10, LATER).jobs == []
-    two.in_flight.write([two.in_flight.ack_report([f"y{n:04d}" for n in range(MOST)], number, LATER)])
-    assert two.in_flight.take(10, LATER).jobs == []
-    two.in_flight.write([two.in_flight.ack_report([one.id for one in delivery.jobs], delivery.number, LATER)])
-    assert handed(two.in_flight.take(10, LATER)) == {"next": ["v1"]}
-    rig.lease_runs_out()
-    lease = rig.owner("third").lease.acquire(TTL, LATER)
-    assert isinstance(lease, Lease)
-    assert lease.restored == MOST - len(delivery.jobs) + 1
-
-
 @pytest.mark.parametrize("levels", [(0, 0), (0, 5), (5, 0)])
 def test_newer_payloads_of_what_is_in_flight_hide_nobody_who_waits_behind_them(
     rig: ShardRig, levels: tuple[int, int]

@@ -106,24 +106,6 @@ def test_the_latest_32_are_kept(owned: ShardRig) -> None:
     assert take(owned) == {"a": tuple(f"c{number}" for number in range(18, 50))}
 
 
-@pytest.mark.parametrize("name", ["traces:a", "taken:traces:a"])
-def test_a_key_of_another_type_stops_nothing(owned: ShardRig, name: str) -> None:
-    def meddle() -> None:
-        owned.client.command("DEL", owned.prefix + name)
-        owned.client.command("HSET", owned.prefix + name, "field", "value")
-
-    push(owned, "b", "one")
-    meddle()
-    push(owned, "a", "two")
-    assert take(owned) == {"a": ("two",), "b": ("one",)}
-    meddle()
-    owned.shard.in_flight.release([("a", None), ("b", None)], NOW)
-    meddle()
-    assert take(owned)["b"] == ("one",)
-    owned.shard.in_flight.finish(["a", "b"])
-    assert take(owned) == {}
-
-
 def test_a_reply_has_64_kib_of_them_and_nothing_is_left_of_the_others_either(owned: ShardRig) -> None:
     ids = [f"id{number:02}" for number in range(20)]
     for number in range(16):
