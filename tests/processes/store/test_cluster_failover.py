@@ -3,15 +3,13 @@
 import asyncio
 import json
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import closing
 
 import pytest
 from click.testing import CliRunner
 from redis.crc import key_slot
-from starlette.testclient import TestClient
 
 import lowq
-import lowq_web
 from lowq.cli import main
 from lowq.errors import PushInterrupted, RedisNotReady, RedisUnavailable
 from lowq.queue import Queue
@@ -43,28 +41,6 @@ def is_pushed(queue: Queue, job_id: str) -> bool:
     return answered(lambda: queue.push({"id": job_id, "payload": {"version": 2}, "score": 2e12}) == 1)
 
 
-@pytest.mark.parametrize("end", [RedisServer.kill, pytest.param(RedisServer.pause, marks=pytest.mark.slow)])
-def test_producers_find_the_primary_that_has_the_slots_now(
-    cluster: RedisCluster, end: Callable[[RedisServer], None]
-) -> None:
-    """The URL names the one that is gone first."""
-    victim, *others = cluster.primaries()
-    mine = ids_of(shards_at(cluster, victim), 100)
-    with closing(lowq.Lowq(redis_url=cluster.url_of([victim, *others]), push_timeout=2)) as app:
-        queue = app.queue("Orders", SHARDS)
-        queue.push([{"id": str(number), "payload": 1} for number in range(100)])
-        cluster.replicated()
-        end(victim)
-        cluster.replaced(victim)
-        until(lambda: is_pushed(queue, mine[0]), "a push to it")
-        until(lambda: answered(lambda: queue.stats().length == 100), "all jobs")
-
-        async def produce() -> list[int]:
-            return await asyncio.gather(*(queue.apush({"id": job_id, "payload": 3}) for job_id in mine))
-
-        until(lambda: answered(lambda: set(asyncio.run(produce())) == {1}), "pushes of coroutines")
-
-
 def test_a_silent_primary_is_waited_for_once_and_the_others_are_asked_in_pauses(cluster: RedisCluster) -> None:
     victim, *others = cluster.primaries()
     keys = {primary_of(cluster, key): key for key in map("key {}".format, range(100))}
@@ -93,17 +69,15 @@ def test_a_silent_primary_is_waited_for_once_and_the_others_are_asked_in_pauses(
         assert client.command("EXISTS", keys[victim], key=keys[victim]) == 0
 
 
-@pytest.mark.parametrize("is_async", ["", "1"])
 def test_work_on_the_other_primaries_goes_on_until_there_is_a_next_one(
-    make_cluster_rig: MakeRig, cluster: RedisCluster, is_async: str
+    make_cluster_rig: MakeRig, cluster: RedisCluster
 ) -> None:
     """All that is pushed to their shards between the end of the one primary and its replacement is done before that,
     though the shards of the one have become due before.
     """
-    settings = {"ORDERS_WORK": 0.01, "ORDERS_ASYNC": is_async, "ORDERS_BATCH": 1}
-    rig = make_cluster_rig(LOWQ_LEASE_TTL=30, ORDERS_SHARDS=SHARDS, **settings)
+    rig = make_cluster_rig(LOWQ_LEASE_TTL=30, ORDERS_SHARDS=SHARDS, ORDERS_WORK=0.01)
     queue = rig.app.queue("Orders", SHARDS)
-    queue.push({"id": str(number), "payload": {"version": 1}} for number in range(3000))
+    queue.push({"id": str(number), "payload": {"version": 1}} for number in range(1500))
     node = rig.node()
     until(lambda: len({perform.shard for perform in rig.performs()}) == SHARDS, "work on all shards")
     victim = cluster.primaries()[0]
@@ -115,13 +89,17 @@ def test_work_on_the_other_primaries_goes_on_until_there_is_a_next_one(
         performs = [perform for perform in rig.performs() if perform.ok]
         return {job_id for perform in performs for job_id, found in perform.jobs.items() if 2 in found} >= set(some)
 
-    of_others, mine = ids_of(set(range(SHARDS)) - lost, 1000), ids_of(lost, 100)
+    of_others, mine = ids_of(set(range(SHARDS)) - lost, 400), ids_of(lost, 100)
     queue.push({"id": job_id, "payload": {"version": 2}} for job_id in of_others)
     until(lambda: is_done(of_others), "work on the shards of the others")
     assert victim in cluster.primaries()
     cluster.replaced(victim)
     until(lambda: is_pushed(queue, mine[0]), "a push to the next primary")
-    queue.push({"id": job_id, "payload": {"version": 2}} for job_id in mine)
+
+    async def produce() -> list[int]:
+        return await asyncio.gather(*(queue.apush({"id": job_id, "payload": {"version": 2}}) for job_id in mine))
+
+    assert set(asyncio.run(produce())) == {1}
     until(lambda: is_done(mine), "work on the shards of the next primary")
     node.kill()
 
@@ -140,11 +118,10 @@ def test_reports_show_what_answers_and_name_what_does_not(cluster: RedisCluster)
         assert done.exit_code == 1, done
         return json.loads(done.stdout), done.stderr
 
-    for words in (["stats"], ["stats", "Orders"]):
-        found, error = says(*words)
-        total: dict[str, int] = found["total"]  # type: ignore[assignment]  # of JSON
-        assert 0 < total["length"] < 200
-        assert f"Orders: shards {listed} not counted" in error
+    found, error = says("stats", "Orders")
+    total: dict[str, int] = found["total"]  # type: ignore[assignment]  # of JSON
+    assert 0 < total["length"] < 200
+    assert f"Orders: shards {listed} not counted" in error
     found, error = says("shards", "Orders")
     shards: list[dict[str, object]] = found["shards"]  # type: ignore[assignment]  # of JSON
     assert {shard["index"] for shard in shards} == set(range(SHARDS)) - away
@@ -185,8 +162,7 @@ class Pushes:
 
 
 @pytest.mark.threads_only
-@pytest.mark.parametrize("consumer", ["", "1"], ids=["node", "consumer"])
-@pytest.mark.parametrize("registry", [queues_key, nodes_key])
+@pytest.mark.parametrize(("registry", "consumer"), [(queues_key, ""), (nodes_key, "1")], ids=["node", "consumer"])
 def test_members_go_on_whenever_they_start(
     make_cluster_rig: MakeRig, cluster: RedisCluster, registry: Callable[[str], str], consumer: str
 ) -> None:
@@ -203,40 +179,9 @@ def test_members_go_on_whenever_they_start(
     cluster.replaced(victim)
     during.says(" starts: ")
     pushes.performed()
-    after = rig.node()
-    after.says(" starts: ")
-    pushes.performed()
-    # Each of them alone does the work of all shards.
-    for one in (before, during):
-        assert one.stop() == 0
-        pushes.performed()
-    assert after.stop() == 0
-
-
-@pytest.mark.parametrize("registry", [queues_key, nodes_key])
-def test_dashboards_answer_whenever_they_start(cluster: RedisCluster, registry: Callable[[str], str]) -> None:
-    victim = primary_of(cluster, registry("lowq"))
-    with ExitStack() as stack:
-
-        def dashboard() -> TestClient:
-            app = stack.enter_context(closing(lowq.Lowq(redis_url=cluster.url)))
-            return stack.enter_context(TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1"))
-
-        def shows_all(at: TestClient) -> bool:
-            answer = at.get("/api/v1/queues/Orders")
-            return answer.status_code == 200 and answer.json()["stats"]["length"] == 50
-
-        before = dashboard()
-        lowq.Lowq(redis_url=cluster.url).queue("Orders", SHARDS).push([{"id": n, "delay": 3600} for n in range(50)])
-        until(lambda: shows_all(before), "figures")
-        cluster.replicated()
-        victim.kill()
-        until(lambda: before.get("/api/v1/queues/Orders").status_code == 503, "an answer that a primary is away")
-        during = dashboard()
-        assert during.get("/api/v1/queues/Orders").status_code == 503
-        cluster.replaced(victim)
-        for at in (before, during, dashboard()):
-            until(lambda at=at: shows_all(at), "figures")  # type: ignore[misc]
+    assert before.stop() == 0
+    pushes.performed()  # the other one does the work of all shards
+    assert during.stop() == 0
 
 
 def test_a_primary_without_its_replica_takes_no_pushes() -> None:

@@ -13,6 +13,7 @@ from lowq.admin.reshard import ReshardProgress, reshard
 from lowq.store import Call
 from tests.redis_cluster import RedisCluster
 from tests.redis_server import RedisServer
+from tests.rows import case
 from tests.waiting import PATIENCE, until
 
 IDS = [str(number) for number in range(300)]
@@ -34,35 +35,34 @@ def until_replicas_are_waited_for(steps: Iterator[ReshardProgress]) -> ReshardPr
     return next(progress for progress in steps if progress.waits_for_replicas)
 
 
-@pytest.mark.parametrize("has_replicas", [True, False])
 def test_replicas_confirm_each_step_where_there_are_any(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, has_replicas: bool
+    cluster_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = request.getfixturevalue("cluster_url" if has_replicas else "redis_url")
     monkeypatch.setattr("lowq.admin.reshard.CONFIRM_SECONDS", PATIENCE)  # they may be slow, and confirm it all the same
-    with closing(lowq.Lowq(redis_url=url)) as app:
-        queue, start, confirmed = filled(app, 5), app.client.start, set[str]()
+    for url, expected in ((cluster_url, STEPS), (redis_url, set())):
+        with case(url), closing(lowq.Lowq(redis_url=url)) as app:
+            queue, start, confirmed = filled(app, 5), app.client.start, set[str]()
 
-        def start_noted(calls: Sequence[Call], **options: Any) -> Any:
-            if options.get("wait") is not None:
-                confirmed.update(call.script for call in calls)
-            return start(calls, **options)
+            def start_noted(calls: Sequence[Call], **options: Any) -> Any:
+                if options.get("wait") is not None:
+                    confirmed.update(call.script for call in calls)  # noqa: B023  # called at once
+                return start(calls, **options)  # noqa: B023
 
-        monkeypatch.setattr(app.client, "start", start_noted)
-        progress: list[ReshardProgress] = []
-        queue.reshard(7, on_progress=progress.append)
-        assert not any(step.waits_for_replicas for step in progress)
-        assert has_all(queue)
-        assert confirmed == (STEPS if has_replicas else set())
+            monkeypatch.setattr(app.client, "start", start_noted)
+            progress: list[ReshardProgress] = []
+            queue.reshard(7, on_progress=progress.append)
+            assert not any(step.waits_for_replicas for step in progress)
+            assert has_all(queue)
+            assert confirmed == expected
 
 
 def test_a_failover_in_the_middle_loses_nothing_of_what_was_confirmed() -> None:
-    """Each primary in turn is cut off from its replica and from the others, while clients still reach it."""
+    """A primary is cut off from its replica and from the others, while clients still reach it."""
     with RedisCluster() as cluster, closing(lowq.Lowq(redis_url=cluster.url)) as app:
         queue = filled(app, 6, durability="replicated")
-        for number, shards_count in enumerate((8, 5, 9)):
+        for number, shards_count in enumerate((8, 5)):
             victim = cluster.primaries()[number]
-            # The first one when the reshard begins, the others while it is under way.
+            # The first one when the reshard begins, the other one while it is under way.
             steps = reshard(app, "Orders", shards_count)
             if number:
                 next(step for step in steps if step.shards_moved)
@@ -88,16 +88,12 @@ def test_a_single_server_is_waited_for_too_unless_the_operator_says_otherwise(ca
         until(lambda: RedisCluster.ask(replica, "INFO", "replication")["master_link_status"] == "up", "a replica")
         queue = filled(app, 4)
         steps = reshard(app, "Orders", 6)
-        next(steps)
+        next(step for step in steps if step.jobs_moved)
         replica.pause()
         assert until_replicas_are_waited_for(steps).waits_for_replicas == ("",)
         assert "--unconfirmed" in caplog.text
         # Another one that goes on waits for what the primary had at the beginning.
         assert until_replicas_are_waited_for(reshard(app, "Orders", 6)).waits_for_replicas
-        replica.cont()
-        next(step for step in steps if step.jobs_moved)
-        replica.pause()
-        assert until_replicas_are_waited_for(steps).waits_for_replicas
         assert queue.reshard(6, unconfirmed=True) is not None
         replica.cont()
         assert [*steps][-1].is_done
