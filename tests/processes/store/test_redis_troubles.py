@@ -7,7 +7,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,14 @@ import pytest
 import redis
 
 import lowq
-from lowq.errors import PushError, RedisFull, RedisUnavailable
-from lowq.store import Call, Client
+from lowq.errors import RedisUnavailable
 from lowq.testing import drain
-from tests.processes.support import ROOT, answered
-from tests.redis_cluster import RedisCluster, share_slots
+from tests.processes.support import ROOT
+from tests.redis_cluster import share_slots
 from tests.redis_server import RedisServer, free_port
 from tests.sentinel import Sentinel
 from tests.tls import Tls
-from tests.waiting import PATIENCE, until
+from tests.waiting import PATIENCE
 
 SECRET = "hunter2"
 #: What a server is started with, until the stack is closed; gives the URL, and where to look for keys.
@@ -65,20 +64,9 @@ def push_and_perform(url: str, count: int = 200) -> None:
         app.close()
 
 
-def a_unix_socket(stack: ExitStack, folder: Path, **options: Any) -> tuple[str, list[RedisServer]]:
-    server = stack.enter_context(RedisServer(unixsocket=f"{folder}/r.sock", **options))
-    login = f":{SECRET}@" if options else ""
-    return f"unix://{login}{folder}/r.sock", [server]
-
-
 def a_unix_socket_with_a_password(stack: ExitStack, folder: Path) -> tuple[str, list[RedisServer]]:
-    return a_unix_socket(stack, folder, requirepass=SECRET)
-
-
-def tls(stack: ExitStack, folder: Path) -> tuple[str, list[RedisServer]]:
-    tls = Tls(folder)
-    server = stack.enter_context(tls.server())
-    return tls.url(server), [server]
+    server = stack.enter_context(RedisServer(unixsocket=f"{folder}/r.sock", requirepass=SECRET))
+    return f"unix://:{SECRET}@{folder}/r.sock", [server]
 
 
 def tls_of_a_sentinel(stack: ExitStack, folder: Path) -> tuple[str, list[RedisServer]]:
@@ -96,9 +84,7 @@ def tls_of_a_cluster(stack: ExitStack, folder: Path) -> tuple[str, list[RedisSer
     return f"rediss+cluster://127.0.0.1:{options[0]['tls_port']}{tls.query}", servers
 
 
-@pytest.mark.parametrize(
-    "start", [a_unix_socket, a_unix_socket_with_a_password, tls, tls_of_a_sentinel, tls_of_a_cluster]
-)
+@pytest.mark.parametrize("start", [a_unix_socket_with_a_password, tls_of_a_sentinel, tls_of_a_cluster])
 def test_every_kind_of_server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> None:
     with ExitStack() as stack:
         url, servers = start(stack, tmp_path_factory.mktemp("s"))  # a socket's path must be short
@@ -106,12 +92,6 @@ def test_every_kind_of_server(start: Start, tmp_path_factory: pytest.TempPathFac
         for server in servers:
             with redis.Redis.from_url(server.url) as client:
                 assert list(client.scan_iter("lowq:v1:{Orders:*"))
-
-
-def test_all_primaries_of_a_cluster(cluster: RedisCluster) -> None:
-    push_and_perform(cluster.url_of(cluster.servers[1:3]))
-    for server in cluster.primaries():
-        assert cluster.raw(server, "KEYS", "lowq:v1:{Orders:*")
 
 
 def test_a_sentinel_of_several_and_the_database_of_the_url(
@@ -128,65 +108,7 @@ def test_a_sentinel_of_several_and_the_database_of_the_url(
             app.queue("Orders", 3).push({"id": 1})
 
 
-def test_redis_pys_own_options_in_a_url_change_nothing_that_lowq_relies_on(redis_url: str) -> None:
-    push_and_perform(f"{redis_url.partition('?')[0]}?protocol=3&max_connections=2&socket_timeout=3")
-
-
 # --- troubles ---
-
-
-def test_a_server_that_comes_back_is_used_again() -> None:
-    with RedisServer() as server, closing(lowq.Lowq(redis_url=server.url, push_timeout=PATIENCE)) as app:
-        queue = app.queue("Orders", 3)
-        queue.push({"id": 1})
-        server.stop()
-        with pytest.raises(RedisUnavailable):
-            queue.stats()
-        server.start()
-        assert queue.push({"id": 3}) == 1
-
-
-def test_a_reply_that_does_not_come_in_time_is_an_outage() -> None:
-    with RedisServer() as server, closing(Client(server.url, size=1, timeout=1.0, socket_timeout=0.3)) as client:
-        until(lambda: answered(lambda: client.command("PING")), "a connection")
-        server.pause()
-        (result,) = client.run_many([Call("fetch_jobs", "x:", ["", "", 1, 1])], repeats=0)
-        assert isinstance(result, RedisUnavailable)
-        assert str(result) == f"Redis at {server.url} does not answer: nothing was heard in time"
-
-
-def test_a_full_server_refuses_pushes_and_everything_that_drains_still_works() -> None:
-    performed: list[str] = []
-    with RedisServer(maxmemory_policy="noeviction") as server:
-        app = lowq.Lowq(redis_url=server.url)
-
-        @app.worker(shards_count=2)
-        class Orders(lowq.Worker[Any]):
-            def perform(self, payloads_by_id: dict[str, list[Any]]) -> None:
-                performed.extend(payloads_by_id)
-                if "fails" in payloads_by_id:
-                    raise ValueError("boom")
-
-        Orders.perform_async([{"id": "a"}, {"id": "b"}, {"id": "fails"}, {"id": "later", "delay": 3600}])
-        app.client.command("CONFIG", "SET", "maxmemory", "1")
-        with pytest.raises(PushError) as caught:
-            Orders.perform_async([{"id": "c"}, {"id": "d"}])
-        assert isinstance(caught.value.__cause__, RedisFull)
-        assert "queue 'Orders': 0 payloads are in" in str(caught.value)
-        assert "is full (maxmemory reached)" in str(caught.value)
-        assert sorted(job["id"] for job in caught.value.rest) == ["c", "d"]
-
-        drained = drain(Orders)
-        assert (drained.performed, drained.failed) == (2, 1)
-        assert Orders.queue.stats().retries == 1
-        assert Orders.queue.bury("later").done == 1
-        assert Orders.queue.delete("later").done == 1
-
-        app.client.command("CONFIG", "SET", "maxmemory", "0")
-        assert Orders.perform_async(caught.value.rest) == 2
-        assert drain(Orders).performed == 2
-        app.close()
-    assert sorted(performed) == ["a", "b", "c", "d", "fails"]
 
 
 def test_a_child_never_shares_a_connection_of_its_parent(redis_url: str) -> None:
@@ -199,7 +121,7 @@ def test_a_child_never_shares_a_connection_of_its_parent(redis_url: str) -> None
 
         def produce(name):
             # Each looks at what it pushed: an answer meant for another process would show.
-            for number in range(100):
+            for number in range(40):
                 assert queue.push([{"id": f"{name}-{number}", "payload": [name, number]}]) == 1
                 (job,) = queue.fetch([f"{name}-{number}"]).values()
                 assert job.payloads[0][0] == [name, number]
@@ -211,16 +133,11 @@ def test_a_child_never_shares_a_connection_of_its_parent(redis_url: str) -> None
             thread.join()
         children = []
         for child in range(4):
-            pid = os.fork()
-            if pid == 0:
-                try:
-                    produce(f"child{child}")
-                    os._exit(0)
-                except BaseException:
-                    import traceback
-                    traceback.print_exc()
-                    os._exit(1)
-            children.append(pid)
+            children.append(os.fork())
+            if not children[-1]:
+                sys.excepthook = lambda *error: (sys.__excepthook__(*error), os._exit(1))
+                produce(f"child{child}")
+                os._exit(0)
         produce("parent")
         codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
         produce("parent again")
@@ -235,4 +152,4 @@ def test_a_child_never_shares_a_connection_of_its_parent(redis_url: str) -> None
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [[0, 0, 0, 0], (3 + 4 + 2) * 100]
+    assert json.loads(done.stdout) == [[0, 0, 0, 0], (3 + 4 + 2) * 40]

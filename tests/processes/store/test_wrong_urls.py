@@ -9,7 +9,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from click.testing import CliRunner
 import lowq
 from lowq.cli import main
 from lowq.errors import ConfigError, LowqError, RedisNotReady, RedisRefused, RedisUnavailable
-from tests.processes.support import ROOT, until
+from tests.processes.support import ROOT
 from tests.redis_cluster import RedisCluster
 from tests.redis_server import RedisServer
 from tests.rows import case
@@ -47,42 +47,27 @@ def refused_push(url: str, kind: type[LowqError]) -> str:
 
 
 def test_a_url_that_is_wrong_is_shown_with_what_is_wrong() -> None:
-    protocol = "is unknown; write protocol=3 for RESP3"
     unknown = "has an option that lowq doesn't know: "
     rows = [
         ("redis://host:port/0", "Port could not be cast"),
-        ("redis://host:99999", "Port out of range"),
         ("redis://[::1", "Invalid IPv6 URL"),
         ("redis://:hunter2@..:1", "redis_url='redis://..:1'"),
         ("redis://:hun/ter2@host:1/0", "in a password write %2F for /"),
-        ("redis://:hun?ter2@host:1/0", "%3F for ?"),
         ("redis+cluster://:hun?ter2@h:1", "%3F for ?"),
-        ("redis+sentinel://:hun?ter2@h:1/main", "%3F for ?"),
-        ("redis://:hun#ter2@host:1/0", "%23 for #"),
+        ("redis+sentinel://:hun#ter2@h:1/main", "%23 for #"),
         ("redis://host/0?foo=1", "foo"),
         ("redis://host/0?socket_timeout=soon", "socket_timeout"),
         ("redis://host/0?decode_responses=true", "decode_responses"),
         ("redis+sentinel://host:26379", "it names no service; write redis+sentinel://host:port/service/db"),
         ("redis+sentinel://host:26379/main/first", "first"),
-        ("redis+sentinel://host:port/main", "port"),
         ("redis+cluster://host:port", "port"),
-        ("redis://h/0?protocol=4", protocol),
-        ("unix:///s?protocol=1", protocol),
-        ("redis+cluster://h:1,h:2?protocol=4", protocol),
-        ("redis+sentinel://h/main/0?protocol=", protocol),
+        ("redis://h/0?protocol=4", "is unknown; write protocol=3 for RESP3"),
         ("redis+cluster://h:1?db=3", unknown + "db; here it takes protocol"),
-        ("redis+sentinel://h/main?socket_timeout=3", unknown + "socket_timeout; here it takes protocol"),
+        ("rediss+cluster://h:1?ssl_validate_ocsp=true", unknown + "ssl_validate_ocsp"),
+        ("rediss+cluster://h:1?ssl_cert_reqs=some", "redis-py refuses one of its options: "),
+        ("rediss+sentinel://h/main?ssl_ca_cert=", unknown + "ssl_ca_cert; here it takes protocol, ssl_ca_certs,"),
+        ("rediss+sentinel://h/main?ssl_password=a@hunter2", "in an option write %40 for @"),
     ]
-    of_tls = [
-        ("db=3", unknown + "db; here it takes protocol, ssl_ca_certs,"),
-        ("ssl_validate_ocsp=true", unknown + "ssl_validate_ocsp"),  # of a URL redis-py takes it for no
-        ("ssl_ca_cert=", unknown + "ssl_ca_cert;"),
-        ("ssl_cert_reqs=some", "redis-py refuses one of its options: "),
-        ("ssl_password=a@hunter2", "in an option write %40 for @"),
-        ("ssl_ca_certs=a#b", "%23 for # in an option"),
-    ]
-    for url in ("rediss+cluster://h:1", "rediss+sentinel://h/main"):
-        rows += [(f"{url}?{option}", said) for option, said in of_tls]
     for url, said in rows:
         with case(url):
             text = refused_push(url, ConfigError)
@@ -95,14 +80,11 @@ def test_a_url_that_is_wrong_is_shown_with_what_is_wrong() -> None:
 def test_nobody_is_there(tmp_path: Path) -> None:
     at = f"127.0.0.1:{NOBODY}"
     rows = [
-        (f"redis://{at}", "does not answer: Error 111"),
         (f"rediss://:{SECRET}@{at}", "does not answer: Error 111"),
         (f"unix://{tmp_path}/redis.sock", "does not answer"),
         ("redis://nobody.invalid", "does not answer: Error -2 connecting to nobody.invalid:6379"),
         (f"redis+cluster://:{SECRET}@{at},{at}", "does not answer: Error 111"),
-        ("redis+cluster://nobody.invalid:1,nowhere.invalid:2", "does not answer: Error -2 connecting to no"),
         (f"redis+sentinel://:{SECRET}@{at}/main", "No master found for 'main'"),
-        (f"redis+sentinel://{at}/main", "none of the sentinels does (Error 111"),
         ("redis+sentinel://nobody.invalid/main", "none of the sentinels does (Error -2 connecting to nobody.invalid"),
     ]
     for url, said in rows:
@@ -126,8 +108,8 @@ def test_the_command_line_names_the_url_and_where_it_comes_from() -> None:
 
 
 def test_clusters_and_single_servers_are_told_apart(cluster: RedisCluster, redis_server: RedisServer) -> None:
-    """One server of a cluster also where it happens to serve the shards that are asked for first, or is a replica."""
-    for server in cluster.servers:
+    """One server of a cluster also where it is a replica."""
+    for server in (cluster.servers[0], cluster.servers[-1]):
         with case(server.port):
             said = "the server is part of a cluster; use redis+cluster:// in redis_url"
             assert said in refused_push(server.url, RedisRefused)
@@ -145,28 +127,11 @@ def test_some_servers_of_the_url_are_enough(cluster: RedisCluster) -> None:
     assert push(url) == 20
 
 
-def test_a_replica_is_no_primary_and_a_node_waits_until_it_is() -> None:
-    with ExitStack() as stack:
-        primary = stack.enter_context(RedisServer())
-        replica = stack.enter_context(RedisServer(replicaof=f"127.0.0.1 {primary.port}"))
-        client = stack.enter_context(redis.Redis(port=replica.port))
-        until(lambda: client.info("replication").get("master_link_status") == "up", "a replica in step")
+def test_a_replica_is_no_primary() -> None:
+    with RedisServer(replicaof=f"127.0.0.1 {NOBODY}") as replica:
         error = refused_push(replica.url, RedisNotReady)
-        assert error.startswith(f"Redis at redis://127.0.0.1:{replica.port}/0 is a read-only replica; ")
-        assert "redis_url must name the primary" in error
-        node = subprocess.Popen(
-            [sys.executable, "-m", "lowq", "run", "-r", "tests.processes.app_orders:app"],
-            cwd=ROOT, env=os.environ | {"LOWQ_REDIS_URL": replica.url, "ORDERS_HISTORY": os.devnull},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
-        try:
-            assert node.stdout is not None
-            assert "redis_url must name the primary" in next(line for line in node.stdout if "replica" in line)
-            client.execute_command("REPLICAOF", "NO", "ONE")
-            until(lambda: client.exists("lowq:v1:nodes"), "node")
-        finally:
-            node.terminate()
-            node.communicate(timeout=PATIENCE)
+    assert error.startswith(f"Redis at redis://127.0.0.1:{replica.port}/0 is a read-only replica; ")
+    assert "redis_url must name the primary" in error
 
 
 def test_users_passwords_and_rights() -> None:
@@ -241,23 +206,18 @@ class FakeServer:
                     pass
 
 
-def test_a_web_server_is_no_redis() -> None:
+def test_a_web_server_or_a_redis_that_is_too_old_is_named() -> None:
     with FakeServer(lambda _: b"HTTP/1.1 400 Bad Request\r\n\r\n") as server:
         assert f"what answers at {server.url} is no Redis" in refused_push(server.url, RedisRefused)
 
-
-def test_a_server_that_is_too_old_is_named_with_the_version_that_is_needed() -> None:
-    version = ""
-
     def answer(command: list[bytes]) -> bytes:
         if command[0] == b"INFO":
-            info = f"# Server\r\nredis_version:{version}\r\nuptime_in_seconds:5\r\n".encode()
+            info = b"# Server\r\nredis_version:6.2.14\r\nuptime_in_seconds:5\r\n"
             return b"$%d\r\n%s\r\n" % (len(info), info)
         if command[0] == b"SCRIPT":  # as such a server says to the flags line of a newer script
             return b"-ERR Error compiling script (new function): user_script:1: unexpected symbol near '#'\r\n"
         return b"+OK\r\n"
 
-    for version in ("6.2.14", "5.0.7", "2.8.0"):
-        with case(version), FakeServer(answer) as server:
-            said = refused_push(server.url, RedisRefused)
-            assert f"the server is Redis {version}; lowq needs Redis 7.0 or Valkey 7.2" in said
+    with FakeServer(answer) as server:
+        said = refused_push(server.url, RedisRefused)
+        assert "the server is Redis 6.2.14; lowq needs Redis 7.0 or Valkey 7.2" in said
