@@ -17,57 +17,34 @@ from tests.rows import case
 OFFSET, NOW = 1_799_999_900.0, 1_800_000_000.0
 
 
-def jobs(*times: bytes) -> list[TakenJob]:
-    return [TakenJob("a", [], -1, (b"a", at, b"-1")) for at in times]
-
-
-def due(*waited: float) -> list[TakenJob]:
-    return jobs(*(repr(NOW - seconds).encode() for seconds in waited))
-
-
-def counted(tally: Tally) -> dict[float, int]:
-    """Bound -> how many."""
-    return {
-        bound: count for bound, count in zip((*WAIT_BOUNDS, float("inf")), tally.waits, strict=True) if count
-    }  # fmt: skip
+def counted(*due: bytes | float, offset: float | None = OFFSET) -> tuple[dict[float, int], float]:
+    """Bound -> how many jobs, and their seconds together. ``due``: how long each had waited, or what stands there."""
+    tally = Tally()
+    times = [repr(NOW - at).encode() if isinstance(at, float) else at for at in due]
+    count_waits(tally, [TakenJob("a", [], -1, (b"a", at, b"-1")) for at in times], NOW - OFFSET, offset)
+    bounds = zip((*WAIT_BOUNDS, float("inf")), tally.waits, strict=True)
+    return {bound: count for bound, count in bounds if count}, tally.waited
 
 
 def test_jobs_count_by_how_long_they_had_waited() -> None:
-    tally = Tally()
-    count_waits(tally, due(0.0, 0.25, 0.2, 90_000.0), NOW - OFFSET, OFFSET)
-    assert counted(tally) == {0.001: 1, 0.25: 2, float("inf"): 1}
-    assert tally.waited == pytest.approx(90_000.45)
-
-
-def test_a_job_that_is_due_in_a_moment_by_this_clock_has_not_waited() -> None:
-    tally = Tally()
-    count_waits(tally, due(-0.3), NOW - OFFSET, OFFSET)
-    assert (counted(tally), tally.waited) == ({0.001: 1}, 0.0)
-
-
-def test_without_redis_s_time_nothing_counts() -> None:
-    tally = Tally()
-    count_waits(tally, due(1.0), NOW, None)
-    assert counted(tally) == {}
-
-
-def test_of_a_long_delivery_some_stand_for_all() -> None:
-    for count in [1, 7, 8, 9, 15, 16, 17, 100, 499, 500]:
+    waits, seconds = counted(0.0, 0.25, 0.2, 90_000.0)
+    assert waits == {0.001: 1, 0.25: 2, float("inf"): 1}
+    assert seconds == pytest.approx(90_000.45)
+    assert counted(-0.3) == ({0.001: 1}, 0.0), "due in a moment, by this clock"
+    assert counted(1.0, offset=None) == ({}, 0.0), "without Redis's time"
+    for count in (1, 8, 9, 17, 499):
         with case(count):
-            tally = Tally()
-            count_waits(tally, due(*([20.0] * (count // 2) + [2.0] * (count - count // 2))), NOW - OFFSET, OFFSET)
-            assert sum(tally.waits) == count
-            assert abs(counted(tally).get(30.0, 0) - count // 2) <= -(-count // WAITS_READ)
+            waits, _ = counted(*[20.0] * (count // 2), *[2.0] * (count - count // 2))
+            assert sum(waits.values()) == count
+            assert abs(waits.get(30.0, 0) - count // 2) <= -(-count // WAITS_READ)  # some stand for all
 
 
 def test_a_time_that_somebody_has_written_spoils_no_figure() -> None:
-    for written in [b"nan", b"-inf", b"inf", b"x", b"", b"-1e300", b"0"]:
+    for written in (b"nan", b"-inf", b"inf", b"x", b"-1e300", b"0"):
         with case(written):
-            tally = Tally()
-            count_waits(tally, jobs(written, repr(NOW - 1.0).encode()), NOW - OFFSET, OFFSET)
-            assert counted(tally).pop(1.0) == 1
-            assert 0.0 <= tally.waited < 1e11
-            assert sum(tally.waits) <= 2
+            waits, seconds = counted(written, 1.0)
+            assert waits.pop(1.0) == 1
+            assert 0.0 <= seconds < 1e11
 
 
 def test_a_batch_that_took_longer_than_the_floor_is_kept_with_its_first_id() -> None:
@@ -76,6 +53,5 @@ def test_a_batch_that_took_longer_than_the_floor_is_kept_with_its_first_id() -> 
     count_batch(tally, outcome, Performing(shard, ["a", "b"], 100.0), 100.0 + FLOOR / 2)
     assert tally.slowest.take() == []
     count_batch(tally, outcome, Performing(shard, ["a", "b"], 100.0), 102.5)
-    (slow,) = tally.slowest.take()
-    assert slow == ("a", 2, 3, 2.5, 102.5)
+    assert tally.slowest.take() == [("a", 2, 3, 2.5, 102.5)]
     assert sum(tally.lengths) == 2

@@ -11,9 +11,8 @@ import lowq
 from lowq.node import job_log
 from lowq.testing import drain
 from lowq.workers import Worker
-from tests.rules.thread_rig import ThreadRig
-
-pytestmark = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
+from tests.rules.node.conftest import MakeApp
+from tests.rules.node.drivers import Driver
 
 PayloadsById = dict[str, list[Any]]
 log = logging.getLogger("shop")
@@ -51,37 +50,28 @@ def kept() -> Iterator[Kept]:
     log.setLevel(level)
 
 
-def by_drain(_app: lowq.Lowq, worker: type[Worker[Any]]) -> None:
-    drain(worker)
-
-
-def in_a_thread(app: lowq.Lowq, worker: type[Worker[Any]]) -> None:
-    ThreadRig(app, worker).turn()
-
-
 def push(worker: type[Worker[Any]], *ids: str) -> None:
     worker.perform_async({"id": job_id, "score": 1} for job_id in ids)
 
 
-@pytest.mark.parametrize("perform", [by_drain, in_a_thread])
-def test_records_of_a_handler_carry_queue_shard_ids_and_delivery(
-    app: lowq.Lowq, kept: Kept, perform: Callable[[lowq.Lowq, type[Worker[Any]]], object]
+def test_records_of_a_handler_carry_queue_shard_some_ids_and_delivery(
+    app: lowq.Lowq, kept: Kept, driver: Driver
 ) -> None:
     deliveries: list[int] = []
 
-    @app.worker(shards_count=1, batch_size=2, queue_name="Orders")
-    def orders(payloads_by_id: PayloadsById) -> None:
+    def handler(payloads_by_id: PayloadsById) -> None:
         deliveries.append(lowq.current().delivery)
         log.info("selling %s", [*payloads_by_id])
 
-    push(orders, "a", "b")
+    worker = driver.worker(app, handler, batch_size=50)
+    push(worker, *(f"{n:02}" for n in range(12)))
     log.info("before")
-    perform(app, orders)
+    driver.perform(app, worker)
     log.info("after")
-    assert len(deliveries) == 1
-    assert deliveries[0] > 0
-    fields = {"queue": "Orders", "shard": 0, "ids": ["a", "b"], "delivery": deliveries[0]}
-    assert kept.fields() == [{}, fields, {}]
+    (delivery,) = deliveries
+    assert delivery > 0
+    ids = [f"{n:02}" for n in range(10)]
+    assert kept.fields() == [{}, {"queue": "Orders", "shard": 0, "ids": ids, "delivery": delivery, "ids_count": 12}, {}]
 
 
 def test_each_task_has_its_own_also_in_threads_that_it_uses(app: lowq.Lowq, kept: Kept) -> None:
@@ -95,27 +85,13 @@ def test_each_task_has_its_own_also_in_threads_that_it_uses(app: lowq.Lowq, kept
     assert [fields["ids"] for fields in kept.fields()] == [["a"], ["a"], ["b"], ["b"]]
 
 
-def test_the_ids_are_bounded(app: lowq.Lowq, kept: Kept) -> None:
-    @app.worker(shards_count=1, batch_size=50)
-    def orders(payloads_by_id: PayloadsById) -> None:
-        log.info("selling")
-
-    push(orders, *(f"{n:02}" for n in range(12)))
-    drain(orders)
-    (fields,) = kept.fields()
-    assert fields["ids"] == [f"{n:02}" for n in range(10)]
-    assert fields["ids_count"] == 12
-
-
-def test_in_perform_one_it_is_the_id_that_is_performed(app: lowq.Lowq, kept: Kept) -> None:
+def test_in_perform_one_it_is_the_id_that_is_performed(make_app: MakeApp, kept: Kept) -> None:
     def around(_worker: Any, _batch: Any, call_next: Callable[[], None]) -> None:
         log.info("around it")
         call_next()
         log.info("around it")
 
-    app.config.server_middlewares = [around]
-
-    @app.worker(shards_count=1, batch_size=3)
+    @make_app(server_middlewares=[around]).worker(shards_count=1, batch_size=3)
     def orders(job_id: str, payloads: list[Any]) -> None:
         log.info("selling")
 
@@ -125,25 +101,14 @@ def test_in_perform_one_it_is_the_id_that_is_performed(app: lowq.Lowq, kept: Kep
     assert [fields["ids"] for fields in kept.fields()] == [every, ["a"], ["b"], ["c"], every]
 
 
-def test_what_a_record_has_stays(app: lowq.Lowq, kept: Kept) -> None:
-    @app.worker(shards_count=1, queue_name="Orders")
-    def orders(payloads_by_id: PayloadsById) -> None:
-        log.info("selling", extra={"queue": "till", "ids": 7})
-
-    push(orders, "a")
-    drain(orders)
-    (fields,) = kept.fields()
-    assert (fields["queue"], fields["ids"], fields["shard"]) == ("till", 7, 0)
-
-
-def test_a_handler_that_is_called_by_a_test_has_it_as_well(app: lowq.Lowq, kept: Kept) -> None:
+def test_what_a_record_has_stays_and_a_test_that_calls_a_handler_has_it_as_well(app: lowq.Lowq, kept: Kept) -> None:
     @app.worker(queue_name="Orders")
     def orders(payloads_by_id: PayloadsById) -> None:
-        log.info("selling")
+        log.info("selling", extra={"queue": "till"})
 
     with lowq.testing.execution(orders, {"a": [1]}):
         orders().perform({"a": [1]})
-    assert kept.fields() == [{"queue": "Orders", "shard": 0, "ids": ["a"], "delivery": 0}]
+    assert kept.fields() == [{"queue": "till", "shard": 0, "ids": ["a"], "delivery": 0}]
 
 
 # --- a line for each job that begins, and that ends ---
@@ -155,89 +120,59 @@ def of_jobs(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Without the seconds."""
-    return [record.getMessage().partition(",")[0] for record in of_jobs(caplog)]
+    return [record.getMessage().removeprefix("Orders:0: id ").partition(",")[0] for record in of_jobs(caplog)]
 
 
-@pytest.mark.parametrize("perform", [by_drain, in_a_thread])
 def test_at_debug_each_job_has_a_line_when_it_begins_and_when_it_ends(
-    app: lowq.Lowq, caplog: pytest.LogCaptureFixture, perform: Callable[[lowq.Lowq, type[Worker[Any]]], object]
+    app: lowq.Lowq, caplog: pytest.LogCaptureFixture, driver: Driver
 ) -> None:
     caplog.set_level(logging.DEBUG, "lowq.jobs")
     deliveries: list[int] = []
 
-    @app.worker(shards_count=1, batch_size=10, queue_name="Orders", max_retry_count=1)
-    def orders(payloads_by_id: PayloadsById) -> None:
+    def handler(payloads_by_id: PayloadsById) -> None:
         batch = lowq.current()
         deliveries.append(batch.delivery)
         batch.fail("b", "no")
         batch.release("c", 50)
         batch.bury("d")
+        raise ValueError("boom")
 
-    push(orders, *"abcd")
-    perform(app, orders)
-    assert lines(caplog) == [
-        *(f"Orders:0: id {job_id} begins" for job_id in "abcd"),
-        "Orders:0: id a ends: finished", "Orders:0: id b ends: failed", "Orders:0: id c ends: released",
-        "Orders:0: id d ends: buried",
-    ]  # fmt: skip
-    first, *_, last = map(vars, of_jobs(caplog))
-    assert {name: first[name] for name in ("event", *FIELDS)} == {
-        "event": "job_start", "queue": "Orders", "shard": 0, "ids": ["a"], "delivery": deliveries[0],
-    }  # fmt: skip
-    assert {name: last[name] for name in ("event", *FIELDS, "outcome")} == {
-        "event": "job_end", "queue": "Orders", "shard": 0, "ids": ["d"], "delivery": deliveries[0], "outcome": "buried",
-    }  # fmt: skip
-    assert last["seconds"] >= 0
+    worker = driver.worker(app, handler, max_retry_count=1)
+    push(worker, *"abcd")
+    driver.perform(app, worker)
+    ends = ["a ends: solo", "b ends: failed", "c ends: released", "d ends: buried"]
+    assert lines(caplog)[:8] == [*(f"{job_id} begins" for job_id in "abcd"), *ends]
+    for record, event, job_id in ((of_jobs(caplog)[0], "job_start", "a"), (of_jobs(caplog)[7], "job_end", "d")):
+        said = {name: vars(record)[name] for name in ("event", *FIELDS)}
+        assert said == {"event": event, "queue": "Orders", "shard": 0, "ids": [job_id], "delivery": deliveries[0]}
+    assert vars(of_jobs(caplog)[7])["outcome"] == "buried"
+    assert vars(of_jobs(caplog)[7])["seconds"] >= 0
 
 
-def test_what_is_tried_again_alone_and_what_is_given_up_says_so(
-    app: lowq.Lowq, caplog: pytest.LogCaptureFixture
+def test_in_perform_one_each_id_begins_when_it_is_called(
+    app: lowq.Lowq, caplog: pytest.LogCaptureFixture, driver: Driver
 ) -> None:
-    caplog.set_level(logging.DEBUG, "lowq.jobs")
-
-    @app.worker(shards_count=1, batch_size=10, queue_name="Orders", max_retry_count=0)
-    async def orders(payloads_by_id: PayloadsById) -> None:
-        if "b" in payloads_by_id:
-            raise ValueError("boom")
-
-    push(orders, *"ab")
-    drain(orders)
-    assert lines(caplog)[:4] == [
-        "Orders:0: id a begins", "Orders:0: id b begins", "Orders:0: id a ends: solo", "Orders:0: id b ends: solo",
-    ]  # fmt: skip
-    assert sorted(lines(caplog)[4:]) == [
-        "Orders:0: id a begins", "Orders:0: id a ends: finished", "Orders:0: id b begins",
-        "Orders:0: id b ends: exhausted",
-    ]  # fmt: skip
-
-
-def test_in_perform_one_each_id_begins_when_it_is_called(app: lowq.Lowq, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "shop")
     caplog.set_level(logging.DEBUG, "lowq.jobs")
 
-    @app.worker(shards_count=1, batch_size=10, queue_name="Orders")
-    def orders(job_id: str, payloads: list[Any]) -> None:
+    def handler(job_id: str, payloads: list[Any]) -> None:
         log.info("selling %s", job_id)
+        if job_id == "b":
+            raise ValueError("boom")
 
-    push(orders, *"ab")
-    drain(orders)
-    assert lines(caplog) == [
-        "Orders:0: id a begins", "selling a", "Orders:0: id b begins", "selling b",
-        "Orders:0: id a ends: finished", "Orders:0: id b ends: finished",
-    ]  # fmt: skip
+    worker = driver.worker(app, handler, per_id=True, max_retry_count=0)
+    push(worker, *"ab")
+    driver.perform(app, worker)
+    assert lines(caplog) == ["a begins", "selling a", "b begins", "selling b", "a ends: finished", "b ends: exhausted"]
 
 
-def test_without_debug_nothing_is_made(app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_debug_nothing_is_made(app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch, driver: Driver) -> None:
     def never(*_args: Any) -> None:
         raise AssertionError("a line was made that nobody wants")
 
     monkeypatch.setattr(job_log, "begins", never)
     monkeypatch.setattr(job_log, "ends", never)
-
-    @app.worker(shards_count=1, batch_size=10)
-    def orders(job_id: str, payloads: list[Any]) -> None: ...
-
-    push(orders, *"ab")
-    assert drain(orders).performed == 2
-    push(orders, *"ab")
-    in_a_thread(app, orders)
+    worker = driver.worker(app, lambda *_: None, per_id=True)
+    push(worker, *"ab")
+    driver.perform(app, worker)
+    assert worker.queue.stats().processed == 2

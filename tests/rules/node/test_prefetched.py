@@ -13,8 +13,6 @@ from tests.leases import run_out
 from tests.rules.support import TTL
 from tests.rules.thread_rig import ThreadRig
 
-pytestmark = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
-
 
 class Prefetched:
     """A thread that has taken several batches of one job in one delivery. `meanwhile` happens in the first of them."""

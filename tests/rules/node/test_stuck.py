@@ -11,8 +11,6 @@ import lowq
 from lowq.inspection import stuck
 from tests.waiting import until
 
-pytestmark = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
-
 
 @pytest.fixture
 def app(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[lowq.Lowq]:

@@ -50,53 +50,31 @@ class Batch:
     def _write_off(self) -> None:
         self.written_off += 1
 
-    def run(self, handler: Callable[[], object]) -> None:
-        self.limits.run(handler)
 
+def test_a_time_limit_interrupts_its_batch_once_when_it_has_passed() -> None:
+    batch = Batch(time_limit=10)
 
-class TestTimeLimit:
-    def test_it_interrupts_once_when_it_has_passed(self) -> None:
-        batch = Batch(time_limit=10)
-
-        def handler() -> None:
-            assert batch.enforce(4) == 6
-            assert batch.sent == []
+    def handler() -> None:
+        assert batch.enforce(4) == 6
+        assert batch.sent == []
+        assert not batch.limits.interrupt_dropped()  # none was sent: it is somebody else's
+        for _ in range(2):
             assert batch.enforce(10) == DROPPED_AFTER
             assert batch.sent == [TimeLimitExceeded]
-            assert batch.enforce(11) == DROPPED_AFTER
-            assert batch.sent == [TimeLimitExceeded]
+        assert batch.limits.interrupt_dropped()  # by Python: it comes again
+        batch.enforce(11)
+        assert batch.sent == [TimeLimitExceeded] * 2
 
-        batch.run(handler)
+    batch.limits.run(handler)
+    assert batch.sent == [TimeLimitExceeded, TimeLimitExceeded, None], "one that was not raised yet is taken back"
 
-    def test_one_that_python_dropped_comes_again(self) -> None:
-        batch = Batch(time_limit=10)
 
-        def handler() -> None:
-            assert not batch.limits.interrupt_dropped()  # none was sent: it is somebody else's
-            batch.enforce(10)
-            assert batch.limits.interrupt_dropped()
-            batch.enforce(11)
-            assert batch.sent == [TimeLimitExceeded, TimeLimitExceeded]
-
-        batch.run(handler)
-        assert batch.limits.interrupt_dropped()
-        assert batch.sent == [TimeLimitExceeded, TimeLimitExceeded, None]
-
-    def test_an_interrupt_that_was_not_raised_yet_is_taken_back_when_the_handler_ends(self) -> None:
-        batch = Batch(time_limit=10)
-        batch.run(lambda: batch.enforce(10))
-        assert batch.sent == [TimeLimitExceeded, None]
-
-    def test_a_batch_that_has_ended_is_not_interrupted(self) -> None:
-        batch = Batch(time_limit=10)
-        batch.run(lambda: None)
-        assert batch.enforce(10) is None
-        assert batch.sent == []
-
-    def test_nor_one_that_has_not_begun(self) -> None:
-        batch = Batch(time_limit=10, ttr=20)
-        batch.enforce(30)
-        assert (batch.sent, batch.written_off) == ([], 0)
+def test_a_batch_that_has_ended_or_not_begun_is_left_alone() -> None:
+    batch = Batch(time_limit=10, ttr=20)
+    batch.enforce(30)
+    batch.limits.run(lambda: None)
+    assert batch.enforce(30) is None
+    assert (batch.sent, batch.written_off) == ([], 0)
 
 
 def test_a_task_that_exceeded_its_limit_shows_where_it_waited() -> None:
@@ -152,59 +130,39 @@ def test_a_batch_does_not_end_while_who_watches_is_at_it(what: str) -> None:
     assert ended == [True]
 
 
-class TestTouch:
-    def test_the_deadline_is_the_earlier_of_the_two(self) -> None:
-        assert Batch(time_limit=10).limits.deadline == 1010
-        assert Batch(ttr=7).limits.deadline == 1007
-        assert Batch(time_limit=10, ttr=15).limits.deadline == 1010
+def test_touch_gives_so_many_seconds_from_now_and_ttr_keeps_its_distance() -> None:
+    batch = Batch(time_limit=10, ttr=15)
+    seen: list[float] = []
 
-    def test_it_gives_so_many_seconds_from_now_and_ttr_keeps_its_distance(self) -> None:
-        batch = Batch(time_limit=10, ttr=15)
-
-        def handler() -> None:
-            batch.now += 8
-            batch.limits.touch(30)
-            assert batch.limits.deadline == 1038
-            assert batch.enforce(20) == 18
-            assert batch.enforce(38) == DROPPED_AFTER
-            assert len(batch.sent) == 1
-            batch.enforce(43)
-            assert batch.written_off == 1
-
-        with pytest.raises(WrittenOff):
-            batch.run(handler)
-
-    def test_who_watches_is_told_when_the_deadline_is_nearer_than_before(self) -> None:
-        batch = Batch(time_limit=10)
+    def handler() -> None:
+        seen.extend([batch.limits.deadline or 0, caller_deadline()])  # as what waits for Redis knows it
+        batch.now += 8
         batch.limits.touch(30)
+        seen.extend([batch.limits.deadline or 0, caller_deadline()])
         assert batch.earlier == 0
-        batch.limits.touch(3)
-        assert batch.earlier == 1
+        assert batch.enforce(20) == 18
+        assert batch.enforce(38) == DROPPED_AFTER
+        assert len(batch.sent) == 1
+        batch.enforce(43)
+        assert batch.written_off == 1
+
+    with pytest.raises(WrittenOff):
+        batch.limits.run(handler)
+    assert [*seen, caller_deadline()] == [1010, 1010, 1038, 1038, float("inf")]
+    assert Batch(ttr=7).limits.deadline == 1007
+    nearer = Batch(time_limit=10)
+    nearer.limits.touch(3)
+    assert nearer.earlier == 1, "who watches is told"
 
 
-class TestCallersDeadline:
-    def test_what_waits_for_redis_knows_it_while_the_handler_runs(self) -> None:
-        batch = Batch(time_limit=10)
-        seen: list[float] = []
-
-        def handler() -> None:
-            seen.append(caller_deadline())
-            batch.limits.touch(50)
-            seen.append(caller_deadline())
-
-        batch.run(handler)
-        assert [*seen, caller_deadline()] == [1010, 1050, float("inf")]
-
-    def test_it_ends_with_the_batch_for_a_task_that_goes_on_after_it(self) -> None:
-        batch = Batch(time_limit=10)
-        context = contextvars.copy_context()
-        batch.run(lambda: context.run(caller_limit.set, batch.limits))
-        assert context.run(caller_deadline) == float("inf")
-
-    def test_not_where_nobody_watches(self) -> None:
-        seen: list[float] = []
-        TimeLimits(10, 20).run(lambda: seen.append(caller_deadline()))
-        assert seen == [float("inf")]
+def test_the_callers_deadline_ends_with_the_batch_and_is_none_where_nobody_watches() -> None:
+    batch = Batch(time_limit=10)
+    context = contextvars.copy_context()  # of a task that goes on after it
+    batch.limits.run(lambda: context.run(caller_limit.set, batch.limits))
+    assert context.run(caller_deadline) == float("inf")
+    seen: list[float] = []
+    TimeLimits(10, 20).run(lambda: seen.append(caller_deadline()))
+    assert seen == [float("inf")]
 
 
 # --- when an interrupt strikes ---

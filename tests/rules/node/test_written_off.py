@@ -17,8 +17,6 @@ from tests.rules.support import TTL
 from tests.rules.thread_rig import ThreadRig
 from tests.waiting import PATIENCE, until
 
-pytestmark = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
-
 
 class Hanging:
     """A thread whose handler hangs in a batch of three, having said of two what becomes of them. Its ttr has passed,
