@@ -12,21 +12,27 @@ from tests.waiting import PATIENCE, auntil
 
 def test_all_verbs_are_awaited(queue: Queue) -> None:
     async def work() -> None:
-        async with queue.aconsumer(ttr=60) as consumer:
-            await queue.aput("a")
-            (job,) = await consumer.take(timeout=PATIENCE)
-            assert (job.payload, job.payloads, job.retry_count) == ("a", ["a"], -1)
-            await job.touch(60)
-            await job.release()
-            (job,) = await consumer.take(timeout=PATIENCE)
-            await job.fail("no", delay=0)
-            (job,) = await consumer.take(timeout=PATIENCE)
-            assert job.retry_count == 0
-            await consumer.ack(job.receipt)
+        consumer = queue.aconsumer(ttr=60, session="ann")
+        with pytest.raises(ConsumerClosed, match="async with"):
+            await consumer.take()
+        await consumer.start()
+        await queue.aput("a")
+        (job,) = await consumer.take(timeout=PATIENCE)
+        assert (job.payload, job.payloads, job.retry_count) == ("a", ["a"], -1)
+        await job.touch(60)
+        await job.release()
+        (job,) = await consumer.take(timeout=PATIENCE)
+        await job.fail("no", delay=0)
+        (job,) = await consumer.take(timeout=PATIENCE)
+        assert job.retry_count == 0
+        await consumer.detach()
+        async with queue.aconsumer(session="ann") as other:
+            assert other.session == "ann"
+            await other.ack(job.receipt)
             with pytest.raises(NotTaken):
-                await job.ack()
+                await other.ack(job.receipt)
             await queue.aput("b")
-            (job,) = await consumer.take(timeout=PATIENCE)
+            (job,) = await other.take(timeout=PATIENCE)
             await job.bury("no")
 
     asyncio.run(work())
@@ -92,23 +98,3 @@ def test_what_comes_for_a_take_that_was_cancelled_waits_again(queue: Queue, line
             return [job.id for job in await consumer.take(timeout=0)]
 
     assert asyncio.run(asyncio.wait_for(work(), PATIENCE)) == []
-
-
-def test_before_it_has_started_it_says_so(queue: Queue) -> None:
-    with pytest.raises(ConsumerClosed, match="async with"):
-        asyncio.run(queue.aconsumer().take())
-
-
-def test_detach_and_come_back(queue: Queue) -> None:
-    async def work() -> None:
-        queue.push({"id": "a"})
-        consumer = queue.aconsumer(session="ann")
-        await consumer.start()
-        (job,) = await consumer.take(timeout=PATIENCE)
-        await consumer.detach()
-        async with queue.aconsumer(session="ann") as other:
-            assert other.session == "ann"
-            await other.ack(job.receipt)
-
-    asyncio.run(work())
-    assert queue.stats().processed == 1

@@ -14,7 +14,7 @@ import pytest
 import lowq
 from lowq.broker.in_flight import InFlight
 from lowq.clock import now
-from lowq.consumer import Consumer, ConsumerJob
+from lowq.consumer import Consumer
 from lowq.errors import NotTaken, RedisUnavailable, SessionInUse
 from lowq.queue import Queue
 from lowq.store.keys import shard_prefix
@@ -28,39 +28,19 @@ on_redis = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
 def test_what_was_taken_before_a_freeze_longer_than_the_lease_is_not_handed_over(
     queue: Queue, consumer: Consumer, line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nor acknowledged by the next batch."""
     ahead = [0.0]
     monkeypatch.setattr("lowq.consumer.consumer.monotonic", lambda: now() + ahead[0])
-    handed_out: list[list[ConsumerJob]] = []
-
-    def freeze() -> None:
-        ahead[0] = 1000.0
-
-    def thaw() -> None:
-        assert queue.stats().taken <= 10  # of the first take, which is given back
-        ahead[0] = 0.0
-
-    queue.push([{"id": n} for n in range(10)])
-    for batches in (False, True):
-        line.after, line.before = [freeze], [lambda: None, thaw]
-        handed_out.append(next(consumer.batches(10)) if batches else consumer.take(10, timeout=PATIENCE))
-        assert ahead[0] == 0.0
-        for job in handed_out[-1]:
-            assert job.fence > 0
-            job.release()
-    assert all(handed_out)
-
-
-@on_redis
-def test_jobs_that_were_not_handed_over_are_not_acknowledged_by_the_next_batch(
-    queue: Queue, consumer: Consumer, line: Line, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ahead = [0.0]
-    monkeypatch.setattr("lowq.consumer.consumer.monotonic", lambda: now() + ahead[0])
-    queue.push([{"id": n} for n in range(20)])
 
     def skip(seconds: float) -> Hook:
         return lambda: operator.setitem(ahead, 0, seconds)
 
+    queue.push([{"id": n} for n in range(20)])
+    line.after, line.before = [skip(1000.0)], [lambda: None, skip(0.0)]
+    for job in consumer.take(10, timeout=PATIENCE):
+        assert job.fence > 0
+        job.release()
+    assert not line.after + line.before
     line.after, line.before = [skip(1000.0)], [skip(0.0), skip(0.0)]
     seen: list[str] = []
     for jobs in consumer.batches(5):
