@@ -5,7 +5,6 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -36,14 +35,9 @@ def invoke(*args: str) -> Result:
 def test_options_may_stand_before_the_verb_and_run_may_be_left_out() -> None:
     rows: list[tuple[list[str], list[str]]] = [
         (["-r", "no.py"], ["run", "-r", "no.py"]),
-        (["-rno.py", "-t", "10", "--embedded"], ["run", "-rno.py", "-t", "10", "--embedded"]),
         (["-r", "no.py", "--help"], ["run", "--help"]),
-        (["-r", "no.py", "-h"], ["run", "--help"]),
-        (["--redis-url", "memory://verbs", "stats"], ["stats", "--redis-url", "memory://verbs"]),
         (["--redis-url=memory://verbs", "--json", "stats"], ["stats", "--json", "--redis-url=memory://verbs"]),
         (["-r", "stats", "jobs", "Q"], ["jobs", "-r", "stats", "Q"]),
-        (["-h"], ["--help"]),
-        (["help"], ["--help"]),
         (["help", "stats"], ["stats", "--help"]),
         (["stats", "-h"], ["stats", "--help"]),
     ]
@@ -54,6 +48,7 @@ def test_options_may_stand_before_the_verb_and_run_may_be_left_out() -> None:
 
 
 def test_every_verb_is_listed_and_explains_itself() -> None:
+    assert invoke("--version").stdout == f"lowq {VERSION}\n"
     listed = invoke("--help").stdout
     assert len(main.commands) > 30
     for verb in main.commands:
@@ -64,50 +59,33 @@ def test_every_verb_is_listed_and_explains_itself() -> None:
             assert ("--redis-url" in help_text.stdout) is (verb not in ("web-user", "init", "completion"))
 
 
-def test_version() -> None:
-    assert invoke("--version").stdout == f"lowq {VERSION}\n"
-
-
 def test_wrong_usage_exits_2_and_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[tuple[list[str], str]] = [
         (["stat"], "did you mean stats"),
         (["perform_now", "Q", "1"], "did you mean perform-now?"),
         (["app.py"], "did you mean: lowq run app.py"),
-        (["shop.workers"], "did you mean: lowq run shop.workers"),
         (["run", "nowhere"], "lowq: nowhere: there is no module 'nowhere'"),
-        (["zzz"], "verbs are run, consume, web, stats"),
         (["run"], "lowq run app.py"),
-        (["-t", "3"], "lowq run app.py"),
         (["-r", "app.py", "--embedded", "--redis-url", "redis://h"], "leave out --redis-url"),
-        (["-r", "nowhere.py"], "there is no such file"),
         (["stats", "--jsn"], "--json"),
-        (["shards"], "Missing argument 'QUEUE'"),
         (["jobs", "Q", "--state", "dead"], "'morgue'"),
-        (["jobs", "Q", "--limit", "0"], "1<=x<=1000"),
         (["jobs", "Q", "--min", "soon"], "it is a time: "),
         (["kick", "Q"], "--all"),
         (["kick", "Q", "1", "--all"], "not both"),
-        (["kick", "Q", "--all", "--match", "4*"], "leave one of them out"),
         (["kick", "Q", "--state", "due"], "morgue"),
         (["stats", "a{b"], "queue name"),
-        (["stats", "--redis-url", "http://h"], "redis://"),
-        (["push", "Q", "--shards-count", "1", "--id", "1", "--payload", "paid"], "the payload is no JSON"),
         (["put", "Q", "paid", "--shards-count", "1"], "the payload is no JSON"),
-        (["put", "Q", "1", "--shards-count", "1", "--perform-at", "soon"], "--perform-at soon"),
         (["consume", "Q"], "lowq consume QUEUE -- COMMAND {id}"),
-        (["consume", "Q", "-c", "0", "--", "true"], "0 is not in the range"),
         (["take", "Q", "--timeout", "-1"], "-1"),
         (["push", "Q", "--shards-count", "1", "--id", "1", "--score", "high"], "--score high: it must be a number"),
-        (["push", "Q", "--shards-count", "1", "--id", "1", "--perform-at", "soon"], "--perform-at soon"),
         (["push", "Q", "--shards-count", "1", "--score", "1"], "give its --id"),
         (["push", "Q", "--shards-count", "1", "--id", "1", "--skip", "1"], "leave out the file and --skip"),
-        (["push", "Q", "nowhere.ndjson"], "does not exist"),
         (["-r", "app.py", "--processes", "0"], "0 is not in the range x>=1"),
-        (["-r", "app.py", "--processes", "many"], "'many' is not a valid integer"),
-        (["--processes", "2"], "lowq run app.py"),
         (["-r", "app.py", "--processes", "2", "--embedded", "--redis-url", "memory://"], "brings its own store"),
         (["-r", "app.py", "--supervised", "1.1"], "lowq run --processes N"),
-        (["-r", "app.py", "--supervised", "1.1:500:501"], "lowq run --processes N"),
+        (["-r", "app.py", "--graphite", "graphite"], "write HOST:PORT"),
+        (["run", "-r", "app.py", "--processes", "2", "--statsd", "tcp://statsd:8125"], "write HOST:PORT"),
+        (["consume", "q", "--graphite", "graphite", "--", "true"], "write HOST:PORT"),
     ]
     for args, says in rows:
         with case(args, says), monkeypatch.context() as patch:
@@ -117,17 +95,6 @@ def test_wrong_usage_exits_2_and_says_what_to_type(monkeypatch: pytest.MonkeyPat
             assert says in result.stderr
             assert "Traceback" not in result.stderr
             assert result.stdout == ""
-
-
-def test_an_address_for_figures_is_checked_before_anything_starts() -> None:
-    all_args: list[list[str]] = [["run", "-r", "app.py"], ["run", "-r", "app.py", "--processes", "2"], ["consume", "q"]]
-    rows: list[tuple[str, str]] = [("--graphite", "graphite"), ("--statsd", "tcp://statsd:8125")]
-    for args, (option, value) in product(all_args, rows):
-        with case(args, option, value):
-            result = invoke(*args, option, value, *(["--", "true"] if args[0] == "consume" else []))
-            assert result.exit_code == 2
-            assert option in result.output
-            assert "write HOST:PORT" in result.output
 
 
 def test_a_wrong_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,9 +151,6 @@ def test_tables_are_aligned_cut_and_leave_out_empty_columns(monkeypatch: pytest.
         "価格  1,000",
     ]
     assert output.table(("id", "text"), [["1", "x" * 50]])[1] == "1   " + "x" * 15 + "…"
-
-
-def test_ids_in_tables_are_escaped() -> None:
     assert output.table(("id",), [["a\x1b[31m\nb\udcff"]])[1] == "a\\x1b[31m\\nb\\udcff"
 
 
@@ -227,12 +191,9 @@ def push(name: str, *args: str, lines: bytes, **environment: str) -> tuple[Resul
 def test_a_malformed_line_is_named_and_nothing_of_its_chunk_is_written() -> None:
     rows: list[tuple[bytes, str]] = [
         (b'{"id": 1', "line 3 is no JSON: Input data was truncated"),
-        (b'{"id": 1} x', "line 3 is no JSON"),
         (b'{"id": "\xff"}', "line 3 is no JSON"),
         (b"[1]", 'line 3 is no JSON object, such as {"id": 42}: [1]'),
-        (b"null", "line 3 is no JSON object"),
         (b'{"id": 1, "payload": "' + b"x" * 100_000 + b'"}', "line 3 is longer than "),
-        (b'{"idd": 1}', "line 3: a job has no id"),
         (b'{"id": 1, "scor": 3}', "line 3: job 1: unknown field 'scor'; did you mean 'score'?"),
         (b'{"id": 1, "perform_at": 60}', "give delay=60 instead"),
     ]
@@ -254,7 +215,7 @@ def test_blank_lines_are_no_jobs_and_skipped_ones_are_not_even_parsed() -> None:
 
 
 def test_lines_are_left_out_as_they_are_named() -> None:
-    all_wanted: list[list[int]] = [[], [1], [3], [7], [1, 7], [2, 3, 5], [1, 2, 3, 4, 5, 6, 7], [4, 5, 6, 7]]
+    all_wanted: list[list[int]] = [[], [1], [7], [2, 3, 5], [1, 2, 3, 4, 5, 6, 7], [4, 5, 6, 7]]
     for number, wanted in enumerate(all_wanted):
         with case(wanted):
             lines = b"".join(b'{"id": %d}\n' % (number + 1) for number in range(9))
@@ -263,10 +224,7 @@ def test_lines_are_left_out_as_they_are_named() -> None:
     short = [lines_but(wanted, 7) for wanted in ([4, 5, 6, 7], [2, 4], [1, 2], [1, 3])]
     assert short == ["3", "1,3,5-7", "3-7", "2,4-7"]
     assert lines_but([1], 2) == "2-2"  # "2" would be the first two
-
-
-def test_lines_that_are_none_are_refused() -> None:
-    for text in ["", "x", "-1", "3-", "3-2", "0-2", "4-5,2", "1-3,3", "1,,2", "1 2", "\u0663"]:
+    for text in ["", "x", "-1", "3-", "3-2", "4-5,2", "1-3,3", "1 2"]:
         with case(text):
             assert push("none", f"--skip={text}", lines=b"")[0].exit_code == 2
 
@@ -333,6 +291,10 @@ def Two(payloads_by_id): ...
 """
 
 
+ONE_APP = "import lowq\napp = lowq.Lowq(namespace='shop')\n"
+A_WORKER = "@app.worker\ndef One(payloads_by_id): ...\n"
+
+
 def test_an_application_is_named_in_a_module_or_a_file(folder: Path) -> None:
     (folder / "shop_apps.py").write_text(TWO_APPS)
     for spec in ("shop_apps:second", "shop_apps.py:second", "./shop_apps.py:second"):
@@ -341,20 +303,18 @@ def test_an_application_is_named_in_a_module_or_a_file(folder: Path) -> None:
             assert list(app.workers) == ["Two"]
             assert app.workers["Two"].__module__ == "shop_apps"
             assert sys.modules["shop_apps"].second is app
+    (folder / "shop_settings.py").write_text(ONE_APP)
+    assert load_app("shop_settings", workers=False).config.namespace == "shop"
 
 
 def test_what_is_wrong_with_r_is_said(tmp_path: Path) -> None:
     rows: list[tuple[str, str]] = [
         ("shop_apps", "has 2 applications; choose one: shop_apps:first or shop_apps:second"),
-        ("shop_apps:secnd", "did you mean shop_apps:second?"),
         ("shop_apps:Two", "it is of type type, not Lowq"),
         ("shop_apps:empty", "shop_apps:empty registers no worker"),
         ("shop_aps", "did you mean shop_apps?"),
-        ("shop_aps.py", "did you mean shop_apps.py?"),
         ("elsewhere/app.py", "there is no folder elsewhere"),
-        ("shop_apps.first", "there is no module 'shop_apps.first'"),
         ("no-name", "no-name: write app.py, pkg.module or pkg.module:app"),
-        (":app", ":app: write app.py, pkg.module or pkg.module:app"),
     ]
     for number, (spec, says) in enumerate(rows):
         own = tmp_path / str(number)
@@ -371,9 +331,7 @@ def test_a_file_in_a_package_is_imported_under_its_full_name_and_once(folder: Pa
     package = folder / "shop_pkg"
     package.mkdir()
     (package / "__init__.py").write_text("")
-    (package / "work.py").write_text(
-        "import lowq\nfrom . import helper\napp = lowq.Lowq()\n@app.worker\ndef One(payloads_by_id): ...\n"
-    )
+    (package / "work.py").write_text(f"from . import helper\n{ONE_APP}{A_WORKER}")
     (package / "helper.py").write_text("import shop_pkg.work\n")
     app = load_app("shop_pkg/work.py", workers=True)
     assert sys.modules["shop_pkg.work"].app is app
@@ -382,19 +340,11 @@ def test_a_file_in_a_package_is_imported_under_its_full_name_and_once(folder: Pa
 
 def test_a_file_named_like_a_module_of_python_does_not_replace_it(folder: Path) -> None:
     (folder / "shop").mkdir()
-    (folder / "shop" / "queue.py").write_text(
-        "import lowq\napp = lowq.Lowq()\n@app.worker\ndef One(payloads_by_id): ...\n"
-    )
+    (folder / "shop" / "queue.py").write_text(ONE_APP + A_WORKER)
     import queue
 
-    app = load_app("shop/queue.py", workers=True)
-    assert list(app.workers) == ["One"]
+    assert list(load_app("shop/queue.py", workers=True).workers) == ["One"]
     assert sys.modules["queue"] is queue
-
-
-def test_a_settings_module_needs_no_worker_where_none_is_run(folder: Path) -> None:
-    (folder / "shop_settings.py").write_text("import lowq\napp = lowq.Lowq(namespace='shop')\n")
-    assert load_app("shop_settings", workers=False).config.namespace == "shop"
 
 
 def test_the_users_traceback_is_without_our_frames(folder: Path) -> None:

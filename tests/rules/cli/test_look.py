@@ -17,8 +17,6 @@ from tests.rows import case
 def test_remarks_on_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[tuple[dict[str, Any], str]] = [
         ({}, ""),
-        ({"quiet": True}, "quiet"),
-        ({"written_off": 2}, "written off: 2"),
         ({"quiet": True, "waiting": True, "written_off": 1}, "waiting, quiet, written off: 1"),
     ]
     for fields, remarks in rows:

@@ -2,6 +2,7 @@
 
 import random
 from math import inf
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,15 +13,9 @@ from lowq.supervisor import supervisor
 from lowq.supervisor.generation import Generation
 
 
-class FakeChild:
-    """What a generation looks at."""
-
-    def __init__(self, *, ready: bool = False, reason: str | None = None, passing: bool = False, started_at: float = 0):
-        self.ready, self.reason, self.passing, self.started_at = ready, reason, passing, started_at
-
-
 def child(**fields: Any) -> Any:
-    return FakeChild(**fields)
+    """What a generation looks at."""
+    return SimpleNamespace(**{"ready": False, "reason": None, "passing": False, "started_at": 0, **fields})
 
 
 @pytest.fixture(autouse=True)
@@ -49,30 +44,27 @@ def test_only_one_process_is_tried_until_one_was_ready() -> None:
     assert generation.is_complete()
 
 
-def test_delays_double_up_to_a_limit() -> None:
-    generation = Generation(1, 2)
-    generation.became_ready()
-    generation.places[1].child = child(ready=True)
-    delays = [generation.lost(generation.places[0], child(ready=True), 1.0) for _ in range(10)]
+def test_delays_double_up_to_a_limit_and_one_that_lived_long_is_replaced_at_once() -> None:
+    generation = proven(2)
+    place, other = generation.places
+    other.child = child(ready=True)
+    delays = [generation.lost(place, child(ready=True), 1.0) for _ in range(10)]
     assert delays == [0, 0.25, 0.5, 1, 2, 4, 8, 15, 15, 15]
-    assert generation.places[0].start_at == 16.0
-    assert generation.lost(generation.places[1], child(ready=True), 1.0) == 0  # each place by itself
+    assert place.start_at == 16.0
+    assert generation.lost(other, child(ready=True), 1.0) == 0  # each place by itself
+    lived = child(ready=True, started_at=100)
+    assert generation.lost(place, lived, 100 + rules.FORGIVEN_AFTER - 1) == 15
+    assert generation.lost(place, lived, 100 + rules.FORGIVEN_AFTER) == 0
 
 
-def test_one_that_asked_to_be_replaced_is_replaced_at_once_however_often() -> None:
+def test_one_that_asked_to_be_replaced_is_replaced_at_once_however_often_if_it_was_ready() -> None:
     generation = proven(1)
-    place = generation.places[0]
-    for _ in range(5):
-        generation.lost(place, child(ready=True), 1.0)
+    (place,) = generation.places
+    delays = [generation.lost(place, child(), 1.0, asked_for=True) for _ in range(3)]
+    assert delays == [0, 0.25, 0.5]
     deaths = place.deaths
     assert [generation.lost(place, child(ready=True), 7.0, asked_for=True) for _ in range(10)] == [0.0] * 10
     assert (place.start_at, place.deaths) == (7.0, deaths)
-
-
-def test_but_not_one_that_was_never_ready() -> None:
-    generation = proven(1)
-    delays = [generation.lost(generation.places[0], child(), 1.0, asked_for=True) for _ in range(3)]
-    assert delays == [0, 0.25, 0.5]
 
 
 def test_node_and_supervisor_mean_the_same_exit_codes() -> None:
@@ -81,31 +73,13 @@ def test_node_and_supervisor_mean_the_same_exit_codes() -> None:
     )  # fmt: skip
 
 
-def test_hours_of_waiting_for_redis_are_counted() -> None:
-    generation = proven(1)
-    delays = [generation.lost(generation.places[0], child(passing=True), 1.0) for _ in range(3000)]
-    assert delays[-1] == rules.PASSING_DELAY
-
-
-def test_one_that_lived_long_is_replaced_at_once() -> None:
-    generation = proven(1)
-    (place,) = generation.places
-    for _ in range(5):
-        generation.lost(place, child(ready=True, started_at=100), 100 + rules.FORGIVEN_AFTER - 1)
-    assert generation.lost(place, child(ready=True, started_at=100), 100 + rules.FORGIVEN_AFTER) == 0
-
-
-def test_a_new_generation_has_some_tries() -> None:
-    generation = Generation(1, 3)
-    place = generation.places[0]
-    assert [generation.lost(place, child(), 0.0) for _ in range(5)] == [0, 0.25, 0.5, 1, None]
-
-
-@pytest.mark.parametrize("passing", [False, True])
-def test_what_a_new_generation_says_it_cannot_do_is_not_tried_again(passing: bool) -> None:
-    generation = Generation(1, 3)
-    delay = generation.lost(generation.places[0], child(reason="no such queue", passing=passing), 0.0)
-    assert delay == (0 if passing else None)
+def test_a_new_generation_has_some_tries_unless_it_says_that_there_is_no_use() -> None:
+    for lost in (child(), None):  # None: it can't even be started
+        generation = Generation(1, 3)
+        assert [generation.lost(generation.places[0], lost, 0.0) for _ in range(5)] == [0, 0.25, 0.5, 1, None]
+    for passing, delay in ((False, None), (True, 0)):
+        generation = Generation(1, 3)
+        assert generation.lost(generation.places[0], child(reason="no queue", passing=passing), 0.0) == delay
 
 
 def test_while_another_is_ready_trying_goes_on() -> None:
@@ -122,17 +96,12 @@ def test_one_that_was_ready_once_gives_up_when_all_of_its_processes_have_failed_
     assert tries[9] is None
 
 
-def test_one_that_was_ready_once_waits_for_redis_with_short_delays() -> None:
+def test_one_that_was_ready_once_waits_for_redis_with_short_delays_for_hours() -> None:
     generation = proven(1)
     away = child(reason="Redis does not answer", passing=True)
-    delays = [generation.lost(generation.places[0], away, 0.0) for _ in range(50)]
+    delays = [generation.lost(generation.places[0], away, 0.0) for _ in range(3000)]
     assert None not in delays
     assert delays[-1] == rules.PASSING_DELAY
-
-
-def test_one_that_cannot_even_be_started_is_a_failure() -> None:
-    generation = Generation(1, 1)
-    assert [generation.lost(generation.places[0], None, 0.0) for _ in range(5)][-1] is None
 
 
 def test_at_rest_nothing_is_started() -> None:
