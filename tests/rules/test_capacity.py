@@ -129,8 +129,14 @@ def test_whatever_makes_room_says_so_once(store_url: str) -> None:
             channel.close()
 
 
-def test_why_says_of_an_id_that_is_not_there_that_the_queue_is_full(queue: Queue) -> None:
-    queue.push(jobs("a", "b", "c"))
+def test_figures_and_why_say_how_full_it_is(app: lowq.Lowq, queue: Queue) -> None:
+    queue.push(jobs("a", "b"))
+    with queue.consumer() as consumer:
+        consumer.take()
+        (seen,) = app.overview()
+        for stats in (queue.stats(), seen.stats):
+            assert (stats.capacity, stats.fill) == (3, 2 / 3)
+    queue.push("c")
     assert queue.why("d").reason == "absent"
     with pytest.raises(QueueFull):
         queue.push({"id": "d"})
@@ -140,15 +146,9 @@ def test_why_says_of_an_id_that_is_not_there_that_the_queue_is_full(queue: Queue
     assert queue.why("a").reason != "over_capacity"
     queue.delete("a")
     assert queue.why("d").reason == "absent"
-
-
-def test_the_figures_say_how_full_it_is(app: lowq.Lowq, queue: Queue) -> None:
-    queue.push(jobs("a", "b"))
-    with queue.consumer() as consumer:
-        consumer.take()
-        (seen,) = app.overview()
-        for stats in (queue.stats(), seen.stats):
-            assert (stats.capacity, stats.fill) == (3, 2 / 3)
+    unbounded = app.queue("other", 1)
+    unbounded.push("a")
+    assert (unbounded.stats().capacity, unbounded.stats().fill) == (None, None)
 
 
 # --- pushing ---
@@ -183,37 +183,27 @@ def test_a_small_capacity_is_filled_from_a_large_chunk(app: lowq.Lowq) -> None:
     assert [queue.stats().length, *(shard.length for shard in app.shards("mail"))] == [20, 10, 10]
 
 
-def test_who_waits_gets_in_when_there_is_room(queue: Queue) -> None:
-    queue.push(jobs("a", "b", "c"))
-    done: list[int] = []
-    thread = threading.Thread(target=lambda: done.append(queue.push(jobs("d", "d", "a"), timeout=LONG)))
-    thread.start()
-    until(lambda: ids(queue) == ["a", "b", "c"] and queue.fetch(["a"])["a"].payloads_count == 2, "what merges")
-    assert thread.is_alive()
-    queue.delete("b")
-    thread.join(LONG)
-    assert done == [3]
-    assert ids(queue) == ["a", "c", "d"]
-
-
 def is_refused(app: lowq.Lowq) -> bool:
     """Whether a push has found the queue's only shard full."""
     features: bytes | None = app.client.command("HGET", PREFIX + "meta", "features", key=PREFIX)
     return features == b" full "
 
 
-def test_who_waits_is_woken(app: lowq.Lowq, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_is_woken_when_there_is_room(app: lowq.Lowq, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refused, "ASK_AGAIN", LONG)
     queue.push(jobs("a", "b", "c"))
-    done: list[str] = []
-    thread = threading.Thread(target=lambda: done.append(queue.put("x", timeout=LONG)))
+    done: list[int] = []
+    thread = threading.Thread(target=lambda: done.append(queue.push(jobs("d", "d", "a"), timeout=LONG)))
     thread.start()
+    until(lambda: queue.fetch(["a"])["a"].payloads_count == 2, "what merges meanwhile")
     until(lambda: app.client.command("PUBSUB", "SHARDNUMSUB", PREFIX + "room", key=PREFIX)[1] == 1, "its subscription")
     until(lambda: is_refused(app), "that it has asked")
     with queue.consumer() as consumer:
-        consumer.take()[0].ack()
+        taken = {job.id: job for job in consumer.take(3)}
+        taken["b"].ack()
         thread.join(LONG)
-    assert len(done) == 1
+    assert done == [3]
+    assert ids(queue) == ["a", "c", "d"]
 
 
 def test_room_for_many_is_used_by_many(app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,20 +233,6 @@ def test_the_wait_ends(queue: Queue) -> None:
         with case(wrong), pytest.raises(ConfigError, match=r"timeout=.* must be seconds"):
             queue.push({"id": "f"}, timeout=wrong)
     assert ids(queue) == ["a", "b", "c"]
-
-
-def test_a_cancelled_wait_pushes_nothing_more(app: lowq.Lowq, queue: Queue) -> None:
-    async def produce() -> None:
-        pushing = asyncio.create_task(queue.apush({"id": "d"}, timeout=LONG))
-        await asyncio.to_thread(until, lambda: is_refused(app), "a refusal")
-        pushing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await pushing
-
-    queue.push(jobs("a", "b", "c"))
-    asyncio.run(produce())
-    queue.delete("b")
-    assert ids(queue) == ["a", "c"]
 
 
 def test_twenty_producers_share_a_small_capacity(app: lowq.Lowq) -> None:

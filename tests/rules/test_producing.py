@@ -285,7 +285,7 @@ class TestBadJobs:
     def test_a_first_push_or_consumer_that_is_refused_leaves_no_entry_in_the_registry(self, app: lowq.Lowq) -> None:
         queue = app.queue("fresh", 2)
         uses: list[Callable[[], object]] = [
-            *(lambda wrong=wrong, push=push: push(wrong)  # type: ignore[misc]
+            *(lambda wrong=wrong, push=push: push(wrong)
               for wrong in ({"id": ""}, {"id": 1, "ttl": -1}, [{"id": 1}, {"id": 2, "score": "x"}], [5], 5.5)
               for push in (queue.push, in_a_loop(queue.apush))),
             lambda: queue.push("a", timeout=-1), lambda: queue.consumer(ttr=0), lambda: queue.consumer(session=""),

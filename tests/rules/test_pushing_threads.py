@@ -20,8 +20,10 @@ def test_pushes_that_wait_for_room_hold_no_thread_of_the_loops_executor(store_ur
     async def scenario() -> None:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
         pushes = [
-            asyncio.ensure_future(queue.apush(f"{number}", timeout=NEVER, durability=durability))
-            for number, durability in enumerate(("none", "replicated") * 2)
+            asyncio.ensure_future(
+                queue.apush(f"{number}", timeout=NEVER, durability="replicated" if number % 2 else "none")
+            )
+            for number in range(4)
         ]
         many = [{"id": f"m{n}", "payload": "x" * 1000} for n in range(5000)]
         pushes.append(asyncio.ensure_future(queue.apush(many, timeout=NEVER)))

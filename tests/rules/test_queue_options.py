@@ -55,8 +55,10 @@ def use(app: lowq.Lowq, how: str) -> None:
         lowq.Node(app, threads=1).start()
     elif how == "consume":
         app.queue("mail", 2).consumer()
+    elif how == "declare":
+        app.queue("mail", 2, ttl=5).push({"id": 1})
     else:
-        app.queue("mail", 2, **({"ttl": 5} if how == "declare" else {})).push({"id": 1})
+        app.queue("mail", 2).push({"id": 1})
 
 
 def test_an_entry_that_cannot_be_read_is_named_with_what_to_do(make_app: MakeApp, store_url: str) -> None:

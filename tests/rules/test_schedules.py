@@ -262,13 +262,11 @@ def test_what_makes_no_sense_is_refused() -> None:
 def test_a_schedule_that_is_not_above_one_worker_or_has_no_name_of_its_own_is_refused(app: lowq.Lowq) -> None:
     def report(job_id: str, payloads: list[Any]) -> None: ...
 
+    function: Any = report
     daily = lowq.every("0 8 * * *", name="daily")
     rows: list[tuple[Callable[[], Any], str]] = [
-        (
-            lambda: app.worker(lowq.every(30)(report)),
-            r"^report: @lowq.every\(...\) goes above @lowq.worker.*line before",
-        ),  # type: ignore[type-var]
-        (lambda: lowq.every(report), r"report: @lowq.every says when; write @lowq.every\(30\)"),  # type: ignore[arg-type]
+        (lambda: app.worker(lowq.every(30)(function)), r"@lowq.every\(...\) goes above @lowq.worker.*line before"),
+        (lambda: lowq.every(function), r"report: @lowq.every says when; write @lowq.every\(30\)"),
         (lambda: daily(daily(app.worker(report))), r"^report: two schedules have the name 'daily'; give one"),
         (lambda: lowq.every(30)(app.worker(queue_name="x" * 114)(report)), "the queue name 'x+' .* has 113 char"),
         (lambda: app.worker(queue_name="lowq:schedules:x")(report), "name 'lowq:schedules:x' is one of lowq's own"),
@@ -304,9 +302,11 @@ class Other(TypedDict):
 
 
 def test_a_worker_whose_payloads_have_a_type_must_take_ticks_as_the_schedule_has_them(app: lowq.Lowq) -> None:
-    for kind, at in ((Tick, 1.5), (WholeTick, 30), (LateTick, 30)):
+    right: list[tuple[Any, float]] = [(Tick, 1.5), (WholeTick, 30), (LateTick, 30)]
+    for kind, at in right:
         assert len(schedules_of(lowq.every(at)(ticked(app, kind)))) == 1
-    for kind, at in ((Other, 30), (WholeTick, 1.5)):
+    wrong: list[tuple[Any, float]] = [(Other, 30), (WholeTick, 1.5)]
+    for kind, at in wrong:
         message = r"Report: a schedule pushes .* give the type a field planned_at: float"
         with case(kind), pytest.raises(ConfigError, match=message):
             lowq.every(at)(ticked(lowq.Lowq(redis_url="memory://"), kind))

@@ -64,8 +64,8 @@ def test_the_option_gives_each_payload_its_score(app: lowq.Lowq, store_url: str)
                 assert push()
                 assert scores(made.queue) == [7.0]
                 made.queue.delete(["a"])
-    made.push("a", Model(version=7), score=3)
-    assert scores(made.queue) == [3.0], "what is given wins"
+        made.push("a", payload, score=3)
+        assert scores(made.queue) == [3.0], "what is given wins"
     with closing(lowq.Lowq(redis_url=store_url)) as other:  # which only knows the name
         assert scores(other.queue("Orders0"), other.queue("Orders0").put({"version": 5})) == [5.0]
 

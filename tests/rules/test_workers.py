@@ -150,7 +150,8 @@ def test_an_option_that_makes_no_sense_is_refused_by_name(app: lowq.Lowq) -> Non
                     app.worker(type("Sync", (Plain,), options))
                 assert app.workers == {}
     for name, value in (("weight", 1e-6), ("weight", 3), ("max_threads", None), ("max_retry_count", 0)):
-        made: Any = lowq.Lowq(redis_url="memory://").worker(**{name: value})(Plain)
+        options = {name: value}
+        made: Any = lowq.Lowq(redis_url="memory://").worker(**options)(Plain)
         assert getattr(made, name) == value
 
 
@@ -282,7 +283,8 @@ def test_several_applications_keep_their_workers_and_jobs_apart() -> None:
     class Sync(lowq.Worker[int]):
         def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
 
-    first, second = one.worker(Sync), other.worker(queue_name="Sync")(type("Other", (Plain,), {}))
+    first = one.worker(Sync)
+    second: Any = other.worker(queue_name="Sync")(type("Other", (Plain,), {}))
     with pytest.raises(ConfigError, match="another application"):
         other.worker(first)
     first.perform_async({"id": 1})
