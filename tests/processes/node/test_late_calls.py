@@ -2,7 +2,9 @@
 is not done to what has come since.
 """
 
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import pytest
 
@@ -10,105 +12,84 @@ import lowq
 from lowq.store.keys import shard_prefix
 from tests.chaos.proxy import Proxy
 from tests.redis_server import RedisServer
+from tests.rows import case
+from tests.waiting import PATIENCE, until
 
 FAR = 3600.0
-
-
-class Operator:
-    """A queue of one shard, and somebody whose calls go through a proxy."""
-
-    def __init__(self, proxy: Proxy, direct: str) -> None:
-        self.proxy = proxy
-        self.apps = [lowq.Lowq(redis_url=url) for url in (proxy.url, direct)]
-        self.through_proxy, self.direct = (app.queue("Orders", 1) for app in self.apps)
-        self.direct.push({"id": "x", "payload": "old", "delay": FAR})
-        self.through_proxy.stats()  # its connection is there
-
-    def late(self, does: Callable[[lowq.Queue], object], meanwhile: Callable[[lowq.Queue], object], late: int) -> None:
-        """Its first attempts arrive when something has happened since it has returned."""
-        self.proxy.hold_back(late)
-        assert does(self.through_proxy)
-        meanwhile(self.direct)
-        assert self.proxy.deliver() == late
-
-
-@pytest.fixture
-def operator(redis_server: RedisServer, redis_url: str) -> Iterator[Operator]:
-    with Proxy(redis_server.port) as proxy:
-        made = Operator(proxy, redis_url)
-        yield made
-        for app in made.apps:
-            app.close()
-
-
-attempts = pytest.mark.parametrize("late", [1, 2])
+Step = Callable[[lowq.Queue], object]
 
 
 def push(queue: lowq.Queue) -> None:
     queue.push({"id": "x", "payload": "new", "delay": FAR})
 
 
-@attempts
-def test_a_late_delete_leaves_what_was_pushed_since(operator: Operator, late: int) -> None:
-    operator.late(lambda queue: queue.delete("x"), push, late)
-    job = operator.direct.peek("x")
-    assert job is not None
-    assert [payload for payload, _ in job.payloads] == ["new"]
+def delete_and_push(queue: lowq.Queue) -> None:
+    queue.delete("x")
+    push(queue)
 
 
-@attempts
-def test_a_late_bury_leaves_what_was_pushed_since(operator: Operator, late: int) -> None:
-    operator.late(lambda queue: queue.bury("x"), push, late)
-    assert [job.state for job in operator.direct.places("x")] == ["scheduled", "morgue"]
+def nothing(_queue: lowq.Queue) -> None: ...
 
 
-@attempts
-def test_a_late_kick_leaves_what_was_buried_since(operator: Operator, late: int) -> None:
-    operator.direct.bury("x")
-    operator.late(lambda queue: queue.kick("x"), lambda queue: queue.bury("x"), late)
-    assert [job.state for job in operator.direct.places("x")] == ["morgue"]
+def places(queue: lowq.Queue) -> list[str]:
+    return [f"{job.state} {job.payloads[0][0]}" for job in queue.places("x")]
 
 
-@attempts
-def test_a_late_perform_now_leaves_what_was_scheduled_since(operator: Operator, late: int) -> None:
-    def meanwhile(queue: lowq.Queue) -> None:
-        queue.delete("x")
-        push(queue)
-
-    operator.late(lambda queue: queue.perform_now("x"), meanwhile, late)
-    assert [job.state for job in operator.direct.places("x")] == ["scheduled"]
+def is_paused(queue: lowq.Queue) -> bool:
+    return queue.stats().paused
 
 
-@attempts
-def test_a_late_pause_does_not_undo_what_was_said_since(operator: Operator, late: int) -> None:
-    operator.late(lambda queue: queue.pause(), lambda queue: queue.resume(), late)
-    assert not operator.direct.stats().paused
+#: What was before; the call that is late; what happens between its repeat and its first attempt; what is looked at
+#: then, and found.
+ROWS: list[tuple[str, Step, Step, Step, Step, object]] = [
+    ("delete", nothing, lambda queue: queue.delete("x"), push, places, ["scheduled new"]),
+    ("bury", nothing, lambda queue: queue.bury("x"), push, places, ["scheduled new", "morgue old"]),
+    ("kick", lambda queue: queue.bury("x"), lambda queue: queue.kick("x"), lambda queue: queue.bury("x"), places,
+     ["morgue old"]),
+    ("perform_now", nothing, lambda queue: queue.perform_now("x"), delete_and_push, places, ["scheduled new"]),
+    ("pause", nothing, lambda queue: queue.pause(), lambda queue: queue.resume(), is_paused, False),
+    ("resume", lambda queue: queue.pause(), lambda queue: queue.resume(), lambda queue: queue.pause(), is_paused, True),
+]  # fmt: skip
 
 
-@attempts
-def test_a_late_resume_does_not_undo_what_was_said_since(operator: Operator, late: int) -> None:
-    operator.direct.pause()
-    operator.late(lambda queue: queue.resume(), lambda queue: queue.pause(), late)
-    assert operator.direct.stats().paused
+@pytest.fixture
+def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
+    with Proxy(redis_server.port) as proxy:
+        yield proxy
 
 
-def test_a_late_drop_leaves_the_queue_that_was_made_since(operator: Operator) -> None:
-    asks = operator.through_proxy._drop_replies
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_what_comes_late_leaves_what_has_come_since(proxy: Proxy, redis_url: str, attempts: int) -> None:
+    with closing(lowq.Lowq(redis_url=proxy.url)) as one, closing(lowq.Lowq(redis_url=redis_url)) as other:
+        for name, before, call, meanwhile, look, found in ROWS:
+            with case(name):
+                through_proxy, direct = (app.queue(f"to-{name}", 1) for app in (one, other))
+                direct.push({"id": "x", "payload": "old", "delay": FAR})
+                before(direct)
+                through_proxy.stats()  # its connection is there
+                proxy.hold_back(attempts)
+                assert call(through_proxy)
+                meanwhile(direct)
+                assert proxy.deliver() == attempts
+                assert look(direct) == found
+        key = shard_prefix("lowq", "to-delete", 0) + "superseded"
+        assert other.client.command("ZCARD", key, key=key) == attempts
+        assert 0 < other.client.command("TTL", key, key=key) <= FAR  # in the end it is forgotten
 
-    def asks_first(prefixes: list[str]) -> Iterator[list[int]]:
-        yield from asks(prefixes)
-        operator.proxy.hold_back(1)
 
-    operator.through_proxy._drop_replies = asks_first  # type: ignore[method-assign]
-    assert operator.through_proxy.drop() == 1
-    push(operator.direct)
-    assert operator.proxy.deliver() == 1
-    assert operator.direct.stats().length == 1
-
-
-def test_what_was_late_is_forgotten_in_the_end(operator: Operator, redis_url: str) -> None:
-    operator.late(lambda queue: queue.delete("x"), push, 1)
-    client = operator.apps[1].client
-    key = shard_prefix("lowq", "Orders", 0) + "superseded"
-    assert client.command("ZCARD", key) == 1
-    assert 3500 < client.command("TTL", key) <= 3600
+def test_a_late_drop_leaves_the_queue_that_was_made_since(proxy: Proxy, redis_url: str) -> None:
+    with closing(lowq.Lowq(redis_url=proxy.url)) as one, closing(lowq.Lowq(redis_url=redis_url)) as other:
+        direct = other.queue("Orders", 1)
+        push(direct)
+        dropped: list[int] = []
+        proxy.hold_reply(b"\r\n:0\r\n")  # to the question whether somebody holds the shard
+        drops = threading.Thread(target=lambda: dropped.append(one.queue("Orders", 1).drop()))
+        drops.start()
+        until(lambda: proxy.is_holding, "a drop that has asked")
+        proxy.hold_back(1)
+        proxy.heal()
+        drops.join(PATIENCE)
+        assert dropped == [1]
+        push(direct)
+        assert proxy.deliver() == 1
+        assert direct.stats().length == 1
