@@ -1,7 +1,6 @@
 """Handlers that run for too long, or for ever, in threads. Those of async workers are in test_event_loop."""
 
 import logging
-import signal
 import threading
 import time
 from collections import defaultdict
@@ -11,8 +10,7 @@ import pytest
 
 import lowq
 from tests.processes.conftest import MakeRig
-from tests.processes.node.conftest import MakeApp, Start, ids_of_shards, is_idle
-from tests.redis_server import RedisServer
+from tests.processes.node.conftest import MakeApp, Start, is_idle
 from tests.waiting import NEVER, PATIENCE, until
 
 #: Seconds.
@@ -158,60 +156,6 @@ def test_a_node_that_is_stopping_writes_off_what_hangs(app: lowq.Lowq, start: St
     handler.go.set()
 
 
-@pytest.mark.threads_only
-def test_an_id_that_exceeds_its_ttr_while_redis_is_away_is_performed_anew_when_it_is_back(
-    make_rig: MakeRig, own_server: RedisServer
-) -> None:
-    rig = make_rig(own_server.url, ORDERS_SHARDS=1, ORDERS_TTR=TTR, LOWQ_THREADS_PER_NODE=3)
-    node = rig.node().holds_all()
-    rig.push("a", 1, do="wait", once=True)
-    rig.begun("a", 1)
-    own_server.stop()
-
-    def is_written_off() -> bool:
-        node.signal(signal.SIGTTIN)
-        return "written off: it exceeded" in node.log
-
-    until(is_written_off, "a thread that was written off")
-    own_server.start()
-    rig.done("a", 1)
-    hung, *_, again = rig.performs("a", 1)
-    assert again.fence > hung.fence
-    rig.drained()
-    assert node.stop() == 0
-
-
-def test_touch_gives_a_handler_more_time(app: lowq.Lowq, start: Start) -> None:
-    tries: list[str] = []
-    go = threading.Event()
-    more, hangs = ids_of_shards(2)
-
-    @app.worker(shards_count=2, ttr=TTR)
-    def touched(job_id: str, payloads: list[Any]) -> None:
-        tries.append(job_id)
-        if job_id == more:
-            lowq.current().touch(NEVER)
-        if tries.count(hangs) < 2:
-            go.wait(PATIENCE)
-
-    touched.push(more)
-    start(threads=4)
-    until(lambda: tries, "the one that has more time")
-    touched.push(hangs)
-    until(lambda: tries.count(hangs) == 2, "another try of the other")  # so this one would have had one, too
-    go.set()
-    until(lambda: is_idle(touched), "the end of both")
-    assert tries.count(more) == 1
-
-
-def test_without_any_limit_nobody_watches(make_app: MakeApp, start: Start, handler: Handler) -> None:
-    others = set(threading.enumerate())
-    app = make_app(warn_after=0)
-    orders(app, handler)
-    start(of=app)
-    assert "lowq-watchdog" not in [thread.name for thread in set(threading.enumerate()) - others]
-
-
 # --- time_limit ---
 
 
@@ -229,32 +173,14 @@ def test_past_its_time_limit_an_id_is_charged_a_retry(app: lowq.Lowq, start: Sta
     assert handler.ended == ["b"]
 
 
-def test_a_batch_that_exceeds_its_time_limit_is_tried_again_id_by_id(app: lowq.Lowq, start: Start) -> None:
-    performed: list[str] = []
-
-    @app.worker(shards_count=1, batch_size=5, time_limit=0.1, max_retry_count=0)
-    def spins(payloads_by_id: dict[str, list[Any]]) -> None:
-        give_up_at = time.monotonic() + PATIENCE
-        while "slow" in payloads_by_id and time.monotonic() < give_up_at:
-            pass
-        performed.extend(payloads_by_id)
-
-    spins.perform_async({"id": job_id} for job_id in ("slow", "a", "b"))
-    start(threads=1)
-    until(lambda: is_idle(spins), "the end of all jobs")
-    assert [job.id for job in spins.queue.jobs(state="morgue")] == ["slow"]
-    assert sorted(performed) == ["a", "b"]
-
-
-@pytest.mark.parametrize("payload", ["hangs", "spins"])
 def test_a_batch_that_runs_for_long_is_named_in_the_log(
-    make_app: MakeApp, start: Start, handler: Handler, caplog: pytest.LogCaptureFixture, payload: str
+    make_app: MakeApp, start: Start, handler: Handler, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "lowq.node")
     app = make_app(warn_after=0.1)
     worker = orders(app, handler)
     start(of=app, threads=1)
-    worker.push("slow", payload)
+    worker.push("slow", "spins")
 
     def named() -> list[float]:
         """Seconds of each warning."""
