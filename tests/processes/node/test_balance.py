@@ -1,6 +1,5 @@
 """Nodes that share the shards: joining, leaving, retiring; and who serves what."""
 
-import json
 import signal
 import threading
 import time
@@ -22,34 +21,21 @@ class Shop:
         self._make_app, self._shards_count, self._settings = make_app, shards_count, settings
         self.performed: dict[str, list[tuple[int, Any]]] = defaultdict(list)
         self.go = threading.Event()
-        self.own = self.app()
-        self.worker = self.worker_of(self.own)
+        self.own, self.worker = self._application(0)
 
-    def app(self) -> lowq.Lowq:
-        return self._make_app(lease_ttl=NEVER, poll_interval=NEVER, **self._settings)
+    def _application(self, number: int) -> tuple[lowq.Lowq, type[Worker[Any]]]:
+        app = self._make_app(lease_ttl=NEVER, poll_interval=NEVER, **self._settings)
 
-    def worker_of(self, app: lowq.Lowq, number: int = 0) -> type[Worker[Any]]:
         @app.worker(shards_count=self._shards_count)
         def orders(job_id: str, payloads: list[Any]) -> None:
             self.performed[job_id] += [(number, payload) for payload in payloads]
             if "wait" in payloads:
                 self.go.wait(PATIENCE)
 
-        return orders
+        return app, orders
 
     def node(self, start: Start, number: int) -> lowq.Node:
-        app = self.app()
-        self.worker_of(app, number)
-        return start(of=app, threads=5)
-
-    def share(self, *nodes: lowq.Node) -> None:
-        """Waits until these nodes hold all shards, evenly to within one."""
-
-        def even() -> bool:
-            each = [len(shards) for shards in self.held().values()]
-            return set(self.held()) == {node.name for node in nodes} and max(each) - min(each) <= 1
-
-        until(lambda: sum(map(len, self.held().values())) == self._shards_count and even(), "even shares")
+        return start(of=self._application(number)[0], threads=5)
 
     def held(self) -> dict[str, list[int]]:
         """Name of a node -> the shards whose leases it has."""
@@ -58,6 +44,17 @@ class Shop:
             if shard.owner is not None:
                 found[str(shard.owner)].append(shard.index)
         return found
+
+    def share(self, *nodes: lowq.Node) -> None:
+        """Waits until these nodes hold all shards, evenly to within one."""
+
+        def is_even() -> bool:
+            held = self.held()
+            each = [len(shards) for shards in held.values()]
+            is_all = sum(each) == self._shards_count and held.keys() == {node.name for node in nodes}
+            return is_all and max(each) - min(each) <= 1
+
+        until(is_even, "even shares")
 
 
 def test_nodes_that_join_and_leave_under_load_hand_over_and_repeat_nothing(make_app: MakeApp, start: Start) -> None:
@@ -98,23 +95,6 @@ def test_nodes_that_join_and_leave_under_load_hand_over_and_repeat_nothing(make_
     assert {node for performs in shop.performed.values() for node, _ in performs} == {0, 1, 2}
 
 
-def test_a_shard_that_is_given_up_is_worked_by_the_next_owner_at_once(make_app: MakeApp, start: Start) -> None:
-    shop = Shop(make_app, 5)
-    first = shop.node(start, 1)
-    # Every thread performs a job while the second node joins, and behind each job another one waits.
-    for job_id in ids_of_shards(5):
-        shop.worker.push(job_id, "wait")
-    until(lambda: len(shop.performed) == 5, "work of every thread")
-    for job_id in ids_of_shards(5):
-        shop.worker.push(job_id, "behind")
-    second = shop.node(start, 2)
-    until(lambda: len(shop.own.nodes()) == 2, "the second node")
-    assert shop.held().keys() == {first.name}  # nothing is given up in the middle of a batch
-    shop.go.set()
-    until(lambda: is_idle(shop.worker), "the end of the work")
-    shop.share(first, second)
-
-
 def test_a_node_that_stops_while_it_performs_keeps_nobody_else_waiting(make_app: MakeApp, start: Start) -> None:
     shop = Shop(make_app, 10, shutdown_timeout=NEVER)
     first, second = nodes = [shop.node(start, number) for number in (1, 2)]
@@ -128,7 +108,7 @@ def test_a_node_that_stops_while_it_performs_keeps_nobody_else_waiting(make_app:
     shop.worker.push(resting)
     shop.worker.push(busy, "behind")
     until(lambda: [node for node, _ in shop.performed[resting]] == [2], "the shard that rests")
-    assert shop.performed[busy] == [(1, "wait")]
+    assert shop.performed[busy] == [(1, "wait")]  # nothing is given up in the middle of a batch
     shop.go.set()
     stops.join(PATIENCE)
     until(lambda: shop.performed[busy] == [(1, "wait"), (2, "behind")], "the busy shard")
@@ -152,41 +132,3 @@ def test_a_node_that_retires_ends_when_it_has_finished_however_long_that_takes(m
     new.holds_all()
     report = rig.report()
     assert (report.problems, report.repeats, report.fenced) == ([], 0, [])
-
-
-def test_announcements_that_are_lost_are_made_up_for_by_the_next_heartbeat(make_app: MakeApp, start: Start) -> None:
-    app = make_app(lease_ttl=1)
-
-    @app.worker(shards_count=10)
-    def orders(payloads_by_id: dict[str, list[Any]]) -> None: ...
-
-    node = start(of=app)
-    # A node that is in the registry and that nobody was told of.
-    entry = json.dumps({"queues": {"orders": 10}})
-
-    def held() -> int:
-        return sum(shard.owner == node.name for shard in app.shards("orders"))
-
-    def half_is_given_up() -> bool:
-        now = int(app.client.command("TIME")[0])
-        app.client.command("HSET", "lowq:v1:nodes", "ghost:1:abcdef", f"{now} 3 {len(entry)} {entry}{{}}")
-        return held() == 5
-
-    until(half_is_given_up, "half of the shards given up")
-    # It never says a word again, so it is dead after its three seconds.
-    until(lambda: held() == 10, "all shards again")
-
-
-def test_nodes_with_different_queues_share_what_both_serve(make_app: MakeApp, start: Start) -> None:
-    apps = [make_app() for _ in range(2)]
-    for app in apps:
-        for name in ("Orders", "Mails"):
-            app.worker(queue_name=name, shards_count=6)(lambda _payloads_by_id: None)
-    everything, mails = start(of=apps[0]), start(of=apps[1], queues=["Mails"])
-
-    def held() -> dict[str, dict[str, int]]:
-        return {info.name: {queue: len(of) for queue, of in info.shards.items()} for info in apps[0].nodes()}
-
-    until(lambda: held() == {everything.name: {"Orders": 6, "Mails": 3}, mails.name: {"Mails": 3}}, "fair shares")
-    mails.stop()
-    until(lambda: held() == {everything.name: {"Orders": 6, "Mails": 6}}, "all shards again")

@@ -43,23 +43,26 @@ def ticks(make_app: MakeApp) -> Ticks:
     return Ticks(make_app)
 
 
-def test_each_tick_is_performed_once_whichever_node_stops_and_the_internal_queue_is_seen_nowhere(
-    ticks: Ticks, start: Start
+def test_each_tick_is_performed_once_also_when_a_node_stops_or_redis_has_lost_its_data(
+    ticks: Ticks, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    apps = [ticks.app() for _ in range(3)]
-    nodes = [start(of=app, threads=1) for app in apps]
-    for node in nodes:
-        ticks.more()
-        if node is not nodes[-1]:
-            assert node.stop(PATIENCE)
+    monkeypatch.setattr("lowq.node.schedules.ENTER_SECONDS", 0.05)
+    _, app = apps = [ticks.app() for _ in range(2)]
+    first, second = (start(of=app, threads=1) for app in apps)
+    ticks.more()
+    assert first.stop(PATIENCE)
+    ticks.more()
     assert ticks.performed == [ticks.performed[0] + number for number in range(len(ticks.performed))]
-    app = apps[-1]
+    # The internal queue is seen nowhere.
     assert [info.name for info in app.queues()] == ["report"]
     (info,) = app.nodes()
     assert info.schedules == {"report": {"report": {"at": 1, "tz": None, "missed": "all"}}}
     assert len(info.performing) == info.threads == 1
     assert app.client.command("KEYS", "lowq:v1:history:lowq*") == []
-    assert nodes[-1].stop(PATIENCE)
+    app.client.command("FLUSHALL")
+    ticks.more()
+    assert app.queue("report", 2).stats().buried == 0
+    assert second.stop(PATIENCE)
     lease = shard_prefix("lowq", "lowq:schedules:report", 0) + "lease"
     assert app.client.command("EXISTS", lease, key=lease) == 0
 
@@ -81,18 +84,6 @@ def test_nodes_without_any_schedule_left_see_to_what_there_was(
     start(of=ticks.app(is_scheduled=False))  # the next one removes what is left
     until(lambda: app.client.command("KEYS", "*schedules*") == [], "the end of the internal queue")
     assert [info.name for info in app.queues()] == ["report"]
-
-
-def test_schedules_are_back_after_redis_has_lost_its_data(
-    ticks: Ticks, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lowq.node.schedules.ENTER_SECONDS", 0.05)
-    app = ticks.app()
-    start(of=app)
-    ticks.more()
-    app.client.command("FLUSHALL")
-    ticks.more()
-    assert app.queue("report", 2).stats().buried == 0
 
 
 def test_ticks_come_while_all_threads_are_busy(make_app: MakeApp, start: Start) -> None:

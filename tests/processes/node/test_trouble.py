@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 import lowq
 from lowq.store.keys import shard_prefix
 from tests.processes.node.conftest import MakeApp, Start, ids_of_shards
@@ -48,28 +46,3 @@ def test_a_lone_node_has_all_its_shards_back_at_once_after_redis_lost_its_data(m
         until(lambda: sum(map(len, fences.values())) == count, "all jobs")  # noqa: B023  # called at once
         app.client.command("FLUSHALL")
     assert all(of_shard == sorted(of_shard) for of_shard in fences.values())
-
-
-def test_what_can_not_be_packed_costs_no_connection_and_a_closed_application_makes_new_ones(redis_url: str) -> None:
-    app = lowq.Lowq(redis_url=redis_url, client_pool_size=1, pool_timeout=0.3)
-    for number in range(3):
-        queue = app.queue("Orders", 1)
-        queue.push({"id": number})
-        with pytest.raises((UnicodeEncodeError, lowq.LowqError)):
-            queue.jobs(match="\ud800*")
-        assert queue.stats().length == number + 1
-        app.close()
-
-
-def test_what_is_misspelt_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setenv("LOWQ_LEASE_TLL", "3")
-    app = lowq.Lowq(redis_url="memory://")
-    app.queue("Orders", 1).push({"id": 1})
-    assert "LOWQ_LEASE_TLL is no setting of lowq; did you mean LOWQ_LEASE_TTL?" in caplog.text
-    with pytest.raises(lowq.ConfigError, match="shard_count: did you mean the worker option 'shards_count'"):
-
-        @app.worker
-        class Work(lowq.Worker[Any]):
-            shard_count = 7
-
-            def perform(self, payloads_by_id: dict[str, list[Any]]) -> None: ...
