@@ -3,37 +3,30 @@
 from pathlib import Path
 
 from tests.processes.conftest import MakeRig
-from tests.processes.support import NodeProcess, Rig, until
+from tests.processes.support import until
 
 #: Seconds of a lease that no living node is late for, on a busy machine either: nobody else's lease may run out.
 LONG_TTL = 3
-
-
-def owner_and_standby(rig: Rig) -> tuple[NodeProcess, NodeProcess]:
-    rig.settings["ORDERS_SPLITTER"] = "all"
-    owner = rig.node().holds_all()
-    return owner, rig.node().stands_by()
 
 
 # --- crashes ---
 
 
 def test_a_poisonous_job_is_buried_and_its_neighbours_survive(make_rig: MakeRig) -> None:
-    rig = make_rig(LOWQ_LEASE_TTL=1.5, ORDERS_SHARDS=1, ORDERS_BATCH=10, ORDERS_MAX_CRASHES=3)
+    rig = make_rig(ORDERS_SHARDS=1, ORDERS_BATCH=10, ORDERS_MAX_CRASHES=2)
     rig.push("healthy", 1, do="sleep", for_=0.01)
     rig.push("poison", 1, do="die")
-    for _ in range(3):
-        node = rig.node()
-        assert node.wait() == 9
+    for _ in range(2):
+        assert rig.node().wait() == 9
     node = rig.node()
     assert "'poison' is buried as poison" in node.says("poison")
     rig.done("healthy", 1)
     rig.drained()
     assert rig.buried() == {("poison", 1)}
     assert rig.merged("crashes") == {}
-    assert len(rig.performs("poison")) == 3
+    assert len(rig.performs("poison")) == 2
     assert len(rig.performs("healthy")) == 2  # with the poison, then alone
-    assert "poison: its process died, or its batch exceeded ttr, 3 times" in rig.merged("morgue:errors")["poison"]
+    assert "poison: its process died, or its batch exceeded ttr, 2 times" in rig.merged("morgue:errors")["poison"]
     assert node.stop() == 0
     assert rig.report().problems == []
 
@@ -42,8 +35,9 @@ def test_a_poisonous_job_is_buried_and_its_neighbours_survive(make_rig: MakeRig)
 
 
 def test_a_node_stopped_past_its_lease_is_refused_and_stands_by(make_rig: MakeRig) -> None:
-    rig = make_rig(LOWQ_LEASE_TTL=LONG_TTL)
-    owner, standby = owner_and_standby(rig)
+    rig = make_rig(LOWQ_LEASE_TTL=LONG_TTL, ORDERS_SPLITTER="all")
+    owner = rig.node().holds_all()
+    standby = rig.node().stands_by()
     rig.push("a", 1, do="wait", once=True)
     rig.begun("a", 1)
     rig.push("a", 2)
