@@ -71,16 +71,6 @@ def test_why_names_who_paused_until_that_has_ended(rig: QueueRig) -> None:
     assert rig.queue.why("a", now=NOW + 5).paused_by is None
 
 
-def test_an_overview_is_stats_and_shards_of_every_queue(rig: QueueRig) -> None:
-    rig.app.register("Orders", 3)
-    rig.app.register("Refunds", 2)
-    rig.push(job("a"), job("b"), now=None)
-    found = {item.stats.name: item for item in rig.app.overview()}
-    assert list(found) == ["Orders", "Refunds"]
-    assert found["Orders"].stats.length == sum(shard.length for shard in found["Orders"].shards) == 2
-    assert [shard.index for shard in found["Refunds"].shards] == [0, 1]
-
-
 def test_the_embedded_store_says_little_of_itself_and_a_server_much(rig: QueueRig, redis_url: str) -> None:
     info = rig.app.redis_info()
     assert (info.version, info.warnings) == ("", ())
@@ -89,15 +79,7 @@ def test_the_embedded_store_says_little_of_itself_and_a_server_much(rig: QueueRi
         assert info.version.startswith(("Redis ", "Valkey "))
         assert (info.eviction, info.persistence) == ("noeviction", "none")
         assert info.warnings == ("Nothing is persisted: all jobs are lost when Redis ends.",)
-        server.app.client.command("CONFIG", "SET", "save", "3600 1")
-        try:
-            info = server.app.redis_info()
-        finally:
-            server.app.client.command("CONFIG", "SET", "save", "")
-        assert info.persistence == "RDB snapshots"
-        assert any("appendonly is off" in warning for warning in info.warnings)
-        assert info.used_memory > 100_000
-        assert info.clients >= 1
+        assert (info.used_memory > 100_000, info.clients >= 1) == (True, True)
 
 
 def test_entries_are_found_by_who_what_to_what_and_when(rig: QueueRig) -> None:

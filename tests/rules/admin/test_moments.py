@@ -119,7 +119,8 @@ def test_what_was_due_or_buried_by_then(rig: QueueRig, match: str | None) -> Non
     rig.queue.bury(dead)
     kicked = {f"kicked-{n}" for n in range(6)}
     rig.queue.kick(kicked)
-    for action, state in (("delete", None), ("kick", "morgue")):
+    rows: list[tuple[Any, Any]] = [("delete", None), ("kick", "morgue")]
+    for action, state in rows:
         bounds: Any = {"state": state, "match": match, "before": at}
         assert rig.queue.count(action, **bounds) == 6
         assert last(rig.queue.bulk(action, **bounds)) == (6, 6)

@@ -1,5 +1,7 @@
 """The doctor: who works what. Registries and leases are compared in Python, which no store sees."""
 
+from collections.abc import Callable
+
 import pytest
 
 from lowq.broker.delivery import Failure
@@ -92,16 +94,6 @@ def test_shards_that_nobody_holds_though_nodes_work_the_queue(clinic: Clinic) ->
     assert clinic.examine()["shard_unserved"].severity == "warning"
 
 
-def test_a_lease_of_somebody_who_is_no_node(clinic: Clinic) -> None:
-    clinic.shard(nonce="stranger")
-    finding = clinic.finding("lease_unknown")
-    assert finding is not None
-    assert finding.what == "the lease of shard 1 belongs to stranger, which is no node that lives"
-    assert (finding.severity, finding.shards) == ("warning", (1,))
-    clinic.node("strang")
-    assert clinic.finding("lease_unknown") is None
-
-
 # --- queues ------------------------------------------------------------------------------------------------------
 
 
@@ -136,21 +128,6 @@ def test_a_queue_whose_shards_tell_different_numbers_is_not_entered(clinic: Clin
     clinic.command("DEL", queues_key("lowq"))
     finding = clinic.examine(repair=True)["queue_unregistered"]
     assert (finding.repairable, finding.wrong) == (False, True)
-
-
-def test_a_queue_that_was_never_used_is_no_problem(clinic: Clinic) -> None:
-    clinic.app.register("Mails", 2)
-    (finding,) = [finding for finding in clinic.app.examine(patience=0) if finding.queue == "Mails"]
-    assert (finding.code, finding.severity, finding.wrong) == ("queue_unused", "ok", False)
-
-
-def test_a_queue_that_is_paused_in_part(clinic: Clinic) -> None:
-    clinic.push(A)
-    clinic.client.run("pause", clinic.key(""), "", "", "1")
-    finding = clinic.finds("paused_in_part", severity="warning", repaired=False)
-    assert finding.what == "the queue is paused only in part: shard 1"
-    clinic.queue.pause()
-    assert clinic.examine() == {}
 
 
 def test_an_entry_of_a_queue_that_cannot_be_read(store_url: str) -> None:
@@ -194,22 +171,25 @@ def test_a_node_whose_leases_are_gone(clinic: Clinic) -> None:
     assert clinic.examine() == {}
 
 
-def test_nodes_of_different_versions(clinic: Clinic) -> None:
-    clinic.node("first.", queues=(), version="1.0")
-    assert clinic.examine() == {}
-    clinic.node("second", queues=(), version="1.1")
-    found = clinic.examine()
-    assert found.keys() == {"version_drift"}
-    assert found["version_drift"].what.endswith("1.0: host:1:first.; 1.1: host:1:second")
-
-
-def test_a_maintenance_loop_that_runs_late(clinic: Clinic) -> None:
-    rows = [(4.9, None, ""), (6.0, "warning", "6.0 s late"), (16.0, "error", "16 s late")]
-    for late, severity, text in rows:
-        with case(late):
-            name = clinic.node(queues=(), late=late)
-            found = clinic.examine().get("maintenance_late")
-            assert (found and found.severity) == severity
-            if found is not None:
-                assert found.nodes == (name,)
-                assert f"the maintenance loop of {name} ran up to {text} in the last ten minutes" == found.what
+def test_what_is_said_of_queues_leases_and_nodes(store_url: str) -> None:
+    late = "the maintenance loop of host:1:tester ran up to {} s late in the last ten minutes"
+    rows: list[tuple[str, str, str, Callable[[Clinic], object]]] = [
+        ("queue_unused", "ok", "", Clinic.key_names),
+        ("paused_in_part", "warning", "the queue is paused only in part: shard 1",
+         lambda clinic: clinic.client.run("pause", clinic.key(""), "", "", "1")),
+        ("lease_unknown", "warning", "the lease of shard 1 belongs to stranger, which is no node that lives",
+         lambda clinic: clinic.shard(nonce="stranger")),
+        ("maintenance_late", "warning", late.format("6.0"), lambda clinic: clinic.node(queues=(), late=6.0)),
+        ("maintenance_late", "error", late.format("16"), lambda clinic: clinic.node(queues=(), late=16.0)),
+        ("version_drift", "warning", "1.0: host:1:living; 1.1: host:1:second",
+         lambda clinic: clinic.node("second", queues=(), version="1.1")),
+    ]  # fmt: skip
+    for code, severity, what, plant in rows:
+        with case(code, severity), new_clinic(store_url) as clinic:
+            clinic.node("living", queues=(), late=4.9, version="1.0")
+            if code != "queue_unused":
+                assert clinic.finding(code) is None
+            plant(clinic)
+            found = clinic.finding(code)
+            assert found is not None
+            assert (found.severity, what in found.what) == (severity, True)

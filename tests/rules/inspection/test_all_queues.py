@@ -107,7 +107,7 @@ def test_a_page_ends_after_so_many_jobs_and_steps_tell_how_far_it_is(
     monkeypatch.setattr(sifting, "MAX_LOOKED", 6)
     for module in ("queries", "all_queues"):
         monkeypatch.setattr(f"lowq.inspection.{module}.STEP", 3)
-    queue, found, looked = app.queue("Orders"), list[str](), list[int]()
+    queue, found, looked = app.queue("Orders"), list[str](), list[int | None]()
     cursor: str | None = None
     while not looked or cursor:
         page = queue.jobs(payload="customer:4", limit=10, after=cursor)

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from lowq.errors import JobError, ScriptError, UnknownQueueError
-from lowq.sharding import shard_of
-from lowq.store.keys import nodes_key, queues_key, shard_prefix
+from lowq.store.keys import queues_key
 from tests.round_trips import counted_round_trips
 from tests.rules.inspection.conftest import tell_of_activities
 from tests.rules.queue_rig import SHARDS, QueueRig
@@ -84,21 +83,6 @@ def test_it_takes_one_round_trip_where_the_number_of_shards_is_known_and_two_els
         asked = rig.app.queue("Orders").describe("a", now=NOW)
     assert counted.count == 2
     assert asked.jobs == known.jobs
-
-
-def test_ids_and_entries_of_any_bytes(rig: QueueRig) -> None:
-    strange = "caf\udce9"
-    encoded = strange.encode("utf-8", "surrogateescape")
-    prefix = shard_prefix("lowq", "Orders", shard_of(encoded, SHARDS))
-    rig.client.command("ZADD", prefix + "due", NOW, encoded)
-    rig.client.command("SET", prefix.encode() + b"payloads:" + encoded, b"1 \xff")
-    rig.client.command("ZADD", prefix + "retries", 1e300, encoded)
-    rig.client.command("HSET", prefix + "meta", "paused", b"\xff", "paused_by", b"\xff", "leased_until", "nan")
-    rig.client.command("HSET", queues_key("lowq"), "Orders", b"\xff")
-    rig.client.command("HSET", nodes_key("lowq"), b"\xff:tester", b"\xff")
-    found = rig.queue.describe(strange, now=NOW)
-    assert (found.id, found.why.reason, found.max_retry_count) == (strange, "paused", 25)
-    assert [item.payloads for item in found.jobs] == [[("undecodable payload: \\xff", 1.0)]]
 
 
 def test_what_it_refuses(rig: QueueRig) -> None:

@@ -8,7 +8,7 @@ import pytest
 from lowq.store import Client
 from tests.rows import case
 from tests.rules.queue_rig import QueueRig
-from tests.rules.support import NOW, job
+from tests.rules.support import NOW
 from tests.tiers import real_redis_often
 
 FRESH, FAILED = 600, 6000
@@ -63,19 +63,6 @@ def test_what_is_found_comes_before_the_end_and_the_page_at_last(rig: QueueRig, 
             *_, last = steps
             assert (last.jobs, last.cursor) == (whole.jobs, whole.cursor)
             assert first < sum(calls) / 2, "the first rows come when nearly all was looked at"
-
-
-def test_fresh_and_failed_ones_follow_each_other_in_pages(rig: QueueRig) -> None:
-    rig.push(*(job(f"new-{number}") for number in range(30)), *(job(f"bad-{number}") for number in range(30)))
-    for number in range(30):
-        rig.client.command("ZADD", rig.prefix_of(f"bad-{number}") + "retries", number % 3, f"bad-{number}")
-    expected = sorted(f"new-{number}" for number in range(30))
-    for count in range(3):
-        expected += sorted(f"bad-{number}" for number in range(30) if number % 3 == count)
-    for limit in (7, 30, 61):
-        assert rig.ids(order_by="retry_count", limit=limit, now=NOW) == expected
-        assert rig.ids(order_by="retry_count", limit=limit, reverse=True, now=NOW) == expected[::-1]
-        assert rig.ids(order_by="retry_count", min=0, max=1, limit=limit, now=NOW) == expected[30:50]
 
 
 def test_who_stops_iterating_stops_the_looking_though_nothing_is_found(rig: QueueRig, calls: list[int]) -> None:
