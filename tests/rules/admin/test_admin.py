@@ -11,7 +11,6 @@ from lowq.admin.actions import ACTIONS, Acted
 from lowq.admin.bulk import Step
 from lowq.errors import ConfigError, JobError, QueueInUse, UnknownQueueError
 from lowq.job import Job
-from lowq.sharding import shard_of
 from lowq.store.keys import shard_prefix
 from tests.leases import run_out
 from tests.rows import case
@@ -136,23 +135,6 @@ def test_a_job_of_many_payloads_is_moved_whole(rig: QueueRig) -> None:
     assert rig.queue.kick("x", now=NOW) == Acted(done=1)
     found = looked_up(rig, "x", now=NOW)
     assert (found.state, found.payloads_count, rig.queue.stats().morgue_length) == ("due", 2601, 0)
-
-
-def test_actions_may_be_repeated_after_a_lost_reply(rig: QueueRig) -> None:
-    rig.push(job("a", 1, 1.0))
-    for action in ("bury", "kick", "perform_now", "bury", "kick"):
-        getattr(rig.queue, action)("a", now=NOW)
-        getattr(rig.queue, action)("a", now=NOW)
-    found = looked_up(rig, "a", now=NOW)
-    assert (found.state, found.payloads) == ("due", [(1, 1.0)])
-    assert [rig.queue.delete("a").done for _ in range(2)] == [1, 0]
-
-
-def test_every_id_goes_to_its_own_shard(rig: QueueRig) -> None:
-    ids = numbers(30)
-    rig.queue.push([{"id": item} for item in ids])
-    lengths = [info.length for info in rig.app.shards(rig.queue)]
-    assert lengths == [sum(shard_of(item.encode(), SHARDS) == index for item in ids) for index in range(SHARDS)]
 
 
 # --- many ---------------------------------------------------------------------------------------------------------

@@ -27,38 +27,30 @@ def _clock_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lowq.doctor.server.time", SimpleNamespace(time=lambda: NOW))
 
 
-class Servers:
-    """Stands for a client: servers by address, each with what INFO and CONFIG say and how far its clock is off."""
+def servers(infos: Sequence[Mapping[str, str]], config: Mapping[str, str] | None, clocks: Sequence[float]) -> Client:
+    """Stands for a client: what INFO and CONFIG say of each server, and how far its clock is off."""
+    addresses = [""] if len(infos) == 1 else [f"h{number}:6379" for number in range(len(infos))]
 
-    url = "redis://h"
-
-    def __init__(
-        self, *infos: Mapping[str, str], config: Mapping[str, str] | None = None, clocks: Sequence[float] = (0.0,)
-    ) -> None:
-        self._infos = infos
-        self._config = config
-        self._clocks = clocks
-
-    def on_all(self, commands: Sequence[Sequence[Any]], _silent: object) -> dict[str, list[Any]]:
-        addresses = [""] if len(self._infos) == 1 else [f"h{number}:6379" for number in range(len(self._infos))]
-        return {address: [self._reply(i, command) for command in commands] for i, address in enumerate(addresses)}
-
-    def _reply(self, number: int, command: Sequence[Any]) -> Any:
+    def reply(number: int, command: Sequence[Any]) -> Any:
         if command[0] == "INFO":
-            return "\r\n".join(f"{name}:{value}" for name, value in self._infos[number].items()).encode()
+            return "\r\n".join(f"{name}:{value}" for name, value in infos[number].items()).encode()
         if command[0] == "TIME":
-            now = NOW + self._clocks[number]
-            return [str(int(now)).encode(), str(int(now % 1 * 1e6)).encode()]
-        assert command[:2] == ("CONFIG", "GET")
-        if self._config is None:
+            return [b"%d" % part for part in divmod(int((NOW + clocks[number]) * 1e6), 10**6)]
+        if config is None:
             raise ScriptError("unknown command 'CONFIG'")
-        value = self._config.get(command[2])
-        return [] if value is None else [command[2].encode(), value.encode()]
+        return [command[2].encode(), config[command[2]].encode()]
+
+    def on_all(commands: Sequence[Sequence[Any]], _silent: object) -> dict[str, list[Any]]:
+        return {at: [reply(number, command) for command in commands] for number, at in enumerate(addresses)}
+
+    return cast(Client, SimpleNamespace(url="redis://h", on_all=on_all))
 
 
-def check(*infos: Mapping[str, str], **more: Any) -> list[Finding]:
-    settings: dict[str, Any] = {"config": {"save": "", "appendfsync": "everysec"}, **more}
-    found = list(check_servers(cast(Client, Servers(*(infos or (HEALTHY,)), **settings)), {}))
+CONFIG = {"save": "", "appendfsync": "everysec"}
+
+
+def check(*infos: Mapping[str, str], config: Any = CONFIG, clocks: Sequence[float] = (0.0, 0.0)) -> list[Finding]:
+    found = list(check_servers(servers(infos or (HEALTHY,), config, clocks), {}))
     assert {finding.code for finding in found} <= CODES, "the documentation has a row for each"
     return found
 
