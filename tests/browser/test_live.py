@@ -1,5 +1,6 @@
-"""Pages that are up to date while somebody sees them, and say so when they are not."""
+"""Pages that are up to date while somebody sees them, and say so when they are not; what viewers choose."""
 
+import re
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -11,6 +12,7 @@ from playwright.sync_api import Page, expect
 import lowq
 from tests.browser.conftest import Watched
 from tests.browser.stage import Stage
+from tests.browser.test_journeys import history
 from tests.waiting import until
 
 #: Headless, every page counts as seen. With this a test says which ones are, and sees the streams that they have open.
@@ -39,13 +41,12 @@ def live_at(page: Page) -> str:
     return page.locator("body").get_attribute("data-live") or ""
 
 
-@pytest.mark.slow
-def test_eight_tabs_load_since_only_the_one_that_is_seen_is_live(stage: Stage, address: str, watched: Watched) -> None:
+def test_of_several_tabs_only_the_one_that_is_seen_is_live(stage: Stage, address: str, watched: Watched) -> None:
     stage.app.queue("Orders", 4).push({"id": 1, "delay": 3600})
     pages = [watched.page(address)]
     context = pages[0].context
     context.add_init_script(HIDEABLE)
-    pages += [context.new_page() for _ in range(7)]
+    pages += [context.new_page() for _ in range(2)]
     for page in pages:
         page.goto(address)
         until(partial(live_at, page), "figures")
@@ -56,7 +57,7 @@ def test_eight_tabs_load_since_only_the_one_that_is_seen_is_live(stage: Stage, a
     before = [live_at(page) for page in pages]
     see(first, True)
     until(lambda: live_at(first) != before[0], "figures in the tab that is seen again")
-    assert [streams(page) for page in pages] == [1] + 7 * [0]
+    assert [streams(page) for page in pages] == [1, 0, 0]
     assert [live_at(page) for page in pages[1:]] == before[1:]
 
 
@@ -88,16 +89,6 @@ def test_it_says_since_when_it_is_not_live(stage: Stage, watched: Watched) -> No
 
 
 @pytest.mark.slow
-def test_nodes_come_and_go_without_a_reload(stage: Stage, address: str, watched: Watched) -> None:
-    page = watched.page(f"{address}/nodes")
-    expect(page.get_by_text("No node is running.")).to_be_visible()
-    stage.app.worker(shards_count=4)(lambda _payloads_by_id: None)
-    stage.start_node()
-    expect(page.locator(".node h2")).to_be_visible()
-    expect(page.get_by_text("No node is running.")).to_have_count(0)
-
-
-@pytest.mark.slow
 def test_the_page_of_an_id_goes_on_while_it_is_read(stage: Stage, address: str, watched: Watched) -> None:
     queue = stage.app.queue("Orders", 4)
     queue.push({"id": 42, "payload": {"n": 1}, "delay": 3600})
@@ -118,17 +109,6 @@ def test_the_page_of_an_id_goes_on_while_it_is_read(stage: Stage, address: str, 
     expect(page.locator("h1 .badge")).to_have_text("dead")
     expect(page.get_by_role("button", name="Retry now")).to_be_visible()
     expect(page.get_by_role("button", name="Bury")).to_have_count(0)
-
-
-@pytest.mark.slow
-def test_shards_are_live(stage: Stage, address: str, watched: Watched) -> None:
-    queue = stage.app.queue("Orders", 4)
-    queue.push({"id": 1, "delay": 3600})
-    page = watched.page(f"{address}/queues/Orders/shards")
-    row = page.locator("tbody tr").nth(queue.shard_of("1"))
-    expect(row.locator("td").first).to_have_text("1")
-    queue.delete("1")
-    expect(row.locator("td").first).to_have_text("0")
 
 
 class Steps:
@@ -184,3 +164,165 @@ def test_a_running_task_is_live(
     page.clock.fast_forward(60_000)
     assert fetched == []
     expect(page.locator("#trouble")).to_be_hidden()
+
+
+# --- what viewers choose for themselves, and what is not live ---
+
+
+def background(page: Page) -> str:
+    found: str = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    return found
+
+
+def test_the_theme_is_chosen_and_kept_and_no_page_is_in_another_one_first(
+    stage: Stage, address: str, watched: Watched
+) -> None:
+    stage.app.queue("Orders", 1).push({"id": 1, "delay": 3600})
+    history(stage, "Orders", lag=500.0)
+    page = watched.page(address, color_scheme="light")
+    canvas = page.locator("[data-plot=rates] canvas")
+    expect(canvas).to_be_visible()
+    of_system, drawn = background(page), canvas.evaluate("canvas => canvas.toDataURL()")
+    page.get_by_label("Theme").select_option("dark")
+    chosen = background(page)
+    assert chosen != of_system
+    until(lambda: canvas.evaluate("canvas => canvas.toDataURL()") != drawn, "a chart in other colours")
+    # It is there before anything of the body is parsed.
+    page.add_init_script("""
+        new MutationObserver((_, observer) => {
+          if (!document.body) return;
+          window.first = document.documentElement.dataset.theme;
+          observer.disconnect();
+        }).observe(document, { childList: true, subtree: true });
+    """)
+    page.goto(f"{address}/nodes")
+    assert (page.evaluate("window.first"), background(page)) == ("dark", chosen)
+    page.get_by_label("Theme").select_option("")
+    page.goto(address)
+    assert background(page) == of_system
+
+
+def test_keys_are_explained(stage: Stage, address: str, watched: Watched) -> None:
+    page = watched.page(address)
+    help_, search = page.get_by_role("dialog", name="Keys"), page.get_by_role("searchbox")
+    page.keyboard.press("Control+K")
+    expect(search).to_be_focused()
+    page.keyboard.type("?")
+    expect(search).to_have_value("?")
+    expect(help_).to_be_hidden()
+    search.evaluate("element => element.blur()")
+    page.keyboard.press("?")
+    expect(help_).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(help_).to_be_hidden()
+    page.get_by_role("button", name="Keys").click()
+    page.get_by_label("? opens this help").uncheck()
+    page.get_by_role("button", name="Close").click()
+    page.reload()
+    page.keyboard.press("?")
+    expect(help_).to_be_hidden()
+    expect(page.get_by_role("button", name="Keys")).to_be_visible()
+
+
+def test_refreshing_is_switched_off_and_on(stage: Stage, address: str, watched: Watched) -> None:
+    queue = stage.app.queue("Orders", 1)
+    queue.push({"id": 1, "delay": 3600})
+    page = watched.page(address)
+    page.clock.install()
+    until(partial(live_at, page), "figures")
+    page.get_by_label("Refresh").select_option("0")
+    page.reload()
+    expect(page.get_by_label("Refresh")).to_have_value("0")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    queue.push({"id": 2, "delay": 3600})
+    page.clock.fast_forward(60_000)
+    page.evaluate("fetch('/healthz')")  # whatever was asked before is here by then
+    assert not [url for url in asked if "/live" in url or "/parts" in url]
+    assert live_at(page) == ""
+    page.get_by_label("Refresh").select_option("2")
+    expect(page.locator("tr[data-queue=Orders] [data-field=length]")).to_have_text("2")
+
+
+def test_banners_heat_and_facts_are_live(stage: Stage, address: str, watched: Watched) -> None:
+    queue = stage.app.queue("Orders", 2)
+    queue.push({"id": 1, "delay": 3600})
+    page = watched.page(address)
+    page.get_by_label("Refresh").select_option("2")
+    queue.push({"id": 2})
+    banner = page.locator("#part-banners p.warning")
+    expect(banner).to_contain_text("No worker for Orders")
+    expect(page.locator(".heat title", has_text="1 queued").first).to_be_attached()
+    stage.app.worker(shards_count=2)(type("Mail", (), {"perform": lambda _self, _payloads_by_id: None}))
+    stage.start_node()
+    expect(page.locator(".redis")).to_contain_text("1 alive")
+    queue.clear()
+    expect(banner).to_have_count(0)
+    # The part of the page that stays has its focus.
+    page.get_by_role("link", name="Orders", exact=True).first.focus()
+    before = page.locator("body").get_attribute("data-parts")
+    until(lambda: page.locator("body").get_attribute("data-parts") != before, "parts")
+    assert page.evaluate("document.activeElement.textContent") == "Orders"
+
+
+def test_tabs_and_facts_of_a_queue_are_live_and_its_list_says_what_it_lacks(
+    stage: Stage, address: str, watched: Watched
+) -> None:
+    queue = stage.app.queue("Orders", 2)
+    queue.push({"id": n, "delay": 3600} for n in range(3))
+    page = watched.page(f"{address}/queues/Orders?state=morgue")
+    tabs = page.locator(".tabs")
+    expect(page.locator(".newer")).to_be_hidden()
+    queue.bury(["0", "1"])
+    queue.pause()
+    expect(tabs.get_by_role("link", name="Dead")).to_contain_text("2")
+    expect(tabs.get_by_role("link", name="Queued")).to_contain_text("1")
+    expect(tabs.get_by_role("link", name="Scheduled")).to_contain_text("1")
+    expect(page.locator(".newer")).to_have_text("2 newer: reload")
+    expect(page.locator("h1 .badge")).to_have_text("paused")
+    expect(page.locator(".facts-line")).to_contain_text("buried 2")
+    page.locator(".newer a").click()
+    expect(page.locator("tbody tr")).to_have_count(2)
+    expect(page.locator(".newer")).to_be_hidden()
+    queue.resume()
+    expect(page.locator("h1 .badge")).to_have_count(0)
+
+
+def test_what_is_not_live_says_of_when_it_is(stage: Stage, address: str, watched: Watched) -> None:
+    page = watched.page(f"{address}/audit")
+    expect(page.locator("footer")).to_contain_text(re.compile(r"As of \d+:\d\d:\d\d.*: reload"))
+    expect(page.get_by_label("Refresh")).to_have_count(0)
+    stage.app.queue("Orders", 1).push({"id": 1, "delay": 3600})
+    page.goto(f"{address}/queues/Orders")
+    page.get_by_role("button", name="Delete all").click()
+    expect(page.get_by_role("button", name="Delete 1 job")).to_be_visible()
+    expect(page.locator("footer")).not_to_contain_text("reload")
+    for path, seconds in (("/nodes", "5"), ("/errors", "30")):
+        page.goto(address + path)
+        expect(page.get_by_label("Refresh")).to_have_value(seconds)
+
+
+def test_exact_times_are_local_and_remembered_and_the_column_names_the_zone(
+    stage: Stage, address: str, watched: Watched
+) -> None:
+    stage.app.queue("Orders", 1).push({"id": 1, "perform_at": 1_893_456_000})  # 2030-01-01T00:00Z
+    page = watched.page(f"{address}/queues/Orders", timezone_id="Asia/Tokyo", locale="en-GB")
+    heading, time = page.locator("th[data-zone]"), page.locator("td.at time")
+    expect(heading).to_have_text("Due")
+    page.get_by_role("button", name="Show exact times").click()
+    page.reload()
+    expect(heading).to_have_text("Due Asia/Tokyo")
+    expect(time).to_have_text("1 Jan 2030, 09:00:00")
+    page.get_by_role("button", name="Show how long ago").click()
+    expect(heading).to_have_text("Due")
+    expect(time).to_have_text(re.compile("^in "))
+
+
+def test_links_lead_to_the_row_that_they_mean(stage: Stage, address: str, watched: Watched) -> None:
+    queue = stage.app.queue("Wide", 450)
+    queue.push({"id": "7", "delay": 3600})
+    page = watched.page(f"{address}/queues/Wide/job?id=7")
+    index = queue.shard_of("7")
+    page.locator(".why a", has_text=re.compile(f"^{index}$")).click()
+    expect(page.locator("tr:target th")).to_have_text(str(index))
+    expect(page.locator("tr:target")).to_be_in_viewport()
