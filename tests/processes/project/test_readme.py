@@ -7,7 +7,6 @@ these names would give. ``<!-- file: PATH -->``: the block is a
 file of an application, which test_recipes.py runs.
 """
 
-import os
 import re
 import shlex
 import subprocess
@@ -24,10 +23,10 @@ from starlette.testclient import TestClient
 import lowq
 import lowq_web
 from lowq.cli import main
+from tests.processes.project.forked import ROOT, run_scripts
 from tests.rows import case
 from tests.waiting import until
 
-ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))]
@@ -38,22 +37,23 @@ _PYTHON = re.compile(r"^([^\n]*)\n```python\n(.*?)^```$", re.MULTILINE | re.DOTA
 _SHELL = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _VALUE = re.compile(r"^(\s*)(\S.*?)\s+# -> (.*)$", re.MULTILINE)
 
-#: Runs a page's blocks, given on stdin, as a script in a process of its own.
-_RUNNER = """
-import inspect, sys, types
+#: What a page's blocks are run with: what looks at values, and at the end what calls the tests among them.
+_BEFORE = """
+import sys, types
 page = sys.modules["__main__"] = types.ModuleType("__main__")
 def shows(value, expected):
     if repr(value) != expected:
         raise AssertionError(f"the page says {expected}, and it is {value!r}")
 page.shows_ = shows
-exec(compile(sys.stdin.read(), "page", "exec"), vars(page))
+"""
+_AFTER = """
+import inspect, lowq.testing
 for name, function in list(vars(page).items()):
     if name.startswith("test_"):
         names = inspect.signature(function).parameters
         if not names:
             function()
             continue
-        import lowq.testing
         with lowq.testing.sandbox() as box:
             values = {"lowq_drain": box.drain, "lowq_clock": box.clock, "lowq_crash": box.crash}
             function(*(values[name] for name in names))
@@ -72,28 +72,15 @@ def marked_blocks() -> dict[str, dict[str, str]]:
 BLOCKS = marked_blocks()
 
 
-def environment(**more: str) -> dict[str, str]:
-    """The environment of a process that knows lowq and no setting of whoever runs the tests."""
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("LOWQ_")}
-    paths = [str(ROOT), str(ROOT / "web"), clean.get("PYTHONPATH", "")]
-    return {**clean, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **more}
-
-
-@pytest.mark.parametrize("page", BLOCKS)
-def test_marked_python_runs_and_has_the_values_it_shows(page: str) -> None:
-    for name, code in BLOCKS[page].items():
-        with case(name):
-            ran = subprocess.run(
-                [sys.executable, "-W", "error", "-c", _RUNNER],
-                input=_VALUE.sub(lambda match: f"{match[1]}shows_({match[2]}, {match[3]!r})", code),
-                env=environment(LOWQ_REDIS_URL="memory://"),
-                cwd=ROOT,
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=False,
-            )
-            assert ran.returncode == 0, ran.stderr
+@pytest.mark.parametrize("part", range(4))
+def test_marked_python_runs_and_has_the_values_it_shows(part: int) -> None:
+    scripts = {}
+    for page, blocks in [*BLOCKS.items()][part::4]:
+        for name, code in blocks.items():
+            looked_at = _VALUE.sub(lambda match: f"{match[1]}shows_({match[2]}, {match[3]!r})", code)
+            run = f'exec(compile({looked_at!r}, "page", "exec"), vars(page))'
+            scripts[f"{page}: {name}"] = ROOT, _BEFORE + run + _AFTER
+    run_scripts(scripts)
 
 
 def test_every_block_of_python_is_valid_and_is_run() -> None:
@@ -188,52 +175,49 @@ def test_targets_of_make_that_a_page_names_exist() -> None:
             assert set(re.findall(r"`make ([a-z-]+)", text)) <= targets()
 
 
-def test_the_first_worker_prints_what_the_readme_shows(redis_url: str, tmp_path: Path) -> None:
+def test_the_first_worker_and_then_all_commands_work_as_they_are_shown(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     printed = re.findall(r"^```\n\S+ \S+( INFO .*\n)```$", README, re.MULTILINE)[0]
     answer = re.findall(r"^```\n(ID .*\n.*\n)```$", README, re.MULTILINE)[0]
-    surroundings = environment(LOWQ_REDIS_URL=redis_url)
+    monkeypatch.setenv("LOWQ_REDIS_URL", redis_url)
     said = tmp_path / "node.log"
     with said.open("w") as log:
-        node = subprocess.Popen(
-            [sys.executable, "-m", "lowq", "run", "-r", "examples/orders.py"],
-            cwd=ROOT, env=surroundings, stdout=log, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+        command = [sys.executable, "-m", "lowq", "run", "-r", "examples/orders.py"]
+        node = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
     try:
         until(lambda: "shards held: 24" in said.read_text(), "the node holds its shards")
-        subprocess.run([sys.executable, "examples/orders.py"], cwd=ROOT, env=surroundings, check=True, timeout=120)
+        subprocess.run([sys.executable, "examples/orders.py"], cwd=ROOT, check=True, timeout=120)
         until(lambda: printed in said.read_text(), "the node prints what the page shows")
     finally:
         node.terminate()
         node.wait(120)
+    monkeypatch.chdir(tmp_path)
     section = README.split("\n## What is going on\n", 1)[1].split("\n## ", 1)[0]
-    ran = shell(typed(section), surroundings, tmp_path)
-    assert without_times(answer) in without_times(ran.stdout)
+    assert without_times(answer) in without_times(done(typed(section)))
+    lines = [
+        line for line in typed(TEXTS["docs/cli.md"].split("\nMore verbs", 1)[0]) if not line.startswith("lowq run")
+    ]
+    assert len(lines) > 15
+    assert done(lines).splitlines()[-1].startswith("OrderSync: removed, with ")
 
 
 def without_times(text: str) -> str:
     return re.sub(r"due in .*", "due in", text)
 
 
-def shell(lines: list[str], surroundings: dict[str, str], folder: Path) -> "subprocess.CompletedProcess[str]":
-    """Lines of a page, as somebody would type them, with lowq being the one under test."""
-    script = f'set -e\nlowq() {{ {shlex.quote(sys.executable)} -m lowq "$@"; }}\n' + "\n".join(lines)
-    ran = subprocess.run(
-        ["bash", "-c", script], env=surroundings, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        timeout=240, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran
-
-
-@pytest.mark.slow  # it starts Python two dozen times
-def test_the_commands_work_one_after_the_other_after_the_first_worker(redis_url: str, tmp_path: Path) -> None:
-    page = TEXTS["docs/cli.md"].split("\nMore verbs", 1)[0]
-    lines = [line for line in typed(page) if not line.startswith("lowq run")]
-    assert len(lines) > 15
-    surroundings = environment(LOWQ_REDIS_URL=redis_url)
-    subprocess.run([sys.executable, "examples/orders.py"], cwd=ROOT, env=surroundings, check=True, timeout=120)
-    ran = shell(lines, surroundings, tmp_path)
-    assert ran.stdout.splitlines()[-1].startswith("OrderSync: removed, with ")
+def done(lines: list[str]) -> str:
+    """Lines of a page, one after the other, as somebody would type them; what they print."""
+    printed = ""
+    for line in lines:
+        with case(line):
+            if line.startswith("lowq "):
+                ran = CliRunner().invoke(main, shlex.split(line, comments=True)[1:])
+                assert ran.exit_code == 0, ran.output
+                printed += ran.stdout
+            else:
+                printed += subprocess.run(["bash", "-c", line], check=True, capture_output=True, text=True).stdout
+    return printed
 
 
 # --- links ---------------------------------------------------------------------------------------------------
