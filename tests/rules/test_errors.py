@@ -119,24 +119,14 @@ def redis_error(kind: type[Exception]) -> Exception:
         return kind("1234 host:7000")  # those that name a slot and an address
 
 
-#: What each of redis-py's exceptions means to a caller. What is not named is a bug in lowq or foreign data.
+#: What those of redis-py's exceptions mean to a caller that are no replies of Redis.
 MEANINGS: dict[type[Exception], type[LowqError]] = {
-    exceptions.AuthenticationError: RedisRefused,
-    exceptions.AuthenticationWrongNumberOfArgsError: RedisRefused,
-    exceptions.NoPermissionError: RedisRefused,
     exceptions.InvalidResponse: RedisRefused,
-    exceptions.OutOfMemoryError: RedisFull,
-    exceptions.ReadOnlyError: RedisNotReady,
     exceptions.ConnectionError: RedisUnavailable,
     exceptions.TimeoutError: RedisUnavailable,
-    exceptions.BusyLoadingError: RedisNotReady,
     exceptions.MaxConnectionsError: RedisUnavailable,
-    exceptions.ClusterDownError: RedisUnavailable,
-    exceptions.MasterDownError: RedisNotReady,
-    exceptions.TryAgainError: RedisUnavailable,
     exceptions.AskError: RedisUnavailable,
     exceptions.MovedError: RedisUnavailable,
-    exceptions.ResponseError: ScriptError,
     exceptions.NoScriptError: ScriptError,
     exceptions.DataError: ScriptError,
 }

@@ -16,7 +16,6 @@ import lowq
 from lowq.errors import (
     JobError,
     MiddlewareError,
-    PayloadError,
     PushError,
     PushInterrupted,
     RedisUnavailable,
@@ -262,13 +261,6 @@ class TestCoroutines:
             asyncio.run(queue.apush(rows()))
         assert queue.stats().length == 0
 
-    def test_large_payloads(self, queue: Queue) -> None:
-        async def produce() -> list[Any]:
-            pushes = [queue.apush({"id": n, "payload": "x" * 500_000}) for n in range(5)]
-            return await outcomes(*pushes, queue.apush([{"id": "m", "payload": [n, "y" * 9000]} for n in range(30)]))
-
-        assert asyncio.run(produce()) == [1] * 5 + [30]
-
     def test_what_waits_is_withdrawn_when_it_is_cancelled_and_the_others_go_on(self, queue: Queue) -> None:
         async def produce() -> list[Any]:
             tasks = [asyncio.create_task(queue.apush({"id": n})) for n in range(20)]
@@ -331,21 +323,6 @@ class TestThreads:
             assert [queue.push({"id": number}) for number in range(5)] == [1] * 5
         assert started == []
         assert [len(calls) for calls in gate.writes[1:]] == [1] * 5
-
-    def test_each_has_its_own_error(self, app: lowq.Lowq, queue: Queue, others: MakeOthers) -> None:
-        spoil(app, "Orders", 3, "spoilt")
-        made = others()
-        made.push(0, {"id": 0})
-        made.push(1, {"id": 1, "payload": {2}})
-        made.push(2, [{"id": 2}, {"id": "spoilt"}])
-        for number in range(3, 9):
-            made.push(number, [{"id": number}, {"id": 100 + number}])
-        results = made.finish()
-        assert results.pop(0) == 1
-        assert isinstance(results.pop(1), PayloadError)
-        assert isinstance(results.pop(2), ScriptError | PushError)  # the other job is in if it has another shard
-        assert list(results.values()) == [2] * 6
-        assert queue.fetch(range(103, 109)).keys() == {str(n) for n in range(103, 109)}
 
     def test_a_call_that_is_made_for_one_caller_alone_is_repeated_like_any_other(
         self, app: lowq.Lowq, gate: Gate, others: MakeOthers

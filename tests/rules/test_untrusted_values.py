@@ -136,14 +136,12 @@ PLANTS: dict[str, Callable[[Site], object]] = {
     "node: name of other bytes": lambda site: site.node(b"\xff\xfe:1:fedcba", b"{}"),
     "node: deep": lambda site: site.node(b"bad:1:fedcba", b'{"shards": ' + DEEP + b"}"),
     "node: heartbeat NaN": lambda site: site.node(b"bad:1:fedcba", b"{}", b"nan 600"),
-    "node: performs types": lambda site: site.node_says(
-        performing=[{"queue": 5, "shard": "x", "ids": 7, "seconds": "y"}]
-    ),
-    "node: performs ids": lambda site: site.node_says(
-        performing=[{"queue": "Orders", "shard": 0, "ids": [1, None, "", "\ud800", "\udcff"], "seconds": float("inf")}]
-    ),
-    "node: performs no queue": lambda site: site.node_says(
-        performing=[{"queue": name, "shard": 0, "ids": ["a"], "seconds": 1} for name in ("", "\ud800", "{}")]
+    "node: performs nonsense": lambda site: site.node_says(
+        performing=[
+            {"queue": 5, "shard": "x", "ids": 7, "seconds": "y"},
+            {"queue": "Orders", "shard": 0, "ids": [1, None, "", "\ud800", "\udcff"], "seconds": float("inf")},
+            *({"queue": name, "shard": 0, "ids": ["a"], "seconds": 1} for name in ("", "\ud800", "{}")),
+        ]
     ),
     "node: shards": lambda site: site.node_says(shards={"Orders": 5, "": [1], "Other": ["x", None, -1]}),
     "node: queues": lambda site: site.node_says(queues=[1, None, "", "\ud800", ["x"]]),
