@@ -2,21 +2,11 @@
 
 import pytest
 
+import lowq
 from lowq.broker.inflow import Inflow, ShardInflow
-from lowq.metrics.counters import BOUNDS, Recorder, Tally, bucket_of, count
+from lowq.metrics.counters import BOUNDS, Recorder, Tally, bucket_of
+from lowq.metrics.flow import read_flows
 from lowq.metrics.slowest import EndedBatch
-from lowq.store import Call
-
-
-def words(call: Call) -> list[str]:
-    return [str(arg) for arg in call.args]
-
-
-def performs(call: Call) -> dict[int, int]:
-    """Bucket -> how many, of a call of `record`."""
-    args = words(call)
-    tail = args[12 + 2 * int(args[11]) :]
-    return {int(index): int(number) for index, number in zip(tail[::2], tail[1::2], strict=True)}
 
 
 def add(tally: Tally, processed: int, failed: int, seconds: float) -> None:
@@ -27,52 +17,58 @@ def add(tally: Tally, processed: int, failed: int, seconds: float) -> None:
     tally.lengths[bucket_of(seconds)] += 1
 
 
+def redis_time(app: lowq.Lowq) -> float:
+    seconds, microseconds = app.client.command("TIME")
+    return int(seconds) + int(microseconds) / 1e6
+
+
+def send(app: lowq.Lowq, recorder: Recorder, *, is_answered: bool = True) -> None:
+    for call in recorder():
+        if is_answered:
+            recorder.answered(call, app.client.run(call.script, call.key, *call.args))
+
+
 def test_a_perform_counts_in_the_first_bucket_that_is_not_shorter() -> None:
     for seconds, bucket in (
         (0.0, 0), (BOUNDS[0], 0), (BOUNDS[0] * 1.01, 1), (BOUNDS[-1], len(BOUNDS) - 1), (BOUNDS[-1] + 1, len(BOUNDS)),
     ):  # fmt: skip
         assert bucket_of(seconds) == bucket
-    assert count([])[:3] == (0, 0, 0.0)
 
 
-def test_each_word_tells_what_all_threads_have_counted_since_the_last_one() -> None:
-    first, second, clock = Tally(), Tally(), iter([100.0, 105.0, 110.0, 112.5])
-    lags, inflows = iter([7.5, None, 0.0]), iter([None, Inflow(30, -4), None])
+def test_each_heartbeat_adds_what_all_threads_have_counted_since_the_last_one(app: lowq.Lowq) -> None:
+    first, second, clock = Tally(), Tally(), iter([100.0, 105.0, 110.0])
+    lags, inflows = iter([7.5, None]), iter([None, Inflow(30, -4)])
     recorder = Recorder(
-        "lowq", {"Orders": [first, second]}, lambda _: next(lags), clock=lambda: next(clock),
-        take_inflow=lambda _: next(inflows),
-    )  # fmt: skip
+        "lowq", {"Orders": [first, second]}, lambda _: next(lags), lambda: next(clock), lambda _: next(inflows)
+    )
     add(first, 7, 1, 0.2)
     add(second, 3, 0, 0.1)
-    (call,) = recorder()
-    assert (call.script, call.key) == ("count", "lowq:v1:history:Orders")
-    assert words(call)[:5] == ["", "5.0", "10", "1", "7.5"]
-    assert float(words(call)[5]) == pytest.approx(0.3)
-    assert (words(call)[7], performs(call)) == ("", {6: 1, 7: 1})
-
-    (call,) = recorder()
-    assert words(call)[1:6] == ["5.0", "0", "0", "", "0.0"], "a lag that is not known is not none at all"
-    assert (words(call)[7], performs(call)) == ("30 -4 10 60", {})
-
-    add(first, 4, 0, 0.0)
-    (call,) = recorder()
-    assert words(call)[1:4] == ["2.5", "4", "0"]
+    for count, processed in ((2, 10.0), (3, 14.0)):
+        send(app, recorder)
+        queue, now = app.queue("Orders", 1), redis_time(app) + 60
+        runs, rates = queue.perform_times(), [r for r in queue.rates("hour", now=now).rates if r.processed is not None]
+        assert (runs.count, round(runs.seconds, 6)) == (count, 0.3)
+        assert sum(10 * (rate.processed or 0) for rate in rates) == pytest.approx(processed)
+        assert sum(10 * (rate.failed or 0) for rate in rates) == pytest.approx(1.0)
+        assert {rate.lag for rate in rates} - {None} == {7.5}, "a lag that is not known is not none at all"
+        add(first, 4, 0, 0.0)
+    assert read_flows(app, ["Orders"], redis_time(app) + 60)["Orders"].pushed == pytest.approx(30.0)
 
 
-def test_slow_batches_go_along_until_redis_has_them() -> None:
+def test_slow_batches_go_along_until_redis_has_them(app: lowq.Lowq) -> None:
     tally, clock = Tally(), iter([100.0, 105.0, 110.0, 115.0])
     recorder = Recorder("lowq", {"Orders": [tally]}, lambda _: None, clock=lambda: next(clock))
     tally.slowest.add(EndedBatch("a", 3, 7, 1.5, 104.0))
-
-    def slow(call: Call) -> list[object]:
-        head, ring = 12 + 2 * int(str(call.args[11])), str(call.args[10])
-        return [*call.args[head : head + 5]] if ring else []
-
-    assert [slow(call) for call in recorder()] == [["1.0", "1.5", 3, 7, b"a"]]
-    (call,) = recorder()  # nobody answered the first
-    assert slow(call) == ["6.0", "1.5", 3, 7, b"a"]
-    recorder.answered(call, 1)
-    assert [slow(call) for call in recorder()] == [[]]
+    send(app, recorder, is_answered=False)
+    before = redis_time(app)
+    send(app, recorder)
+    queue = app.queue("Orders", 8)
+    (slow,) = queue.slowest()
+    assert (slow.id, slow.ids_count, slow.shard, slow.seconds) == ("a", 3, 7, 1.5)
+    assert before - 6.01 <= slow.at <= redis_time(app) - 5.99
+    app.client.command("FLUSHALL")
+    send(app, recorder)
+    assert queue.slowest() == []
 
 
 def test_a_holder_counts_what_changed_between_two_renewals_of_one_lease() -> None:
