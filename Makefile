@@ -122,7 +122,7 @@ web-cost: $(DEV) tools ## what the dashboard costs on a million jobs in 1,000 sh
 
 .PHONY: api-check
 api-check: $(DEV) tools ## many more requests against the API's description than `make test` sends
-	@SCHEMATHESIS_EXAMPLES=200 $(PY) -m pytest tests/rules/web/test_api.py -k Description --timeout 1800 $(ARGS)
+	@SCHEMATHESIS_EXAMPLES=200 $(PY) -m pytest tests/rules/web/test_api.py -k description --timeout 1800 $(ARGS)
 
 .PHONY: clean
 clean: ## remove what was built or cached, .venv too

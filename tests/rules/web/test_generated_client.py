@@ -7,7 +7,7 @@ import pkgutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,66 +24,41 @@ from tests.waiting import until
 ODD = "a/b-é"
 
 
-class Generated:
-    """A package that openapi-python-client has made of a served description, and what of it was called."""
-
-    def __init__(self, folder: Path, address: str) -> None:
-        document = folder / "openapi.json"
-        document.write_bytes(get(address, "/api/v1/openapi.json")[1])
-        self.described = {
-            operation["operationId"] for path in json.loads(document.read_bytes())["paths"].values()
-            for operation in path.values()
-        }  # fmt: skip
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # it formats with ruff
-        command = [sys.executable, "-m", "openapi_python_client", "generate", "--path", str(document), "--meta", "none"]
-        made = subprocess.run(
-            [*command, "--output-path", str(folder / "generated_lowq")], capture_output=True, text=True, check=True,
-            env={**os.environ, "PATH": path},
-        )  # fmt: skip
-        assert "arning" not in made.stdout, made.stdout
-        sys.path.insert(0, str(folder))
-        self._api = importlib.import_module("generated_lowq.api.default")
-        self.models: Any = importlib.import_module("generated_lowq.models")
-        self.client = importlib.import_module("generated_lowq").Client(base_url=f"{address}/api/v1")
-        self.called: set[str] = set()
-
-    def call(self, name: str, *args: Any, **options: Any) -> Any:
-        """What an operation answers, as its own type."""
-        operation = importlib.import_module(f"{self._api.__name__}.{name}")
-        answer = operation.sync_detailed(*args, client=self.client, **options)
-        assert answer.status_code in (200, 202), (name, answer.content)
-        assert answer.parsed is not None, name
-        self.called.add(name)
-        return answer.parsed
-
-    @property
-    def operations(self) -> set[str]:
-        return {module.name for module in pkgutil.iter_modules(self._api.__path__)}
-
-
 @pytest.fixture
-def app() -> Iterator[lowq.Lowq]:
-    app = lowq.Lowq(redis_url="memory://generated")
-    yield app
-    app.close()
-
-
-@pytest.fixture
-def generated(app: lowq.Lowq, tmp_path: Path) -> Iterator[Generated]:
+def generated(app: lowq.Lowq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, set[str]]]:
+    """A package that openapi-python-client has made of a served description, and the operations that this has."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")  # it formats with ruff
+    monkeypatch.syspath_prepend(tmp_path)
     with served(lowq_web.create_app(app)) as address:
-        made = Generated(tmp_path, address)
-        with made.client:
-            yield made
-    sys.path.remove(str(tmp_path))
+        document = tmp_path / "openapi.json"
+        document.write_bytes(get(address, "/api/v1/openapi.json")[1])
+        paths = json.loads(document.read_bytes())["paths"].values()
+        command = [sys.executable, "-m", "openapi_python_client", "generate", "--path", str(document), "--meta", "none"]
+        command += ["--output-path", str(tmp_path / "generated_lowq")]
+        made = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert "arning" not in made.stdout, made.stdout
+        with importlib.import_module("generated_lowq").Client(base_url=f"{address}/api/v1") as client:
+            yield client, {operation["operationId"] for path in paths for operation in path.values()}
     for name in [name for name in sys.modules if name.partition(".")[0] == "generated_lowq"]:
         del sys.modules[name]
 
 
-def test_it_does_all_that_the_api_does(app: lowq.Lowq, generated: Generated) -> None:
-    models, call = generated.models, generated.call
-    queue = app.queue(ODD, 2)
+def test_it_does_all_that_the_api_does(app: lowq.Lowq, generated: tuple[Any, set[str]]) -> None:
+    client, described = generated
+    api, models = (importlib.import_module(f"generated_lowq.{name}") for name in ("api.default", "models"))
+    called: set[str] = set()
+
+    def call(name: str, *args: Any, **options: Any) -> Any:
+        """What an operation answers, as its own type."""
+        operation = importlib.import_module(f"{api.__name__}.{name}")
+        answer = operation.sync_detailed(*args, client=client, **options)
+        assert answer.status_code in (200, 202), (name, answer.content)
+        assert answer.parsed is not None, name
+        called.add(name)
+        return answer.parsed
+
+    queue, name = app.queue(ODD, 2), ODD.replace("/", "%2F")
     queue.push({"id": str(n), "payload": {"customer": n % 2}, "delay": 600} for n in range(6))
-    name = ODD.replace("/", "%2F")
     heartbeat(app, "shop-1:7:abcdef", time.time(), threads=1, host="shop-1", pid=7, queues=[ODD], shards={ODD: [0]},
               performing=[{"queue": ODD, "shard": 0, "ids": ["x"], "count": 1, "seconds": 9.5}])  # fmt: skip
 
@@ -117,7 +92,7 @@ def test_it_does_all_that_the_api_does(app: lowq.Lowq, generated: Generated) -> 
     everything = models.JobFilter(match="*", shard=0)
     assert call("count", name, body=models.CountDocument(action=models.ActionName.DELETE, all_=everything)).count >= 0
     started = call("act", name, body=models.ActDocument(action=models.ActionName.KICK, all_=models.JobFilter()))
-    _wait(lambda: call("task", started.id).state, "done")
+    until(lambda: call("task", started.id).state == "done", "end of the task")
     assert call("tasks").tasks[0].id == started.id
     assert queue.stats().morgue_length == 0
     quiet = models.CommandDocument(node="shop-1:7:abcdef", do=models.NodeCommand.QUIET)
@@ -134,15 +109,13 @@ def test_it_does_all_that_the_api_does(app: lowq.Lowq, generated: Generated) -> 
     assert call("cancel", started.id, body=models.Nothing()).id == started.id
     moved = call("reshard", name, body=models.ReshardDocument(shards_count=5))
     assert (moved.action, moved.shards_count) == ("reshard", 5)
-    _wait(lambda: call("task", moved.id).state, "done")
+    until(lambda: call("task", moved.id).state == "done", "end of the reshard")
     found = call("reshard_progress", name)
     assert (found.shards_count, found.epoch, found.to) == (5, 1, None)
     assert {entry.action for entry in call("audit").audit} >= {"bury", "kick", "pause", "quiet"}
     call("description")
 
-    assert generated.described == generated.operations, "the generator has left out some of them"
-    assert generated.called == generated.described, "what is new in the API is called here, too"
-
-
-def _wait(read: Callable[[], str], wanted: str) -> None:
-    until(lambda: read() == wanted, wanted)
+    assert described == {module.name for module in pkgutil.iter_modules(api.__path__)}, (
+        "the generator has left out some"
+    )
+    assert called == described, "what is new in the API is called here, too"
