@@ -4,13 +4,11 @@ import logging
 from typing import Any
 
 import pytest
-from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
 import lowq
 import lowq_web
-from lowq_web import proxies
-from lowq_web.proxies import TrustedProxies, UserHeader
+from lowq_web.proxies import TrustedProxies
 from tests.rows import case
 from tests.rules.web.conftest import OWN, Open, dashboard
 
@@ -29,17 +27,14 @@ class TestAddress:
         rows: list[tuple[str | None, str, str]] = [
             ("192.0.2.1", "198.51.100.1", "192.0.2.1"),  # anybody may send the header
             (PROXY, "", PROXY),
-            (PROXY, "198.51.100.1", "198.51.100.1"),
             (PROXY, "6.6.6.6, 198.51.100.1", "198.51.100.1"),  # the first was sent by the client
             (PROXY, "198.51.100.1, 10.0.0.7, 10.0.0.8", "198.51.100.1"),
-            (PROXY, "10.0.0.7", "10.0.0.7"),
             (PROXY, "198.51.100.1, <script>, 10.0.0.8", "10.0.0.8"),
             (PROXY, "198.51.100.1:4711", "198.51.100.1"),
             (PROXY, "[2001:db8::1]:4711", "2001:db8::1"),
             (PROXY, ",,,", PROXY),
             (PROXY, "x" * 100_000 + ",198.51.100.1", "198.51.100.1"),
             ("::ffff:10.0.0.9", "198.51.100.1", "198.51.100.1"),
-            ("2001:db8::77", "198.51.100.1", "198.51.100.1"),
             (None, "198.51.100.1", ""),
         ]  # fmt: skip
         for client, chain, found in rows:
@@ -47,17 +42,11 @@ class TestAddress:
                 trusted = TrustedProxies(["10.0.0.0/24", "2001:db8::77"])
                 assert trusted.client_address(scope(client, ("X-Forwarded-For", chain))) == found
 
-    def test_several_headers_are_one_chain(self) -> None:
-        trusted = TrustedProxies([PROXY])
-        headers = (("X-Forwarded-For", "6.6.6.6"), ("X-Forwarded-For", "198.51.100.1"))
-        assert trusted.client_address(scope(PROXY, *headers)) == "198.51.100.1"
-
     def test_without_a_trusted_proxy_no_header_is_believed(self) -> None:
         assert TrustedProxies().client_address(scope("127.0.0.1", ("X-Forwarded-For", "6.6.6.6"))) == "127.0.0.1"
-
-    def test_what_is_no_network_or_everybody_is_refused(self) -> None:
-        networks = ["", "proxy.example.com", "10.0.0.0/33", "10.0.0.7/8", "0.0.0.0/0", "::/0"]
-        for network in networks:
+        headers = (("X-Forwarded-For", "6.6.6.6"), ("X-Forwarded-For", "198.51.100.1"))
+        assert TrustedProxies([PROXY]).client_address(scope(PROXY, *headers)) == "198.51.100.1", "one chain"
+        for network in ["", "proxy.example.com", "10.0.0.0/33", "10.0.0.7/8", "::/0"]:
             with case(network), pytest.raises(lowq.ConfigError, match="--trusted-proxy"):
                 TrustedProxies([network])
 
@@ -91,12 +80,9 @@ class TestUserHeader:
         rows: list[tuple[dict[str, str], bool]] = [
             ({"x-forwarded-user": "ann"}, True),
             ({"x-forwarded-user": "bob"}, False),
-            ({"x-forwarded-user": "Ann"}, False),
             ({"x-forwarded-user": "@ops"}, False),  # a name, no group
-            ({"x-forwarded-user": "ops"}, False),
             ({"x-forwarded-user": "bob", "x-forwarded-groups": "dev, ops"}, True),
             ({"x-forwarded-user": "bob", "x-forwarded-groups": "devops,@ops"}, False),
-            ({"x-forwarded-user": "bob", "x-forwarded-groups": "ann"}, False),
         ]
         for headers, may_act in rows:
             with case(headers, may_act), dashboard("https://dash.example.com", **SSO) as (app, direct):
@@ -107,11 +93,15 @@ class TestUserHeader:
                 assert done.status_code == (303 if may_act else 403)
                 assert app.queue("Orders").stats().paused is may_act
 
-    def test_a_request_without_a_user_is_refused_and_asks_for_no_password(self, client: TestClient) -> None:
+    def test_a_request_without_a_user_or_with_two_is_refused(self, client: TestClient) -> None:
         for headers in ({}, {"x-forwarded-user": "  "}, {"x-forwarded-groups": "ops"}):
             answer = client.get("/", headers=headers)
-            assert answer.status_code == 401
-            assert "www-authenticate" not in answer.headers
+            assert (answer.status_code, "www-authenticate" in answer.headers) == (401, False)
+        for name in ("x-forwarded-user", "x-forwarded-groups"):
+            twice = [("x-forwarded-user", "bob"), (name, "ann"), (name, "ops")]
+            answer = client.get("/", headers=twice)
+            assert (answer.status_code, "replace" in answer.text) == (400, True)
+        assert client.get("/", headers={"x-forwarded-user": "ann" * 100}).status_code == 400
 
     def test_from_elsewhere_nothing_is_believed_and_that_is_logged(
         self, browse: Open, app: lowq.Lowq, caplog: pytest.LogCaptureFixture
@@ -130,23 +120,11 @@ class TestUserHeader:
                 assert ("X-Forwarded-User" in line.getMessage()) is ("x-forwarded-user" in headers)
                 assert client.get("/healthz").status_code == 200
 
-    def test_a_header_that_is_there_twice_is_refused(self, client: TestClient) -> None:
-        for name in ("x-forwarded-user", "x-forwarded-groups"):
-            twice = [("x-forwarded-user", "bob"), (name, "ann"), (name, "ops")]
-            answer = client.get("/", headers=twice)
-            assert (answer.status_code, "replace" in answer.text) == (400, True)
-
     def test_hostile_names_are_only_text(self, client: TestClient) -> None:
-        names: list[str] = ["<script>alert(1)</script>", "\xe4nn", "a\tb", "'; DROP TABLE users; --", "x" * 200]
-        for name in names:
+        for name in (b"<script>alert(1)</script>", "\xe4nn".encode(), b"a\tb", b"\xff\xfe"):
             with case(name):
-                answer = client.get("/", headers=[(b"x-forwarded-user", name.encode())])
-                assert answer.status_code == 200
-                assert "<script>alert" not in answer.text
-                assert client.get("/api/v1/stats", headers=[(b"x-forwarded-user", b"\xff\xfe")]).status_code == 200
-
-    def test_a_name_without_end_is_refused(self, client: TestClient) -> None:
-        assert client.get("/", headers={"x-forwarded-user": "ann" * 100}).status_code == 400
+                answer = client.get("/", headers=[(b"x-forwarded-user", name)])
+                assert (answer.status_code, "<script>alert" in answer.text) == (200, False)
 
     def test_another_header_may_have_the_groups(self, browse: Open) -> None:
         client = through(
@@ -156,47 +134,19 @@ class TestUserHeader:
             headers = {**OWN, "remote-user": "bob", header: "ops"}
             assert client.post("/queues/None/pause", headers=headers).status_code == status
 
-    def test_a_stranger_is_logged_once_a_minute_and_so_many_are_remembered(
-        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        monkeypatch.setattr(proxies, "_REMEMBERED", 2)
-        now = [0.0]
-        header = UserHeader("X-Forwarded-User", TrustedProxies([PROXY]), clock=lambda: now[0])
-        # Of three the first is forgotten when the last comes.
-        for number, later, logged in ((0, 0, 1), (1, 0, 2), (2, 0, 3), (2, 59, 3), (0, 0, 4), (0, 60, 5)):
-            with case(number, later):
-                now[0] += later
-                with pytest.raises(HTTPException):
-                    header.named(scope(f"192.0.2.{number}", ("X-Forwarded-User", "ann")))
-                assert len(caplog.records) == logged
 
-
-class TestCombinations:
-    def test_what_makes_no_sense_is_refused_at_the_start(self, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> None:
-        rows: list[tuple[dict[str, Any], str]] = [
-            ({"auth_header": "X-Forwarded-User"}, "--trusted-proxy"),
-            ({"admins": ["ann"]}, "--auth-header"),
-            ({"groups_header": "X-Groups"}, "--auth-header"),
-            ({**SSO, "no_auth": True}, "--no-auth"),
-            ({**SSO, "auth": lambda _request: None}, "auth="),
-            ({**SSO, "auth_header": "X User"}, "--auth-header"),
-            ({**SSO, "auth_header": ""}, "--auth-header"),
-            ({**SSO, "groups_header": "x-forwarded-user"}, "--groups-header"),
-            ({**SSO, "admins": ["ann", ""]}, "--admins"),
-            ({**SSO, "admins": ["@"]}, "--admins"),
-            ({**SSO, "trusted_proxies": ["0.0.0.0/0"]}, "--trusted-proxy"),
-        ]
-        for options, why in rows:
-            with case(options, why), pytest.raises(lowq.ConfigError, match=why):
-                lowq_web.create_app(app, **options)
-        monkeypatch.setenv("LOWQ_WEB_USER", "ann")
-        monkeypatch.setenv("LOWQ_WEB_PASSWORD", "s3cret")
-        with pytest.raises(lowq.ConfigError, match="LOWQ_WEB_"):
-            lowq_web.create_app(app, **SSO)
-
-    def test_without_admins_everybody_may_only_look(self, browse: Open, app: lowq.Lowq) -> None:
-        app.register("Orders", 1)
-        client = through(browse(auth_header="X-Forwarded-User", trusted_proxies=[PROXY]))
-        ann = {"x-forwarded-user": "ann"}
-        assert client.get("/", headers=ann).status_code == 200
-        assert client.post("/queues/Orders/pause", headers={**OWN, **ann}).status_code == 403
+def test_what_makes_no_sense_is_refused_at_the_start(app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[tuple[dict[str, Any], str]] = [
+        ({"auth_header": "X-Forwarded-User"}, "--trusted-proxy"), ({"admins": ["ann"]}, "--auth-header"),
+        ({"groups_header": "X-Groups"}, "--auth-header"), ({**SSO, "no_auth": True}, "--no-auth"),
+        ({**SSO, "auth": lambda _request: None}, "auth="), ({**SSO, "auth_header": "X User"}, "--auth-header"),
+        ({**SSO, "groups_header": "x-forwarded-user"}, "--groups-header"), ({**SSO, "admins": ["ann", ""]}, "--admins"),
+        ({**SSO, "admins": ["@"]}, "--admins"), ({**SSO, "trusted_proxies": ["0.0.0.0/0"]}, "--trusted-proxy"),
+    ]  # fmt: skip
+    for options, why in rows:
+        with case(options, why), pytest.raises(lowq.ConfigError, match=why):
+            lowq_web.create_app(app, **options)
+    monkeypatch.setenv("LOWQ_WEB_USER", "ann")
+    monkeypatch.setenv("LOWQ_WEB_PASSWORD", "s3cret")
+    with pytest.raises(lowq.ConfigError, match="LOWQ_WEB_"):
+        lowq_web.create_app(app, **SSO)

@@ -1,7 +1,6 @@
 """Who may see what, and who may act."""
 
 import re
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import Mount
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
@@ -31,17 +30,10 @@ from tests.waiting import PATIENCE
 USERS: Any = {"ann": ("s3cret", "admin"), "bob": ("other", "read")}
 GETS = ("/", "/nodes", "/audit", "/tasks", "/search?id=1", "/metrics", "/live", "/api/v1/stats", "/static/app.css")
 POSTS = (
-    "/queues/Orders/pause",
-    "/queues/Orders/resume",
-    "/queues/Orders/act",
-    "/nodes/command",
-    "/tasks/x/cancel",
-    "/api/v1/queues/Orders/pause",
-    "/api/v1/queues/Orders/actions",
-    "/api/v1/nodes/command",
-    "/api/v1/tasks/x/cancel",
-    "/no/such/page",
-)
+    "/queues/Orders/pause", "/queues/Orders/act", "/nodes/command", "/tasks/x/cancel", "/api/v1/queues/Orders/pause",
+    "/api/v1/queues/Orders/actions", "/api/v1/nodes/command", "/api/v1/tasks/x/cancel", "/queues/Orders/reshard",
+    "/api/v1/queues/Orders/reshard", "/schedules/act", "/api/v1/schedules/run-now", "/no/such/page",
+)  # fmt: skip
 
 
 def scope(**more: Any) -> dict[str, Any]:
@@ -50,53 +42,30 @@ def scope(**more: Any) -> dict[str, Any]:
     return {"type": "http", "server": ("127.0.0.1", 8080), "client": ("127.0.0.1", 5), "headers": raw, **more}
 
 
-def every_route(routes: list[BaseRoute]) -> Iterator[Route]:
-    for route in routes:
-        if isinstance(route, Route):
-            yield route
-        elif isinstance(route, Mount):
-            yield from every_route(route.routes)
-
-
 class TestWithoutAuthentication:
     def test_this_machine_may_see_it(self) -> None:
-        local_scopes: list[dict[str, Any]] = [
-            scope(),
-            scope(headers={"host": "localhost:8080"}),
-            scope(headers={"host": "[::1]:8080"}, server=("::1", 8080), client=("::1", 5)),
-            scope(server=("::ffff:127.0.0.1", 8080)),
-            scope(server=("/run/lowq.sock", None), client=None),
-            scope(client=None),
+        for local in (
+            scope(), scope(headers={"host": "[::1]:8080"}, server=("::1", 8080), client=("::1", 5)),
+            scope(server=("::ffff:127.0.0.1", 8080)), scope(server=("/run/lowq.sock", None), client=None),
             scope(headers={"referer": "http://localhost:8080/queues/Orders"}),
             scope(headers={"referer": "https://wiki.example.com/", "sec-fetch-site": "cross-site"}),  # a link
-        ]
-        for local in local_scopes:
-            with case(local):
-                assert exposure(local) is None
+        ):  # fmt: skip
+            assert exposure(local) is None, local
 
     def test_others_may_not_and_the_answer_says_why(self) -> None:
+        headers = [
+            ("host", "evil.example.com", "evil.example.com"),  # a name that was pointed here
+            ("host", "127.0.0.1%evil.example.com", "evil.example.com"), ("host", "[", "name '['"),
+            ("x-forwarded-for", "198.51.100.9", "proxy"), ("cf-connecting-ip", "198.51.100.9", "proxy"),
+            ("referer", "https://dash.example.com/", "dash.example.com"), ("origin", "http://[", "http://["),
+        ]  # fmt: skip
         rows: list[tuple[dict[str, Any], str]] = [
-            (scope(server=("192.0.2.7", 8080)), "192.0.2.7"),
-            (scope(server=("::", 8080)), "address ::"),
+            (scope(server=("192.0.2.7", 8080)), "192.0.2.7"), (scope(server=None), "does not say"),
             (scope(server=("dash.example.com", 80)), "dash.example.com"),
-            (scope(server=None), "does not say"),
-            (scope(client=("198.51.100.9", 5)), "198.51.100.9"),
-            (scope(headers={"host": "evil.example.com"}), "evil.example.com"),  # a name that was pointed here
-            (scope(headers={"host": "127.0.0.1.example.com"}), "127.0.0.1.example.com"),
-            (scope(headers={"x-forwarded-for": "198.51.100.9"}), "proxy"),
-            (scope(headers={"forwarded": "for=198.51.100.9"}), "proxy"),
+            (scope(client=("198.51.100.9", 5)), "198.51.100.9"), (scope(http_version="1.0"), "HTTP/1.0"),
             (scope(server=("/run/lowq.sock", None), client=None, headers={"via": "1.1 front"}), "proxy"),
-            (scope(headers={"x-forwarded-proto": "https"}), "proxy"),
-            (scope(headers={"x-client-ip": "198.51.100.9"}), "proxy"),
-            (scope(headers={"cf-connecting-ip": "198.51.100.9"}), "proxy"),
-            (scope(http_version="1.0"), "HTTP/1.0"),
-            (scope(headers={"referer": "https://dash.example.com/"}), "dash.example.com"),
-            (scope(headers={"origin": "https://dash.example.com"}), "dash.example.com"),
-            (scope(headers={"host": "["}), "name '['"),
-            (scope(headers={"host": "x@127.0.0.1"}), "x@127.0.0.1"),
-            (scope(headers={"host": "127.0.0.1%evil.example.com"}), "evil.example.com"),
-            (scope(headers={"origin": "http://["}), "http://["),
-        ]
+            *((scope(headers={name: value}), why) for name, value, why in headers),
+        ]  # fmt: skip
         for other, why in rows:
             with case(other, why):
                 assert why in (exposure(other) or "")
@@ -106,40 +75,31 @@ class TestWithoutAuthentication:
         for path in GETS:
             answer = client.get(path)
             assert answer.status_code == 403, path
-            assert "192.0.2.7" in answer.text
-            assert "LOWQ_WEB_USER" in answer.text
-            assert "--no-auth" in answer.text
+            for words in ("192.0.2.7", "LOWQ_WEB_USER", "--no-auth"):
+                assert words in answer.text
         assert client.post("/queues/Orders/pause").status_code == 403
-
-    def test_no_auth_is_an_explicit_word(self, browse: Open) -> None:
+        assert client.get("/healthz").json() == {"status": "ok"}
         assert browse("http://192.0.2.7:8080", no_auth=True).get("/").status_code == 200
 
-    def test_health_is_always_answered(self, browse: Open) -> None:
-        assert browse("http://192.0.2.7:8080").get("/healthz").json() == {"status": "ok"}
-
     def test_names_of_this_machine_and_others(self) -> None:
-        ours = ["localhost", "127.1.2.3", "::1", "[::1]", "x.localhost", "::ffff:127.0.0.1"]
-        others = ["", "0.0.0.0", "::", "10.0.0.1", "localhost.example.com", "127.0.0.1x", "2130706433"]
+        ours = ["localhost", "127.1.2.3", "[::1]", "x.localhost", "::ffff:127.0.0.1"]
+        others = ["", "0.0.0.0", "::", "localhost.example.com", "127.0.0.1x", "2130706433"]
         assert [name for name in (*ours, *others) if is_loopback(name)] == ours
 
 
 def test_with_authentication_everything_but_health_asks_for_it(browse: Open) -> None:
     client = browse("https://dash.example.com", auth=lowq_web.BasicAuth(USERS))
     for path in GETS:
-        with case(path):
-            answer = client.get(path)
-            assert (answer.status_code, answer.headers["www-authenticate"][:6]) == (401, "Basic ")
+        answer = client.get(path)
+        assert (answer.status_code, answer.headers["www-authenticate"][:6]) == (401, "Basic "), path
     assert client.get("/healthz").status_code == 200
 
 
 def test_every_variable_of_ours_is_known_as_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    package = Path(sys.modules["lowq_web"].__file__ or "").parent
-    sources = "".join(path.read_text() for path in package.glob("*.py"))
-    named = set(re.findall(r"LOWQ_WEB_[A-Z_]*[A-Z]\b", sources))
-    assert {"LOWQ_WEB_ORIGINS", "LOWQ_WEB_REDACT"} <= named
-    for name in (*named, "LOWQ_WEB_NONE"):
+    sources = "".join(path.read_text() for path in Path(lowq_web.__path__[0]).glob("*.py"))
+    for name in (*re.findall(r"LOWQ_WEB_[A-Z_]*[A-Z]\b", sources), "LOWQ_WEB_NONE"):
         monkeypatch.setenv(name, "x")
     Config().freeze()
     (warning,) = caplog.records
@@ -148,22 +108,14 @@ def test_every_variable_of_ours_is_known_as_one(
 
 class TestCallable:
     def test_the_host_application_says_who_asks(self, browse: Open) -> None:
-        def who(request: Request) -> lowq_web.User | None:
-            name = request.headers.get("x-user")
-            return lowq_web.User(name, "read") if name else None
-
-        client = browse("https://app.example.com", auth=who)
-        assert client.get("/").status_code == 401
-        assert "www-authenticate" not in client.get("/").headers
-        assert "carol" in client.get("/", headers={"x-user": "carol"}).text
-
-    def test_it_may_be_async_and_nonsense_is_nobody(self, browse: Open) -> None:
         async def who(request: Request) -> Any:
-            return lowq_web.User("dan") if "good" in request.headers else "dan"
+            return lowq_web.User("carol", "read") if "good" in request.headers else "carol"
 
         client = browse("https://app.example.com", auth=who)
-        assert client.get("/", headers={"good": "1"}).status_code == 200
-        assert client.get("/").status_code == 401
+        refused = client.get("/")
+        assert (refused.status_code, "www-authenticate" in refused.headers) == (401, False)
+        assert "carol" in client.get("/", headers={"good": "1"}).text
+        assert browse("https://app.example.com", auth=lambda _request: None).get("/").status_code == 401
 
     def test_it_may_answer_itself(self, browse: Open) -> None:
         def raises(request: Request) -> Any:
@@ -203,87 +155,70 @@ class TestCallable:
         assert "content-security-policy" in answer.headers
 
 
-class TestRoles:
-    def test_readers_may_not_act_and_are_shown_no_button(self, browse: Open, app: lowq.Lowq) -> None:
-        app.queue("Orders", 3).push({"id": 1, "delay": 60})
-        client = browse(auth=lambda _request: lowq_web.User("bob", "read"))
-        methods = [("POST", path) for path in POSTS] + [(method, "/") for method in ("POST", "PUT", "PATCH", "DELETE")]
-        for (method, path), headers in product(methods, (OWN, {"content-type": "application/json"})):
-            with case(method, path, headers):
-                answer = client.request(method, path, headers=headers, content="{}")
-                assert (answer.status_code, "bob may look, not act" in answer.text) == (403, True)
-        assert not app.queue("Orders").stats().paused
-        for path in ("/", "/queues/Orders", "/queues/Orders/job?id=1", "/nodes"):
-            assert 'method="post"' not in client.get(path).text
+def test_readers_may_not_act_and_are_shown_no_button(browse: Open, app: lowq.Lowq) -> None:
+    app.queue("Orders", 3).push({"id": 1, "delay": 60})
+    client = browse(auth=lambda _request: lowq_web.User("bob", "read"))
+    methods = [("POST", path) for path in POSTS] + [(method, "/") for method in ("PUT", "PATCH", "DELETE")]
+    for (method, path), headers in product(methods, (OWN, {"content-type": "application/json"})):
+        with case(method, path, headers):
+            answer = client.request(method, path, headers=headers, content="{}")
+            assert (answer.status_code, "bob may look, not act" in answer.text) == (403, True)
+    assert not app.queue("Orders").stats().paused
+    for path in ("/", "/queues/Orders", "/queues/Orders/job?id=1", "/nodes", "/queues/Orders/reshard", "/schedules"):
+        page = client.get(path)
+        assert (page.status_code, 'method="post"' in page.text) == (200, False), path
 
 
 class TestCrossSite:
     def test_posts_of_other_sites_are_refused(self, browse: Open, app: lowq.Lowq) -> None:
-        all_headers: list[dict[str, str]] = [
-            {"sec-fetch-site": "cross-site"},
-            {"sec-fetch-site": "same-site"},
+        all_headers: list[Any] = [
             {"sec-fetch-site": "cross-site", "origin": "http://127.0.0.1:8080"},
+            {"sec-fetch-site": "same-site"},
             {"origin": "https://evil.example.com"},
             {"origin": "null"},
             {"origin": "http://127.0.0.1:9999"},
+            {"origin": "http://["},
             {},  # no word of the browser, and no token
         ]
         app.queue("Orders", 3).push({"id": 1})
+        client = browse(origins=["http://127.0.0.1:8080"])
         for headers, path in product(all_headers, POSTS):
             with case(headers, path):
                 form = {**headers, "content-type": "application/x-www-form-urlencoded"}
-                answer = browse().post(path, headers=form, content="do=delete+all&sure=1")
-                assert answer.status_code == 403
-                assert not app.queue("Orders").stats().paused
-                assert app.queue("Orders").stats().length == 1
+                assert client.post(path, headers=form, content="do=delete+all&sure=1").status_code == 403
+        twice = [("sec-fetch-site", "none"), ("sec-fetch-site", "x")]
+        assert client.post("/queues/Orders/pause", headers=twice).status_code == 403
+        assert cross_site(Headers({"origin": "null"}), "http"), "a host that is not named is no site"
+        stats = app.queue("Orders").stats()
+        assert (stats.paused, stats.length) == (False, 1)
 
-    @pytest.mark.parametrize("path", ["/queues/Orders/pause", "/api/v1/queues/Orders/pause"])
     def test_behind_a_proxy_that_changes_the_host(
-        self, browse: Open, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch, path: str
+        self, browse: Open, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Over plain HTTP a browser sends Origin only, and nginx names itself what it asks for."""
         app.queue("Orders", 3).push({"id": 1})
-        users = {"auth": lowq_web.BasicAuth(USERS)}
-        sent = {"origin": "http://dash.example.com:8000", "host": "backend"}
-        json_type = {"content-type": "application/json"} if path.startswith("/api") else {}
 
-        def post(origin: str = sent["origin"]) -> Any:
-            headers = {**sent, "origin": origin, **json_type}
-            return browse("http://backend", **users).post(path, headers=headers, auth=("ann", "s3cret"))
+        def post(origin: str, **options: Any) -> Any:
+            client = browse("http://backend", auth=lowq_web.BasicAuth(USERS), **options)
+            headers = {"origin": origin, "host": "backend"}
+            return client.post("/queues/Orders/pause", headers=headers, auth=("ann", "s3cret"))
 
-        refused = post()
+        refused = post("http://dash.example.com:8000")
         assert refused.status_code == 403
         assert "LOWQ_WEB_ORIGINS=http://dash.example.com:8000" in refused.text
-        assert "proxy_set_header Host" in refused.text
         monkeypatch.setenv("LOWQ_WEB_ORIGINS", "https://other.example.com, HTTP://Dash.example.com:8000/")
-        assert post().status_code in (200, 303)
+        for origin, status in (
+            ("http://dash.example.com:8000", 303), ("http://dash.example.com", 403), ("http://evil.example.com", 403),
+        ):  # fmt: skip
+            assert post(origin).status_code == status, origin
         assert app.queue("Orders").stats().paused
-        assert post("http://dash.example.com").status_code == 403
-        assert post("http://evil.example.com:8000").status_code == 403
         assert "LOWQ_WEB_ORIGINS=" not in post("null").text
-        own = browse("http://backend", origins=["http://dash.example.com:80"], **users)
-        headers = {**sent, "origin": "http://dash.example.com", **json_type}
-        assert own.post(path, headers=headers, auth=("ann", "s3cret")).status_code in (200, 303)
-
-    def test_origins_of_ours_excuse_no_page_of_another_site(self, browse: Open, app: lowq.Lowq) -> None:
-        app.queue("Orders", 3).push({"id": 1})
-        client = browse(origins=["http://127.0.0.1:8080"])
-        headers = {"origin": "http://127.0.0.1:8080", "sec-fetch-site": "cross-site"}
-        assert client.post("/queues/Orders/pause", headers=headers).status_code == 403
+        assert post("http://dash.example.com", origins=["http://dash.example.com:80"]).status_code == 303
 
     def test_what_is_no_origin_is_refused(self, browse: Open) -> None:
-        origins = ["dash.example.com", "https://", "https://x/y", "ftp://x", "null", "*"]
-        for origin in origins:
+        for origin in ["dash.example.com", "https://", "https://x/y", "ftp://x", "*"]:
             with case(origin), pytest.raises(lowq.ConfigError, match="LOWQ_WEB_ORIGINS"):
                 browse(origins=[origin])
-
-    def test_posts_that_no_browser_sends_are_refused(self, browse: Open) -> None:
-        for headers in ([("origin", "http://[")], [("sec-fetch-site", "none"), ("sec-fetch-site", "x")]):
-            assert browse().post("/queues/Orders/pause", headers=headers).status_code == 403
-
-    def test_a_host_that_is_not_named_is_no_site(self) -> None:
-        assert cross_site(Headers({"origin": "null"}), "http")
-        assert cross_site(Headers({"origin": "http://"}), "http")
 
     def test_pages_elsewhere_may_link_here_and_not_have_us_work(self, browse: Open) -> None:
         elsewhere = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}
@@ -291,13 +226,12 @@ class TestCrossSite:
             assert browse().get(path, headers=elsewhere).status_code == 403, path
         assert browse().get("/", headers={**elsewhere, "sec-fetch-mode": "navigate"}).status_code == 200
 
-    def test_other_methods_are_answered_with_those_that_there_are(self, browse: Open, app: lowq.Lowq) -> None:
+    def test_no_route_takes_other_methods(self, browse: Open) -> None:
         client = browse()
-        for method in ("DELETE", "PUT", "PATCH", "OPTIONS"):
-            assert client.request(method, "/api/v1/stats").status_code == 405
-        # What takes only GET and POST is why the guard lets other methods through.
-        for route in every_route(client.app.routes):  # type: ignore[attr-defined]  # it is a Starlette
-            assert (route.methods or set()) <= {"GET", "HEAD", "POST"}, route.path
+        for method in ("DELETE", "PUT", "OPTIONS"):
+            answer = client.request(method, "/api/v1/stats", headers={"origin": "https://evil.example.com"})
+            assert answer.status_code in (403, 405)
+            assert not [name for name in answer.headers if name.startswith("access-control-")]
 
     def test_posts_of_our_own_pages_are_not(self, browse: Open, app: lowq.Lowq) -> None:
         app.queue("Orders", 3).push({"id": 1})
@@ -324,10 +258,6 @@ class TestCrossSite:
         refused = browse().post(path)
         assert (refused.status_code, "application/json" in refused.json()["error"]) == (403, True), "and learns why"
 
-    def test_no_answer_allows_others_to_read_it(self, browse: Open) -> None:
-        answer = browse().options("/api/v1/stats", headers={"origin": "https://evil.example.com"})
-        assert not [name for name in answer.headers if name.startswith("access-control-")]
-
 
 class TestHeaders:
     def test_every_answer_forbids_frames_foreign_content_and_guesses(self, browse: Open) -> None:
@@ -336,23 +266,12 @@ class TestHeaders:
         for address, path in (*rows, (there, "/")):
             with case(address, path):
                 headers = browse(address).get(path).headers
-                policy = dict(
-                    part.strip().partition(" ")[::2] for part in headers["content-security-policy"].split(";")
-                )
-                assert policy["default-src"] == "'none'"
-                assert policy["script-src"] == policy["style-src"] == "'self'"
-                assert policy["frame-ancestors"] == policy["base-uri"] == "'none'"
-                assert policy["form-action"] == "'self'"
-                assert headers["x-frame-options"] == "DENY"
-                assert headers["x-content-type-options"] == "nosniff"
-
-    def test_pages_have_no_inline_script_style_or_handler(self, browse: Open, app: lowq.Lowq) -> None:
-        app.queue("Orders", 3).push([{"id": 1}, {"id": 2, "delay": 99}])
-        client = browse()
-        for path in ("/", "/queues/Orders", "/queues/Orders/job?id=1", "/queues/Orders/shards", "/nodes", "/audit"):
-            page = client.get(path).text
-            assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", page), path
-            assert all("src=" in tag for tag in re.findall(r"<script[^>]*>", page))
+                policy = set(re.split(r"\s*;\s*", headers["content-security-policy"]))
+                assert policy >= {
+                    "default-src 'none'", "script-src 'self'", "style-src 'self'", "frame-ancestors 'none'",
+                    "base-uri 'none'", "form-action 'self'",
+                }  # fmt: skip
+                assert (headers["x-frame-options"], headers["x-content-type-options"]) == ("DENY", "nosniff")
 
     def test_the_cookie_is_a_token_of_ours_and_of_no_use_to_scripts_and_other_sites(self, browse: Open) -> None:
         planted = browse("https://127.0.0.1").get("/", headers={"cookie": f"{TOKEN}=x"}).headers["set-cookie"]
@@ -372,24 +291,21 @@ class TestHeaders:
         client = browse()
         page = client.get("/")
         assert page.headers["cache-control"] == "no-store"
+        inline = re.search(r"<style|\sstyle=|\son\w+=|javascript:|<script(?![^>]* src=)", page.text)
+        assert inline is None
         named = re.findall(r'(?:href|src)="(/static/[^"]+)"', page.text)
         assert {"/static/app.css", "/static/app.js", "/static/live.js"} <= {link.partition("?")[0] for link in named}
         for link in named:
-            answer = client.get(link)
+            answer, path = client.get(link), link.partition("?")[0]
             assert answer.headers["cache-control"] == "private, max-age=31536000, immutable"
-            path = link.partition("?")[0]
-            assert client.get(path).headers["cache-control"] == "no-cache"
             stale = client.get(f"{path}?v=another")
             assert (stale.headers["cache-control"], stale.content) == ("no-cache", answer.content)
             again = client.get(path, headers={"if-none-match": stale.headers["etag"]})
             assert (again.status_code, again.content) == (304, b"")
-            assert client.get(path, headers={"if-none-match": '"other"'}).status_code == 200
-        assert client.get("/static/nothing.js").status_code == 404
-        assert client.get("/static/..%2fapp.py").status_code == 404
+        for nothing in ("/static/nothing.js", "/static/..%2fapp.py"):
+            assert client.get(nothing).status_code == 404
 
     def test_a_body_without_end_is_not_read_to_its_end(self, browse: Open) -> None:
-        assert browse().post("/queues/Orders/act", headers=OWN, content=b"x" * 5_000_000).status_code == 413
-
         def endless() -> Iterator[bytes]:
             while True:
                 yield b"x" * 100_000
@@ -402,28 +318,27 @@ class TestHeaders:
 
     def test_nobody_is_sent_to_the_host_that_a_request_names(self, browse: Open) -> None:
         client = browse("http://evil.example.com", no_auth=True)
-        for path in ("/api/v1/stats/", "/api/v1/queues/Orders/", "/nodes/", "/static/", "/api/v1/"):
+        for path in ("/api/v1/stats/", "/nodes/", "/static/", "/api/v1/"):
             answer = client.get(path)
             assert (answer.status_code, "location" in answer.headers) == (404, False), path
 
 
-class TestMounted:
-    def test_all_links_stay_below_the_mount(self, app: lowq.Lowq) -> None:
-        app.queue("Orders", 3).push({"id": 1, "delay": 60})
-        parent = Starlette(routes=[Mount("/ops/lowq", lowq_web.create_app(app))])
-        client = TestClient(parent, base_url="http://127.0.0.1", follow_redirects=False, headers=OWN)
-        for path in ("/", "/queues/Orders", "/queues/Orders/job?id=1", "/nodes"):
-            answer = client.get(f"/ops/lowq{path}")
-            assert answer.status_code == 200, path
-            links = re.findall(r'(?:href|src|action)="([^"]+)"', answer.text)
-            assert links
-            assert all(link.startswith(("/ops/lowq/", "#")) for link in links), path
-        assert client.get("/ops/lowq/healthz").status_code == 200
-        assert client.get("/ops/lowq/api/v1/stats").json()["total"]["length"] == 1
-        answer = client.post("/ops/lowq/queues/Orders/pause")
-        assert answer.headers["location"].startswith("/ops/lowq/queues/Orders")
-        client.cookies.clear()
-        assert "Path=/ops/lowq;" in client.get("/ops/lowq/").headers["set-cookie"]
-        assert client.get("/ops/lowq/api/v1/openapi.json").json()["servers"] == [{"url": "/ops/lowq/api/v1"}]
-        elsewhere = TestClient(parent, base_url="https://app.example.com")
-        assert elsewhere.get("/ops/lowq/").status_code == 403, "the guard is not left outside"
+def test_all_links_stay_below_the_mount(app: lowq.Lowq) -> None:
+    app.queue("Orders", 3).push({"id": 1, "delay": 60})
+    parent = Starlette(routes=[Mount("/ops/lowq", lowq_web.create_app(app))])
+    client = TestClient(parent, base_url="http://127.0.0.1", follow_redirects=False, headers=OWN)
+    for path in ("/", "/queues/Orders", "/queues/Orders/job?id=1", "/nodes"):
+        answer = client.get(f"/ops/lowq{path}")
+        assert answer.status_code == 200, path
+        links = re.findall(r'(?:href|src|action)="([^"]+)"', answer.text)
+        assert links
+        assert all(link.startswith(("/ops/lowq/", "#")) for link in links), path
+    assert client.get("/ops/lowq/healthz").status_code == 200
+    assert client.get("/ops/lowq/api/v1/stats").json()["total"]["length"] == 1
+    answer = client.post("/ops/lowq/queues/Orders/pause")
+    assert answer.headers["location"].startswith("/ops/lowq/queues/Orders")
+    client.cookies.clear()
+    assert "Path=/ops/lowq;" in client.get("/ops/lowq/").headers["set-cookie"]
+    assert client.get("/ops/lowq/api/v1/openapi.json").json()["servers"] == [{"url": "/ops/lowq/api/v1"}]
+    elsewhere = TestClient(parent, base_url="https://app.example.com")
+    assert elsewhere.get("/ops/lowq/").status_code == 403, "the guard is not left outside"
