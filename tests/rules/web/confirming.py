@@ -1,10 +1,12 @@
-"""Pages that ask, and the form that says yes to them."""
+"""Pages that ask, the form that says yes to them, and what comes of it in the background."""
 
 import html
 import re
 from typing import Any
 
 from starlette.testclient import TestClient
+
+from tests.waiting import until
 
 
 def form_on(page: str) -> list[tuple[str, str]]:
@@ -29,3 +31,13 @@ def act(client: TestClient, address: str, **form: Any) -> Any:
     reason = {"reason": form["reason"]} if "reason" in form else {}
     answer = client.post(address, data=form)
     return confirm(client, address, answer.text, **reason) if answer.status_code == 200 else answer
+
+
+def ended(client: TestClient, task: str) -> dict[str, Any]:
+    """A task, when it has ended."""
+
+    def found() -> dict[str, Any]:
+        document: dict[str, Any] = client.get(f"/api/v1/tasks/{task}").json()
+        return {} if document["state"] == "running" else document
+
+    return until(found, "end of the task")
