@@ -1,6 +1,6 @@
 """The dashboard's connections are its own: it keeps no producer of its host waiting, nor they it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from starlette.testclient import TestClient
@@ -22,12 +22,6 @@ def host(redis_url: str) -> Iterator[lowq.Lowq]:
     app.close()
 
 
-def busy(app: lowq.Lowq, count: int) -> list[Callable[[], object]]:
-    """So many connections are in use until what this returns is called."""
-    prefix = shard_prefix(app.config.namespace, "Orders", 0)
-    return [app.client.start([Call("stats", prefix, [""])]) for _ in range(count)]
-
-
 def browse(host: lowq.Lowq) -> tuple[TestClient, lowq.Lowq]:
     application = lowq_web.create_app(host)
     client = TestClient(application, base_url="http://127.0.0.1", headers=OWN)
@@ -36,13 +30,15 @@ def browse(host: lowq.Lowq) -> tuple[TestClient, lowq.Lowq]:
 
 def test_neither_waits_for_the_other(host: lowq.Lowq) -> None:
     client, dashboard = browse(host)
-    size = host.config.client_pool_size
-    for answer in busy(dashboard, size):
-        assert host.queue("Orders").push({"id": 2, "delay": 60}) == 1
-        answer()
-    for answer in busy(host, size):
-        assert client.get("/queues/Orders").status_code == 200
-        answer()
+    call = Call("stats", shard_prefix(host.config.namespace, "Orders", 0), [""])
+    for busy in (dashboard, host):
+        answers = [busy.client.start([call]) for _ in range(host.config.client_pool_size)]
+        if busy is dashboard:
+            assert host.queue("Orders").push({"id": 2, "delay": 60}) == 1
+        else:
+            assert client.get("/queues/Orders").status_code == 200
+        for answer in answers:
+            answer()
 
 
 def test_they_are_closed_with_the_application(redis_url: str) -> None:
