@@ -1,8 +1,8 @@
-"""Listings of jobs: every order with either bound and with both, in both directions, and what a row says."""
+"""Listings of jobs: every order with bounds, in both directions, and what a row says."""
 
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import product
@@ -14,26 +14,13 @@ from starlette.testclient import TestClient
 import lowq
 import lowq_web
 from tests.rows import case
-from tests.rules.web.conftest import Open
 from tests.rules.web.hand import Hand
-from tests.rules.web.shown import Reader, Row, id_in
+from tests.rules.web.shown import Reader, id_in
 
-
-@dataclass(frozen=True)
-class Known:
-    """A job that waits."""
-
-    id: str
-    #: Seconds from the beginning; below 0: due.
-    perform_in: int
-    #: -1: never failed.
-    retry_count: int = -1
-
-
-WAITING = [
-    Known("a-1", 900), Known("a-2", -300), Known("a-3", 400), Known("a-4", -50), Known("b-1", 700, 0),
-    Known("b-2", 200, 3), Known("b-3", 500, 1), Known("b-4", -20, 1), Known("b-5", 600, 12), Known("c-1", 300, 2),
-]  # fmt: skip
+#: id -> seconds from the beginning at which it becomes due. Those of "b" have failed: `FAILED`. Bounds and pages are
+#: tested with `Queue.jobs`.
+WAITING = {"a-1": 900, "a-2": -300, "a-3": 400, "b-1": 700, "b-2": 200, "b-3": 500, "b-4": -20, "b-5": 600}
+FAILED = {"b-1": 0, "b-2": 3, "b-3": 1, "b-4": 1, "b-5": 12}
 #: id -> seconds from the beginning at which it was buried.
 BURIED = {"d-1": -400, "d-2": -900, "d-3": -100, "d-4": -650}
 
@@ -52,177 +39,88 @@ class World:
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
     app, began = lowq.Lowq(redis_url=f"memory://{uuid.uuid4().hex}"), time.time()
-    hand, early = Hand(app, "Orders", 3), began - 50_000
+    hand = Hand(app, "Orders", 3)
     for job_id, buried_at in sorted(BURIED.items(), key=lambda item: item[1]):
-        hand.push(job_id, early, {"why": job_id})
+        hand.push(job_id, began - 50_000, {"why": job_id})
         hand.queue.bury(job_id, f"Traceback\n  line\nOutOfStock: {job_id}", now=began + buried_at)
     # Their shards' clocks have gone on to then: all further times are after the last burial.
-    for known in sorted(WAITING, key=lambda known: (known.retry_count < 0, known.perform_in)):
-        if known.retry_count >= 0:
-            hand.push(known.id, began - 90, {"n": 1}, 1e9 + 1)
-            hand.fail(
-                known.id, began - 90, began + known.perform_in, retry_count=known.retry_count,
-                error=f"Traceback\n  line\nTimeoutError: {known.id}",
-            )  # fmt: skip
-            hand.push(known.id, began - 90, {"n": 2}, 1e9 + 2)
-        else:
-            hand.push(known.id, began + known.perform_in, {"fresh": known.id})
+    for job_id, retry_count in FAILED.items():
+        hand.push(job_id, began - 90, {"n": 1}, 1e9 + 1)
+        error = f"Traceback\n  line\nTimeoutError: {job_id}"
+        hand.fail(job_id, began - 90, began + WAITING[job_id], retry_count=retry_count, error=error)
+        hand.push(job_id, began - 90, {"n": 2}, 1e9 + 2)
+    for job_id in WAITING.keys() - FAILED.keys():
+        hand.push(job_id, began + WAITING[job_id], {"fresh": job_id})
     yield World(Reader(TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1")), began)
     app.close()
 
 
-def expected(
-    values: dict[str, float], low: float | None, high: float | None, reverse: bool, lowest: float = float("-inf")
-) -> list[str]:
-    least, most = lowest if low is None else low, float("inf") if high is None else high
-    held = [job_id for job_id, value in values.items() if least <= value <= most]
+def expected(values: dict[str, int], low: float, high: float, reverse: bool = False) -> list[str]:
+    held = [job_id for job_id, value in values.items() if low <= value <= high]
     return sorted(held, key=lambda job_id: (values[job_id], job_id), reverse=reverse)
 
 
-#: Order -> what each job is ordered by. Which bounds and pages there are is tested with `Queue.jobs`.
-VALUES: dict[str, dict[str, float]] = {
-    "perform_at": {known.id: known.perform_in for known in WAITING},
-    "retry_count": {known.id: known.retry_count + 1 for known in WAITING},  # as the list counts
-    "buried_at": dict(BURIED),
-}
-
-
 def test_an_order_with_bounds_in_both_directions(world: World) -> None:
-    # Times half a second below and above: scores are microseconds.
-    rows: list[tuple[str, str | None, float | None, float | None]] = [
-        ("perform_at", None, None, None), ("perform_at", None, 200, None), ("perform_at", None, 200, 500),
-        ("perform_at", None, None, -5000), ("retry_count", None, 1, None), ("retry_count", None, None, 0),
-        ("retry_count", None, 2, 4), ("retry_count", None, 14, None), ("buried_at", "morgue", None, None),
-        ("buried_at", "morgue", -650, -400),
-    ]  # fmt: skip
-    for (order, state, low, high), reverse in product(rows, (None, "1")):
-        with case(order, low, high, reverse):
+    retries = {job_id: FAILED.get(job_id, -1) + 1 for job_id in WAITING}  # as the list counts
+    rows = [("perform_at", None, WAITING, 150, 550), ("retry_count", None, retries, 2, 4),
+            ("buried_at", "morgue", BURIED, -700, -350)]  # fmt: skip
+    for (order, state, values, low, high), is_bound, reverse in product(rows, (True, False), (None, "1")):
+        with case(order, is_bound, reverse):
             begin = 0 if order == "retry_count" else world.began
-            found = world.ids(
-                order_by=order, state=state, reverse=reverse,
-                min=None if low is None else begin + low - (begin > 0) * 0.5,
-                max=None if high is None else begin + high + (begin > 0) * 0.5,
-            )  # fmt: skip
-            assert found == expected(VALUES[order], low, high, bool(reverse))
-
-
-def test_by_id(world: World) -> None:
-    for (low, high), reverse in product([(None, None), ("a-3", None), ("a-2", "b-4")], (None, "1")):
-        with case(low, high, reverse):
-            for state, ids in ((None, VALUES["perform_at"]), ("morgue", BURIED)):
-                held = [job_id for job_id in ids if (low or "") <= job_id <= (high or "~")]
-                found = world.ids(state=state, order_by="id", reverse=reverse, min=low, max=high)
-                assert found == sorted(held, reverse=bool(reverse))
-
-
-STATES: dict[str, Callable[[Known], bool]] = {
-    "due": lambda known: known.perform_in < 0,
-    "scheduled": lambda known: known.perform_in > 0 and known.retry_count < 0,
-    "retrying": lambda known: known.perform_in > 0 and known.retry_count >= 0,
-}
+            bounds = {"min": begin + low, "max": begin + high} if is_bound else {}
+            found = world.ids(order_by=order, state=state, reverse=reverse, **bounds)
+            least, most = (low, high) if is_bound else (-1e9, 1e9)
+            assert found == expected(values, least, most, bool(reverse))
+    assert world.ids(order_by="id", min="a-2", max="b-2") == ["a-2", "a-3", "b-1", "b-2"]
 
 
 def test_a_state_and_a_pattern(world: World) -> None:
-    matches: list[str | None] = [None, "b-*", "?-[12]"]
-    for state, match in product(STATES, matches):
+    states = {
+        "due": [job_id for job_id, at in WAITING.items() if at < 0],
+        "scheduled": [job_id for job_id, at in WAITING.items() if at > 0 and job_id not in FAILED],
+        "retrying": [job_id for job_id, at in WAITING.items() if at > 0 and job_id in FAILED],
+    }
+    for (state, ids), match in product(states.items(), (None, "b-*")):
         with case(state, match):
-            first, second = {None: ("abc", "12345"), "b-*": ("b", "12345"), "?-[12]": ("abc", "12")}[match]
-            values: dict[str, float] = {
-                known.id: known.perform_in
-                for known in WAITING
-                if STATES[state](known) and known.id[0] in first and known.id[2] in second
-            }
-            assert world.ids(state=state, match=match) == expected(values, None, None, False)
+            values = {job_id: WAITING[job_id] for job_id in ids if match is None or job_id[0] == "b"}
+            assert world.ids(state=state, match=match) == expected(values, -1e9, 1e9)
             bounded = world.ids(state=state, match=match, min=world.began + 350, max=world.began + 650)
-            assert bounded == expected(values, 350, 650, False)
-
-
-def rows(world: World, address: str) -> dict[str, Row]:
-    return {id_in(row["Id"]): row for row in world.reader.rows(address, "Id", "Payloads")}
-
-
-def at(moment: str) -> float:
-    return datetime.fromisoformat(moment).timestamp()
+            assert bounded == expected(values, 350, 650)
 
 
 def test_a_row_shows_its_job(world: World) -> None:
-    found = rows(world, "/queues/Orders")
-    age = time.time() - world.began
-    assert len(found) == len(WAITING)
-    for known in WAITING:
-        row = found[known.id]
-        assert row["Id"].link == f"/queues/Orders/job?id={known.id}"
-        assert at(row["Due"].moment) == pytest.approx(world.began + known.perform_in, abs=0.01)
-        if known.perform_in < 0:
-            assert row["Due"].text.endswith("ago")
-            assert row["Due"].lasts(-known.perform_in, -known.perform_in + age)
-        else:
-            assert row["Due"].text.startswith("in ")
-            assert row["Due"].lasts(known.perform_in - age, known.perform_in)
-        assert row["Retry"].text == ("" if known.retry_count < 0 else str(known.retry_count + 1))
-        assert row["Payloads"].number == (1 if known.retry_count < 0 else 2)
-        newest = row["Newest payload"].text
-        if known.retry_count < 0:
-            assert newest == f'{{"fresh": "{known.id}"}}'
-        else:
-            assert newest.startswith('{"n": 2}')
-            assert newest.endswith(f"TimeoutError: {known.id}")
-        for state, holds in STATES.items():
-            assert (state in row["Id"].text) == (holds(known) and state != "due")
-
-
-def test_a_row_of_the_morgue_shows_when_and_why(world: World) -> None:
-    found = rows(world, "/queues/Orders?state=morgue")
-    for job_id, buried_at in BURIED.items():
-        assert at(found[job_id]["Dead since"].moment) == pytest.approx(world.began + buried_at, abs=0.01)
-        assert found[job_id]["Newest payload"].text.endswith(f"OutOfStock: {job_id}")
-
-
-def test_headers_sort_and_turn_round(world: World) -> None:
-    values = {"Due": VALUES["perform_at"], "Retry": VALUES["retry_count"]}
-    for word, value in values.items():
-        page = world.reader.page("/queues/Orders?order_by=id")
-        orders = []
-        for _ in range(2):
-            link = next(cell for cell in page.every("th") if cell.text == word).link
-            page = world.reader.page(link)
-            orders.append(next(cell for cell in page.every("th") if cell.text == word).attributes["aria-sort"])
-            assert world.reader.ids(link) == expected(value, None, None, orders[-1] == "descending"), word
-        assert sorted(orders) == ["ascending", "descending"]
-
-
-def test_a_filter_stays_in_the_form_and_on_the_next_page(browse: Open, app: lowq.Lowq) -> None:
-    hand, now = Hand(app, "Orders", 2), time.time()
-    for n in range(130):
-        hand.push(f"{'old' if n % 2 else 'new'}-{n:03d}", now + 1000 + n)
-    reader = Reader(browse())
-    address = f"/queues/Orders?{urlencode({'match': 'old-*', 'min': now + 1010, 'max': now + 1119.5, 'reverse': '1'})}"
-    assert reader.ids(address) == [f"old-{n:03d}" for n in range(119, 10, -2)]
-    page = reader.page(address)
-    (form,) = (form for form in page.every("form") if "filter" in form.classes)
-    fields = {field.attributes["name"]: field.attributes for field in form.every("input")}
-    assert fields["match"]["value"] == "old-*"
-    assert float(fields["min"]["value"]) == pytest.approx(now + 1010)
-    assert "checked" in fields["reverse"]
+    for state, column, moments in (("", "Due", WAITING), ("morgue", "Dead since", BURIED)):
+        found = {id_in(row["Id"]): row for row in world.reader.rows(f"/queues/Orders?state={state}", "Id", "Payloads")}
+        assert set(found) == set(moments)
+        for job_id, row in found.items():
+            with case(job_id):
+                assert row["Id"].link == f"/queues/Orders/job?id={job_id}"
+                moment = datetime.fromisoformat(row[column].moment).timestamp()
+                assert moment == pytest.approx(world.began + moments[job_id], abs=0.01)
+                newest, error = row["Newest payload"].text, {"b": "TimeoutError", "d": "OutOfStock"}.get(job_id[0])
+                assert newest.endswith(f"{error}: {job_id}" if error else f'{{"fresh": "{job_id}"}}')
+                if state == "":
+                    assert row["Retry"].text == (str(FAILED[job_id] + 1) if job_id in FAILED else "")
+                    assert row["Payloads"].number == (2 if job_id in FAILED else 1)
+                    assert ("retrying" in row["Id"].text) is (job_id in FAILED and WAITING[job_id] > 0)
 
 
 def test_each_tab_offers_what_can_be_done_there(world: World) -> None:
     rows: list[tuple[str, list[str]]] = [
-        ("", ["Run {} now", "Bury {}", "Delete {}"]),
-        ("?state=due", ["Bury {}", "Delete {}"]),
-        ("?state=scheduled", ["Run {} now", "Bury {}", "Delete {}"]),
-        ("?state=retrying", ["Run {} now", "Bury {}", "Delete {}"]),
-        ("?state=taken", []),
-        ("?state=morgue", ["Retry {} now", "Delete {}"]),
-    ]
-    for query, buttons in rows:
-        with case(query, buttons):
-            page = world.reader.page(f"/queues/Orders{query}")
+        ("", ["Run {} now", "Bury {}", "Delete {}"]), ("due", ["Bury {}", "Delete {}"]), ("taken", []),
+        ("morgue", ["Retry {} now", "Delete {}"]),
+    ]  # fmt: skip
+    for state, buttons in rows:
+        with case(state, buttons):
+            page = world.reader.page(f"/queues/Orders?state={state}")
             offered = [button.text for button in page.every("button")]
             for what in ("selected", "all"):
                 assert [text for text in offered if what in text.split()] == [button.format(what) for button in buttons]
-            boxes = [
-                box for box in page.every("input") if box.attributes.get("name") == "id" and "value" in box.attributes
-            ]
-            ticks = [box for box in boxes if box.attributes.get("type") == "checkbox"]
-            assert len(ticks) == (len(world.reader.ids(f"/queues/Orders{query}")) if buttons else 0)
+
+
+def test_a_filter_stays_on_the_next_page(app: lowq.Lowq, client: TestClient) -> None:
+    hand, now = Hand(app, "Orders", 2), time.time()
+    for n in range(130):
+        hand.push(f"{'old' if n % 2 else 'new'}-{n:03d}", now + 1000 + n)
+    query = urlencode({"match": "old-*", "min": now + 1010, "max": now + 1119.5, "reverse": "1"})
+    assert Reader(client).ids(f"/queues/Orders?{query}") == [f"old-{n:03d}" for n in range(119, 10, -2)]

@@ -15,7 +15,7 @@ from tests.redis_server import RedisServer
 from tests.rules.web.shown import Element, Reader
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def server() -> Iterator[RedisServer]:
     """One of our own: its settings are changed while it runs. Nothing is persisted, and keys may be evicted."""
     with RedisServer(maxmemory="200mb", maxmemory_policy="allkeys-lru") as server:
@@ -35,12 +35,6 @@ def warnings(card: Element) -> list[str]:
     return [line.text for line in card.every("p") if "warning" in line.classes]
 
 
-def size(text: str) -> float:
-    """Bytes, as ``1.5 MB``."""
-    number, unit = re.findall(r"([\d.]+) (B|kB|MB|GB)", text)[0]
-    return float(number) * {"B": 1, "kB": 2**10, "MB": 2**20, "GB": 2**30}[unit]
-
-
 def test_an_embedded_store_has_nothing_to_show_and_is_warned_of_for_nothing() -> None:
     with serving(memory_store("memory://")) as listening:
         assert warnings(card(listening)) == []
@@ -56,11 +50,7 @@ def test_eviction_and_no_persistence_are_warned_of(server: RedisServer) -> None:
     assert info["redis_version" if "valkey_version" not in info else "valkey_version"] in facts["Version"].text
     assert facts["Eviction"].text == "allkeys-lru"
     assert facts["Persistence"].text == "none"
-    used, most = facts["Memory"].text.split(" of ")
-    assert size(used) == pytest.approx(info["used_memory"], rel=0.3)
-    assert size(most) == 200 * 2**20
-    assert 1 <= facts["Clients"].number <= info["connected_clients"] + 5
-    assert facts["Uptime"].lasts(0, info["uptime_in_seconds"])  # the page was made before that was asked
+    assert facts["Memory"].text.endswith(" of 200.0 MB")
     evicts, forgets = warnings(shown)
     assert "maxmemory-policy is allkeys-lru" in evicts
     assert "jobs are lost" in evicts
@@ -76,26 +66,11 @@ def test_a_server_that_is_set_up_well_is_not_warned_of_and_snapshots_alone_are(s
         (forgets,) = warnings(shown)
         assert (shown.facts["Persistence"].text, "appendonly is off" in forgets) == ("RDB snapshots", True)
         client.config_set("appendonly", "yes")
-        try:
-            shown = card(server.url)
-            assert (shown.facts["Eviction"].text, shown.facts["Persistence"].text) == ("noeviction", "AOF")
-            assert warnings(shown) == []
-        finally:
-            client.config_set("appendonly", "no")
-            client.config_set("save", "")
-            client.config_set("maxmemory-policy", "allkeys-lru")
-
-
-def test_memory_that_is_nearly_used_up_is_warned_of(server: RedisServer) -> None:
-    with redis.Redis.from_url(server.url) as client:
-        client.config_set("maxmemory-policy", "noeviction")
+        shown = card(server.url)
+        assert (shown.facts["Eviction"].text, shown.facts["Persistence"].text) == ("noeviction", "AOF")
+        assert warnings(shown) == []
         client.setrange("ballast", 20_000_000, b"x")  # sent as a text it would be counted twice for a while
         client.config_set("maxmemory", str(int(client.info("memory")["used_memory"] * 1.05)))
-        try:
-            shown = [line for line in warnings(card(server.url)) if "of maxmemory is used" in line]
-            assert len(shown) == 1
-            assert 90 < float(shown[0].partition("%")[0]) <= 100
-        finally:
-            client.delete("ballast")
-            client.config_set("maxmemory", "200mb")
-            client.config_set("maxmemory-policy", "allkeys-lru")
+        (full,) = warnings(card(server.url))
+        assert "of maxmemory is used" in full
+        assert 90 < float(full.partition("%")[0]) <= 100
