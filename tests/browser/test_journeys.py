@@ -15,7 +15,6 @@ import lowq
 from tests.browser.conftest import Watched
 from tests.browser.stage import Stage
 from tests.recorded import record
-from tests.rules.web.hand import Hand
 from tests.waiting import until
 
 NARROW = {"width": 360, "height": 740}
@@ -155,18 +154,6 @@ def box_of(element: Locator) -> FloatRect:
     box = element.bounding_box()
     assert box is not None
     return box
-
-
-def test_a_long_lag_fits_its_tile(stage: Stage, address: str, watched: Watched) -> None:
-    hand = Hand(stage.app, "Orders", 4)
-    hand.push("late", time.time() - 23 * 3600 - 50 * 60)
-    page = watched.page(address)
-    page.wait_for_selector("body[data-live]")
-    tile = page.locator("[data-live='total.lag']")
-    expect(tile).to_contain_text("23 h")
-    for width in (1280, 1180, 640, 360):
-        page.set_viewport_size({"width": width, "height": 800})
-        assert tile.evaluate("element => element.scrollWidth <= element.clientWidth"), (width, tile.inner_text())
 
 
 def test_jobs_are_ticked_one_by_one_and_all_at_once(stage: Stage, address: str, watched: Watched) -> None:

@@ -88,7 +88,6 @@ def test_it_says_since_when_it_is_not_live(stage: Stage, watched: Watched) -> No
     watched.complaints = [line for line in watched.complaints if "Failed to load resource: net::ERR_" not in line]
 
 
-@pytest.mark.slow
 def test_the_page_of_an_id_goes_on_while_it_is_read(stage: Stage, address: str, watched: Watched) -> None:
     queue = stage.app.queue("Orders", 4)
     queue.push({"id": 42, "payload": {"n": 1}, "delay": 3600})
@@ -244,27 +243,6 @@ def test_refreshing_is_switched_off_and_on(stage: Stage, address: str, watched: 
     expect(page.locator("tr[data-queue=Orders] [data-field=length]")).to_have_text("2")
 
 
-def test_banners_heat_and_facts_are_live(stage: Stage, address: str, watched: Watched) -> None:
-    queue = stage.app.queue("Orders", 2)
-    queue.push({"id": 1, "delay": 3600})
-    page = watched.page(address)
-    page.get_by_label("Refresh").select_option("2")
-    queue.push({"id": 2})
-    banner = page.locator("#part-banners p.warning")
-    expect(banner).to_contain_text("No worker for Orders")
-    expect(page.locator(".heat title", has_text="1 queued").first).to_be_attached()
-    stage.app.worker(shards_count=2)(type("Mail", (), {"perform": lambda _self, _payloads_by_id: None}))
-    stage.start_node()
-    expect(page.locator(".redis")).to_contain_text("1 alive")
-    queue.clear()
-    expect(banner).to_have_count(0)
-    # The part of the page that stays has its focus.
-    page.get_by_role("link", name="Orders", exact=True).first.focus()
-    before = page.locator("body").get_attribute("data-parts")
-    until(lambda: page.locator("body").get_attribute("data-parts") != before, "parts")
-    assert page.evaluate("document.activeElement.textContent") == "Orders"
-
-
 def test_tabs_and_facts_of_a_queue_are_live_and_its_list_says_what_it_lacks(
     stage: Stage, address: str, watched: Watched
 ) -> None:
@@ -288,20 +266,6 @@ def test_tabs_and_facts_of_a_queue_are_live_and_its_list_says_what_it_lacks(
     expect(page.locator("h1 .badge")).to_have_count(0)
 
 
-def test_what_is_not_live_says_of_when_it_is(stage: Stage, address: str, watched: Watched) -> None:
-    page = watched.page(f"{address}/audit")
-    expect(page.locator("footer")).to_contain_text(re.compile(r"As of \d+:\d\d:\d\d.*: reload"))
-    expect(page.get_by_label("Refresh")).to_have_count(0)
-    stage.app.queue("Orders", 1).push({"id": 1, "delay": 3600})
-    page.goto(f"{address}/queues/Orders")
-    page.get_by_role("button", name="Delete all").click()
-    expect(page.get_by_role("button", name="Delete 1 job")).to_be_visible()
-    expect(page.locator("footer")).not_to_contain_text("reload")
-    for path, seconds in (("/nodes", "5"), ("/errors", "30")):
-        page.goto(address + path)
-        expect(page.get_by_label("Refresh")).to_have_value(seconds)
-
-
 def test_exact_times_are_local_and_remembered_and_the_column_names_the_zone(
     stage: Stage, address: str, watched: Watched
 ) -> None:
@@ -316,13 +280,3 @@ def test_exact_times_are_local_and_remembered_and_the_column_names_the_zone(
     page.get_by_role("button", name="Show how long ago").click()
     expect(heading).to_have_text("Due")
     expect(time).to_have_text(re.compile("^in "))
-
-
-def test_links_lead_to_the_row_that_they_mean(stage: Stage, address: str, watched: Watched) -> None:
-    queue = stage.app.queue("Wide", 450)
-    queue.push({"id": "7", "delay": 3600})
-    page = watched.page(f"{address}/queues/Wide/job?id=7")
-    index = queue.shard_of("7")
-    page.locator(".why a", has_text=re.compile(f"^{index}$")).click()
-    expect(page.locator("tr:target th")).to_have_text(str(index))
-    expect(page.locator("tr:target")).to_be_in_viewport()

@@ -7,6 +7,9 @@ With 0 rounds a producer goes on until the test makes the file `<history>.enough
 
 A payload is `{"version": n, "do": "sleep", "for": 0.5, "once": true}`: what `do` names is done for so many seconds,
 with `once` only the first time. Settings come from lowq's own environment variables and from those of `SETTINGS`.
+
+Some private attributes of batches and consumers are read for the checker: which layout a shard is of, and until when
+its lease is surely held. Nobody who performs jobs is told that.
 """
 
 import asyncio

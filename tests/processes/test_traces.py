@@ -18,9 +18,9 @@ from tests.processes.support import Rig, until
 class TracedRig:
     """Nodes that write their spans to a file, and a producer that keeps its own."""
 
-    def __init__(self, make_rig: MakeRig, folder: Path, **settings: object) -> None:
+    def __init__(self, make_rig: MakeRig, folder: Path) -> None:
         self._file = folder / "spans"
-        self.rig: Rig = make_rig(ORDERS_SHARDS=1, ORDERS_SPANS=self._file, **settings)
+        self.rig: Rig = make_rig(ORDERS_SHARDS=1, ORDERS_SPANS=self._file)
         self._exporter = InMemorySpanExporter()
         self.provider = TracerProvider()
         self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
@@ -47,9 +47,9 @@ class TracedRig:
         Path(f"{self.rig.history.path}.go").touch()
 
 
-@pytest.fixture(params=["", "1"], ids=["threads", "async"])
-def traced(make_rig: MakeRig, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[TracedRig]:
-    traced = TracedRig(make_rig, tmp_path, ORDERS_ASYNC=request.param)
+@pytest.fixture
+def traced(make_rig: MakeRig, tmp_path: Path) -> Iterator[TracedRig]:
+    traced = TracedRig(make_rig, tmp_path)
     yield traced
     traced.provider.shutdown()
 

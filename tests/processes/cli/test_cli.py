@@ -173,19 +173,6 @@ def test_where_no_job_waits_it_is_said_where_others_are(cli: Cli) -> None:
     assert cli("delete", "Orders", "--match", "gone-*", "--state", "morgue", "--yes").stdout == "2 jobs deleted\n"
 
 
-def test_an_action_offers_the_states_that_it_knows(cli: Cli) -> None:
-    cli.push({"id": 1})
-    for verb, states in (
-        ("kick", "[morgue]"),
-        ("bury", "[scheduled|due|retrying]"),
-        ("perform-now", "[scheduled|due|retrying]"),
-        ("delete", "[scheduled|due|retrying|morgue]"),
-    ):
-        with case(verb):
-            assert f"--state {states}" in CliRunner().invoke(main, [verb, "--help"], terminal_width=120).output
-            assert "'--state': 'taken' is not" in cli(verb, "Orders", "--state", "taken", code=2).stderr
-
-
 def test_peek_and_why(cli: Cli) -> None:
     cli.push({"id": 1, "payload": {"version": 1}, "score": 1}, {"id": 1, "payload": {"version": 2}, "score": 2})
     peeked = cli("peek", "Orders", "1")

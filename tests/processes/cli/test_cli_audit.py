@@ -115,15 +115,11 @@ def test_the_log_is_filtered(cli: Cli) -> None:
     cli.app.note("eve\x1b[31m", "kick", "Orders")
     assert "198.51.100.1" in cli("audit", "--action", "perform-now").stdout
     assert "\x1b" not in cli("audit").stdout
-    for options in (["--who", "AN"], ["--to", "Orders", "--action", "perform-now"]):
-        (line,) = cli("audit", *options).stdout.splitlines()[1:]
-        assert "ann" in line
-    assert len(cli("audit", "--since", "-1h").stdout.splitlines()) == 4
+    (line,) = cli("audit", "--who", "AN", "--to", "Orders", "--since", "-1h").stdout.splitlines()[1:]
+    assert "ann" in line
     assert cli("audit", "--until", "-1h").stderr == "no such entry\n"
-    found = cli("audit", "--limit", "1")
     cursor = cli.app.audit(1)[0].cursor
-    assert f"--after {cursor}" in found.stderr
+    assert f"--after {cursor}" in cli("audit", "--limit", "1").stderr
     (line,) = cli("audit", "--limit", "1", "--after", cursor).stdout.splitlines()[1:]
     assert "bob" in line
     assert "--since soon" in cli("audit", "--since", "soon", code=2).stderr
-    cli("audit", "--after", "x", code=2)

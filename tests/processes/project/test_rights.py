@@ -1,7 +1,6 @@
 """Users of Redis that may do only what docs/rights.md says, on a real server."""
 
 import asyncio
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -96,30 +95,6 @@ def test_a_consumer_works_with_the_rights_of_a_node(server: RedisServer, rig: Ri
         consumer.ack(jobs[5].receipt)
     app.close()
     assert refused(rig.client) == set()
-
-
-def test_a_crash_is_charged_although_the_age_of_the_server_may_not_be_asked(rig: Rig) -> None:
-    first = rig.node().holds_all()
-    rig.push("a", 1, do="sleep", for_=30)  # again, as what succeeds is charged with nothing any more
-    rig.begun("a", 1)
-    first.kill()
-    rig.node().holds_all()
-    until(lambda: rig.merged("crashes") == {"a": "1"}, "charge of the crash")
-    assert refused(rig.client) == set()
-
-
-def test_the_age_of_a_server_is_guessed_from_its_scripts_when_it_may_not_be_asked(server: RedisServer) -> None:
-    first, second = app_of(server, NODE), app_of(server, NODE)
-    first.client.command("TIME")
-    assert first.client.server_age() < math.inf  # nothing of lowq's was there: it may have been started just now
-    second.client.command("TIME")
-    assert second.client.server_age() == math.inf
-    with redis.Redis.from_url(server.url) as client:
-        client.script_flush()  # as a restart does
-    second.queue("Orders", 1).push([{"id": 1}])
-    assert second.client.server_age() < math.inf
-    first.close()
-    second.close()
 
 
 def test_people_see_and_do_everything_with_the_rights_of_people(rig: Rig, server: RedisServer) -> None:
@@ -230,16 +205,6 @@ def test_a_user_without_channels_pushes_once_and_is_worked_for(server: RedisServ
     app.close()
     assert node.stop() == 0
     assert len(node.lines("does not let this user")) == 2
-
-
-def test_a_producer_can_not_reshard_and_changes_nothing_when_it_tries(rig: Rig, server: RedisServer) -> None:
-    rig.push("a", 1)
-    with pytest.raises(lowq.RedisRefused, match="permissions"):
-        rig.app.queue("Orders").reshard(4)
-    app = app_of(server, PEOPLE)
-    assert app.queue("Orders").reshard_progress() is None
-    assert app.queue("Orders").layouts.current.shards_count == 3
-    app.close()
 
 
 def _leave_in_flight(server: RedisServer, rig: Rig, job_id: str) -> None:
