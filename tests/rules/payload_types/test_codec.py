@@ -186,7 +186,7 @@ SAME: list[Same] = [
     # What a struct says of its form.
     (Short, [Short(), {"someNumber": 1}], b'{"type":"short"}'),
     (Short, [Short(2, NOON_IN_CET)], b'{"at":"2026-05-01T12:00:00Z","someNumber":2,"type":"short"}'),
-    (Listed, [Listed(1, NOON_IN_CET, [1])], b'["listed",1,"2026-05-01T12:00:00Z",[1]]'),
+    (Listed, [Listed(1, NOON_IN_CET, [1]), ["listed", 1, NOON, [1]]], b'["listed",1,"2026-05-01T12:00:00Z",[1]]'),
     # Sets are sorted, also of what Python has no order for.
     (set[Annotated[str, msgspec.Meta(max_length=10)]], [TAGS], SORTED_TAGS),
     (
@@ -365,6 +365,7 @@ WRONG_ORDERS: list[tuple[Any, str]] = [
     ({"version": 1, "more": {"a": [{1, 2}]}}, r"\{1, 2\} is of type set, .* - at `\$\.more\['a'\]`"),
     ({"version": 1, "more": {"a": math.inf}}, r"inf is no JSON number - at `\$\.more\['a'\]`"),
     ({"version": 1, "more": {1: 2}}, r"Expected `str`, got `int` - at `key` in `\$\.more`"),
+    ({"version": 1, "at": "yesterday"}, r"Invalid RFC3339 encoded datetime - at `\$\.at`"),
     ({"version": 1, "at": 5}, r"Expected `datetime`, got `int` - at `\$\.at`"),
     ({"version": 1, "lines": [{"price": object()}]}, r"Encoding .* unsupported - at `\$\.lines\[0\]\.price`"),
     ([], r"Expected `object`, got `array`"),

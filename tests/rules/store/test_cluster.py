@@ -3,6 +3,7 @@
 import socketserver
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -135,6 +136,17 @@ def test_two_threads_watch_a_silent_primary_however_many_notice_it(client: Clien
     assert notice(client), "it is used again"
     node.is_silent = False
     until(lambda: not notice(client), "an answer")
+
+
+def test_the_next_primary_of_what_a_silent_one_had_is_found(node: Node, other: Node) -> None:
+    with closing(
+        Client(f"redis+cluster://127.0.0.1:{node.port},127.0.0.1:{other.port}", size=1, timeout=60.0)
+    ) as client:
+        other.ranges = node.ranges
+        assert get(client) == node.port
+        node.is_silent, other.ranges = True, [[0, 16383, other.named]]
+        until(lambda: not notice(client), "an answer")
+        assert get(client) == other.port
 
 
 def test_a_slot_without_a_primary_is_looked_for_in_pauses(
