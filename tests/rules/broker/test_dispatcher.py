@@ -149,10 +149,10 @@ def test_the_most_urgent_shard_of_a_queue_is_next_whichever_a_thread_prefers(sha
 def test_whatever_kept_a_shard_from_being_worked_a_thread_is_woken_when_it_ends(
     shares: Shares, waiting: Waiting
 ) -> None:
-    for what in ("no job", "paused", "lease over", "to be given up", "claimed", "not assigned"):
+    for what in ("no job", "paused", "resumed", "lease over", "to be given up", "claimed", "not assigned"):
         with case(what):
             a = shard(0, None if what == "no job" else 0.0)
-            a.dispatch.paused = what == "paused"
+            a.dispatch.paused = what in ("paused", "resumed")
             a.dispatch.leaving = what == "to be given up"
             a.dispatch.claimed_by = 7 if what == "claimed" else None
             if what == "lease over":
@@ -171,7 +171,7 @@ def test_whatever_kept_a_shard_from_being_worked_a_thread_is_woken_when_it_ends(
                 dispatch.assign([[a]])
             else:
                 a.lease.deadline = NEVER + clock.now()
-                if what == "lease over":
+                if what in ("lease over", "resumed"):
                     dispatch.wake(a)
                 else:  # as a look finds what a lost message would have told
                     dispatch.refreshed(a, a.dispatch.wakes, -3.0, paused=False)
@@ -223,16 +223,23 @@ def test_a_shard_that_is_to_be_given_up_is_let_go_after_the_trip(shares: Shares)
 # --- sleep ---
 
 
-@pytest.mark.parametrize("asleep_first", [0, 1])
-def test_two_wake_ups_reach_two_threads_also_when_the_one_that_watches_the_time_goes_to_work(
-    shares: Shares, waiting: Waiting, asleep_first: int
+def test_when_the_thread_that_watches_the_time_goes_to_work_another_watches_it(
+    shares: Shares, waiting: Waiting
 ) -> None:
-    now, soon = shard(0), shard(1)
+    now, soon = shard(0), shard(1, clock.now() + 0.2)
     dispatch = dispatcher(shares, [now, soon], [now, soon], clock=waiting.clock)
-    futures = [waiting.wait(dispatch, number) for number in (asleep_first, 1 - asleep_first)]
-    dispatch.wake(soon, 0.05)
+    futures = [waiting.wait(dispatch, number) for number in range(2)]
     dispatch.wake(now)
     assert {future.result(PATIENCE) for future in futures} == {now, soon}
+
+
+def test_the_time_is_set_anew_when_something_is_due_earlier(shares: Shares, waiting: Waiting) -> None:
+    late, soon = shard(0, clock.now() + NEVER), shard(1)
+    dispatch = dispatcher(shares, [late, soon], [late, soon], clock=waiting.clock)
+    futures = [waiting.wait(dispatch, number) for number in range(2)]
+    dispatch.wake(soon, 0.05)
+    until(lambda: any(future.done() for future in futures))
+    assert [future.result() for future in futures if future.done()] == [soon]
 
 
 def test_a_sleep_has_no_longest_time_and_ends_with_the_node(shares: Shares, waiting: Waiting) -> None:

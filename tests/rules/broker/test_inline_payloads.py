@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lowq.broker.shard import Shard
-from lowq.codec import EncodedJob, load_payload
+from lowq.codec import load_payload
 from tests.rows import case
 from tests.rules.support import NOW, REMAINS, ShardRig, exhausted, handed, job, jobs_of, retry
 
@@ -110,22 +110,6 @@ def test_what_is_no_payload_of_ours_is_not_lost_on_the_way(rig: ShardRig) -> Non
             rig.lose_reply(call)
             rig.crash("second")
             assert rig.client.command("GET", rig.prefix + "payloads:x") == text
-
-
-def test_looking_and_removing_know_both_forms(rig: ShardRig) -> None:
-    def jobs() -> list[EncodedJob]:
-        return [job("inline", "v1", 1), job("set", "v1", 1), job("set", "v2", 2), job("long", LONGEST, 3)]
-
-    rig.push(*jobs())
-    found = rig.run("fetch_jobs", "", "", 10, 10_000, "inline", "set", "long")
-    assert [item[5:] for item in found] == [
-        [1, b'"v1"', b"1"], [2, b'"v1"', b"1", b'"v2"', b"2"], [1, LONGEST, b"3"],
-    ]  # fmt: skip
-    assert rig.run("delete", "", "", "waiting", "", "inline", "set", "long") == [1, 1, 1]
-    assert rig.names() == {"meta", "pushed"}
-    rig.push(*jobs())
-    assert rig.run("drop", "", "", 1000, "") == [0, 3]
-    assert rig.names() == {"meta", "pushed"}
 
 
 @pytest.mark.parametrize("store_url", ["redis"], indirect=True)

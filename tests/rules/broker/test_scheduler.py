@@ -84,23 +84,6 @@ class TestSeq:
         shards = [Shard("a", 1), Shard("b", 99), Shard("c", 2)]
         assert names(SeqScheduler(), shards, calls=7) == ["a", "b", "c", "a", "b", "c", "a"]
 
-    def test_nothing_is_next_only_after_a_full_round(self) -> None:
-        asked: list[str] = []
-
-        class Noting(Shard):
-            def ready(self, now: float) -> bool:
-                asked.append(self.name)
-                return super().ready(now)
-
-        shards = [Noting("a"), Noting("b"), Noting("c")]
-        scheduler = SeqScheduler()
-        assert chosen(scheduler, shards) is shards[0]
-        for shard in shards:
-            shard.blocked = True
-        asked.clear()
-        assert chosen(scheduler, shards) is None
-        assert asked == ["b", "c", "a"]
-
     def test_the_turn_is_not_lost_by_a_round_in_vain_nor_by_shards_that_join_or_leave(self) -> None:
         a, b, c, d = (Shard(name) for name in "abcd")
         scheduler = SeqScheduler()
