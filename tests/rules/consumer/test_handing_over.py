@@ -18,6 +18,7 @@ from lowq.consumer import Consumer
 from lowq.errors import NotTaken, RedisUnavailable, SessionInUse
 from lowq.queue import Queue
 from lowq.store.keys import shard_prefix
+from tests.rows import case
 from tests.rules.consumer.line import Hook, Line, take
 from tests.waiting import NEVER, PATIENCE, until
 
@@ -125,34 +126,29 @@ def test_detach_gives_back_what_a_cancelled_take_gets_meanwhile(app: lowq.Lowq, 
     assert queue.stats().length == 4
 
 
+class Alarm(OSError):
+    """As a handler of SIGALRM raises one."""
+
+
 @on_redis
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Alarm])
 def test_what_an_exception_of_a_signal_handler_interrupts_is_in_nobodys_hand(
-    queue: Queue, consumer: Consumer, line: Line, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, consumer: Consumer, line: Line, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
-    class Alarm(OSError):
-        """As a handler of SIGALRM raises one."""
+    def strike() -> None:
+        raise error
 
-    def strike(error: type[BaseException]) -> Hook:
-        def raise_it() -> None:
-            raise error
-
-        return raise_it
+    def struck(self: InFlight, reply: Any) -> Any:
+        if strikes:
+            strikes.pop()()
+        return took(self, reply)
 
     queue.push([{"id": n} for n in range(8)])
-    took = InFlight.took
-    for error in (KeyboardInterrupt, Alarm):
-        for moment in ("before", "after", "took"):
-            if moment == "took":
-                strikes = [strike(error)]
-
-                def struck(self: InFlight, reply: Any, strikes: list[Hook] = strikes) -> Any:
-                    if strikes:
-                        strikes.pop()()
-                    return took(self, reply)
-
-                monkeypatch.setattr(InFlight, "took", struck)
-            else:
-                setattr(line, moment, [strike(error)])
+    took, strikes = InFlight.took, list[Hook]()
+    monkeypatch.setattr(InFlight, "took", struck)
+    for name, moment in (("before", line.before), ("after", line.after), ("took", strikes)):
+        with case(name):
+            moment.append(strike)
             with pytest.raises(error):
                 consumer.take(8, timeout=PATIENCE)
             for job in take(consumer, 8):

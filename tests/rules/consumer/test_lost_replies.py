@@ -17,6 +17,7 @@ from lowq.queue import Queue
 from lowq.sharding import shard_of
 from lowq.store import Client
 from lowq.store.keys import shard_prefix
+from tests.rows import case
 from tests.rules.consumer.line import Line, is_take, take
 from tests.waiting import NEVER, PATIENCE, until
 
@@ -46,31 +47,29 @@ def test_what_came_before_a_round_trip_without_an_answer_is_handed_over(
     assert queue.stats().processed == 40
 
 
-REPORTS: dict[str, tuple[str, Callable[[ConsumerJob], None]]] = {
-    "release": ("release", lambda job: job.release()),
-    "fail": ("fail", lambda job: job.fail("no", delay=0)),
-    "ack": ("ack_and_take", lambda job: job.ack()),
-}
-
-
-@pytest.mark.parametrize("verb", REPORTS)
 def test_a_report_that_is_repeated_when_the_id_is_out_again_does_not_let_it_out_twice(
-    queue: Queue, consumer: Consumer, line: Line, verb: str
+    queue: Queue, consumer: Consumer, line: Line
 ) -> None:
-    script, report = REPORTS[verb]
-    queue.push({"id": "a", "payload": 1})
-    (first,) = take(consumer)
-    queue.push({"id": "a", "payload": 2})
-    line.loses = lambda call: "reply" if call.script == script and not is_take(call) else ""
-    with pytest.raises(RedisUnavailable):
-        report(first)
-    line.loses = lambda _call: ""
-    (second,) = take(consumer)
-    with suppress(NotTaken):
-        report(first)
-    assert consumer.take(timeout=0) == []
-    second.ack()
-    assert (queue.stats().taken, queue.stats().length) == (0, 0)
+    rows: list[tuple[str, Callable[[ConsumerJob], None]]] = [
+        ("release", lambda job: job.release()),
+        ("fail", lambda job: job.fail("no", delay=0)),
+        ("ack_and_take", lambda job: job.ack()),
+    ]
+    for script, report in rows:
+        with case(script):
+            queue.push({"id": "a", "payload": 1})
+            (first,) = take(consumer)
+            queue.push({"id": "a", "payload": 2})
+            line.loses = lambda call: "reply" if call.script == script and not is_take(call) else ""  # noqa: B023
+            with pytest.raises(RedisUnavailable):
+                report(first)
+            line.loses = lambda _call: ""
+            (second,) = take(consumer)
+            with suppress(NotTaken):
+                report(first)
+            assert consumer.take(timeout=0) == []
+            second.ack()
+            assert (queue.stats().taken, queue.stats().length) == (0, 0)
 
 
 def test_an_acknowledgement_without_an_answer_may_be_repeated(queue: Queue, consumer: Consumer, line: Line) -> None:

@@ -1,15 +1,18 @@
 """What was taken in advance: begun only while the lease is surely held and the node goes on, otherwise given back."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 import lowq
 from lowq import clock
-from lowq.broker.dispatcher import is_ready
 from lowq.broker.lease import Lease
 from tests.leases import run_out
+from tests.rows import case
+from tests.rules.node.conftest import MakeApp
+from tests.rules.node.drivers import job_of
 from tests.rules.support import TTL
 from tests.rules.thread_rig import ThreadRig
 
@@ -17,8 +20,8 @@ from tests.rules.thread_rig import ThreadRig
 class Prefetched:
     """A thread that has taken several batches of one job in one delivery. `meanwhile` happens in the first of them."""
 
-    def __init__(self, url: str) -> None:
-        self.app = lowq.Lowq(redis_url=url)
+    def __init__(self, app: lowq.Lowq) -> None:
+        self.app = app
         self.performed: list[str] = []
         self.meanwhile: Callable[[], object] = lambda: None
 
@@ -29,6 +32,7 @@ class Prefetched:
                 if len(self.performed) == 2:
                     self.meanwhile()
 
+        self.worker = Orders
         self.queue = Orders.queue
         Orders.perform_async({"id": "first", "delay": 0, "score": 1})
         self.rig = ThreadRig(self.app, Orders, lambda: clock.now())  # noqa: PLW0108  # tests replace it
@@ -45,10 +49,8 @@ class Prefetched:
 
 
 @pytest.fixture
-def prefetched(store_url: str, moving: list[float]) -> Iterator[Prefetched]:
-    made = Prefetched(store_url)
-    yield made
-    made.app.close()
+def make_prefetched(make_app: MakeApp, moving: list[float]) -> Callable[[], Prefetched]:
+    return lambda: Prefetched(make_app())
 
 
 @pytest.fixture
@@ -59,39 +61,55 @@ def moving(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return seconds
 
 
-def test_all_of_a_delivery_is_performed(prefetched: Prefetched) -> None:
-    """What the others are compared with: both were taken in one delivery."""
-    taken: list[int] = []
-    prefetched.meanwhile = lambda: taken.append(prefetched.in_flight())
-    prefetched.turn()
-    assert taken == [2]
-    assert prefetched.performed == ["first", "a", "b"]
-
-
-def test_after_the_machine_was_suspended_past_the_lease_no_further_batch_is_begun(
-    prefetched: Prefetched, moving: list[float]
+def test_the_next_batch_is_begun_only_if_the_lease_is_surely_held_and_the_node_goes_on(
+    make_prefetched: Callable[[], Prefetched], moving: list[float]
 ) -> None:
-    def suspend() -> None:
-        moving[0] += TTL
+    """Otherwise it waits again, uncharged."""
 
-    prefetched.meanwhile = suspend
-    prefetched.turn()
-    assert prefetched.performed == ["first", "a"]
-    assert not is_ready(1, clock.now(), prefetched.shard)
+    def suspend(seconds: float) -> None:
+        moving[0] += seconds
 
+    def change_hands(made: Prefetched) -> None:
+        """The node has the shard again, with another token; what it took before may be old by now."""
+        run_out(made.app.client, made.shard.prefix)
+        made.app.client.command("HSET", f"{made.shard.prefix}meta", "owner", "somebody else")
+        lease = made.shard.lease.acquire(TTL)
+        assert isinstance(lease, Lease)
+        assert not lease.resumed
 
-def test_within_the_lease_the_next_batch_is_begun(prefetched: Prefetched, moving: list[float]) -> None:
-    def pause() -> None:
-        moving[0] += TTL - 1
+    def assert_taken(made: Prefetched) -> None:
+        assert made.in_flight() == 2, "both were taken in one delivery"
 
-    prefetched.meanwhile = pause
-    prefetched.turn()
-    assert prefetched.performed == ["first", "a", "b"]
+    rows: list[tuple[str, Callable[[Prefetched], object], bool]] = [
+        ("nothing", assert_taken, True),
+        ("a pause within the lease", lambda _: suspend(TTL - 1), True),
+        ("a pause past the lease", lambda _: suspend(TTL), False),
+        ("somebody else's meanwhile", change_hands, False),
+        ("known to be lost", lambda made: made.shard.lease.lose(), False),
+        ("the node stops", lambda made: made.rig.stopping.set(), False),
+        ("to be given up", lambda made: made.rig.dispatcher.leave([made.shard]), False),
+    ]
+    for name, meanwhile, is_begun in rows:
+        with case(name):
+            made = make_prefetched()
+            made.meanwhile = partial(meanwhile, made)
+            made.turn()
+            assert made.performed == ["first", "a", "b"][: 2 + is_begun]
+            if name in ("the node stops", "to be given up"):
+                job = job_of(made.worker, "b")
+                assert (job.state, job.retry_count, job.crashes) == ("due", -1, 0)
+                assert made.in_flight() == 1  # the other one, which the next delivery acknowledges
+            if name == "to be given up":
+                made.turn()  # acknowledges, and takes nothing
+                assert made.in_flight() == 0
+                assert made.shard.lease.surrender()
 
 
 def test_what_may_have_expired_meanwhile_is_given_back_and_redis_says_whether_it_has(
-    prefetched: Prefetched, moving: list[float]
+    make_prefetched: Callable[[], Prefetched], moving: list[float]
 ) -> None:
+    prefetched = make_prefetched()
+
     def pause() -> None:
         moving[0] += TTL / 2
 
@@ -99,16 +117,16 @@ def test_what_may_have_expired_meanwhile_is_given_back_and_redis_says_whether_it
     prefetched.meanwhile = pause
     prefetched.turn()
     assert prefetched.performed == ["first", "a"]
-    job = prefetched.queue.peek("b")
-    assert job is not None
+    job = job_of(prefetched.worker, "b")
     assert (job.state, job.retry_count) == ("due", -1)
     prefetched.turn()  # by Redis's clock, which stood still, it lives
     assert prefetched.performed == ["first", "a", "b"]
 
 
 def test_a_delivery_all_of_which_may_have_expired_before_it_began_is_given_back(
-    prefetched: Prefetched, monkeypatch: pytest.MonkeyPatch
+    make_prefetched: Callable[[], Prefetched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    prefetched = make_prefetched()
     seconds = [clock.now()]
 
     def passing() -> float:
@@ -126,46 +144,3 @@ def test_a_delivery_all_of_which_may_have_expired_before_it_began_is_given_back(
     prefetched.rig.wake()
     prefetched.rig.turn()
     assert prefetched.performed[-1] == "d"
-
-
-def test_when_the_shard_was_somebody_elses_meanwhile_no_further_batch_is_begun(prefetched: Prefetched) -> None:
-    """The node has the shard again, with another token; what it took before may be old by now."""
-
-    def change_hands() -> None:
-        run_out(prefetched.app.client, prefetched.shard.prefix)
-        prefetched.app.client.command("HSET", f"{prefetched.shard.prefix}meta", "owner", "somebody else")
-        lease = prefetched.shard.lease.acquire(TTL)
-        assert isinstance(lease, Lease)
-        assert not lease.resumed
-
-    prefetched.meanwhile = change_hands
-    prefetched.turn()
-    assert prefetched.performed == ["first", "a"]
-
-
-def test_a_lease_that_is_known_to_be_lost_ends_the_trip(prefetched: Prefetched) -> None:
-    prefetched.meanwhile = prefetched.shard.lease.lose
-    prefetched.turn()
-    assert prefetched.performed == ["first", "a"]
-
-
-def test_a_node_that_stops_gives_back_what_it_has_not_begun(prefetched: Prefetched) -> None:
-    prefetched.meanwhile = prefetched.rig.stopping.set
-    prefetched.turn()
-    assert prefetched.performed == ["first", "a"]
-    job = prefetched.queue.peek("b")
-    assert job is not None
-    assert (job.state, job.retry_count, job.crashes) == ("due", -1, 0)
-    assert prefetched.in_flight() == 1  # the other one, which the next delivery acknowledges
-
-
-def test_a_shard_that_is_to_be_given_up_has_its_jobs_back_that_were_not_begun(prefetched: Prefetched) -> None:
-    prefetched.meanwhile = lambda: prefetched.rig.dispatcher.leave([prefetched.shard])
-    prefetched.turn()
-    assert prefetched.performed == ["first", "a"]
-    job = prefetched.queue.peek("b")
-    assert job is not None
-    assert (job.state, job.retry_count, job.crashes) == ("due", -1, 0)
-    prefetched.turn()  # acknowledges, and takes nothing
-    assert prefetched.in_flight() == 0
-    assert prefetched.shard.lease.surrender()
