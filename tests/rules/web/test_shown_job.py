@@ -137,14 +137,8 @@ def test_who_performs_it_and_what_waits_behind_is_shown_with_three_of_its_ids(
     hand.take(ids, now - 90)
     hand.push("waits", now)
     batch = {"queue": "Orders", "shard": 0, "ids": ids[:3], "count": 5, "seconds": 44.0}
-    details: dict[str, Any] = {
-        "host": "shop",
-        "pid": 4711,
-        "threads": 2,
-        "shards": {"Orders": [0]},
-        "performing": [None, batch],
-    }
-    heartbeat(app, "shop:4711:aaaaaa", now, **details, written_off=1)
+    heartbeat(app, "shop:4711:aaaaaa", now, host="shop", pid=4711, threads=2, shards={"Orders": [0]},
+              performing=[None, batch], written_off=1)  # fmt: skip
     page = reader.page("/queues/Orders/job?id=stuck-0")
     assert "kill -TTIN 4711" in page.text
     (anchor,) = {link.link.partition("#")[2] for link in page.every("a") if "/nodes#" in link.link}

@@ -1,7 +1,6 @@
 """The page of all queues: its table in every order, and that what is behind a number is that many."""
 
 import time
-from dataclasses import dataclass
 
 import pytest
 from starlette.testclient import TestClient
@@ -12,71 +11,53 @@ from tests.rules.web.hand import Hand
 from tests.rules.web.shown import Element, Reader, Row
 from tests.waiting import PATIENCE
 
-
-@dataclass(frozen=True)
-class Known:
-    """What a queue holds. Each figure of a queue is another one."""
-
-    name: str
-    #: Seconds.
-    lag: int
-    due_fresh: int
-    scheduled: int
-    due_retries: int
-    retrying: int
-    taken: int
-    morgue: int
-    processed: int
-    #: Word above the column -> what it shows.
-    numbers: dict[str, int]
-
-
+#: Queue -> word above a column, or of a tab -> what it shows.
+FIGURES = {
+    "Orders": {
+        "Due": 7, "Running": 1, "Queued": 26, "Fresh": 16, "Retries": 10, "Dead": 8, "Processed": 9, "Failed": 15,
+    },
+    "Stock": {
+        "Due": 3, "Running": 2, "Queued": 67, "Fresh": 62, "Retries": 5, "Dead": 1, "Processed": 12, "Failed": 10,
+    },
+}  # fmt: skip
+TABS = {"Orders": {"Scheduled": 13, "Retrying": 6}, "Stock": {"Scheduled": 60, "Retrying": 4}}
+LAGS = {"Orders": 500, "Stock": 4000}
 #: Failures of a job that was performed in the end, and buried jobs that were deleted.
 REPAIRED, DELETED = 5, 2
-KNOWN = [
-    Known(
-        "Orders", 500, 3, 13, 4, 6, 1, 8, 9,
-        {"Due": 7, "Running": 1, "Queued": 26, "Fresh": 16, "Retries": 10, "Dead": 8, "Processed": 9, "Failed": 15},
-    ),
-    Known(
-        "Stock", 4000, 2, 60, 1, 4, 2, 1, 12,
-        {"Due": 3, "Running": 2, "Queued": 67, "Fresh": 62, "Retries": 5, "Dead": 1, "Processed": 12, "Failed": 10},
-    ),
-]  # fmt: skip
 
 
-def fill(app: lowq.Lowq, known: Known, now: float) -> None:
-    hand, early = Hand(app, known.name), now - 50_000
-    hand.push("repaired", early)
+def fill(app: lowq.Lowq, name: str, now: float) -> None:
+    figures, tabs, hand, early = FIGURES[name], TABS[name], Hand(app, name), now - 50_000
+
+    def push(word: str, count: int, at: float = early) -> list[str]:
+        ids = [f"{word}-{n}" for n in range(count)]
+        for job_id in ids:
+            hand.push(job_id, at)
+        return ids
+
+    (repaired,) = push("repaired", 1)
     for n in range(REPAIRED):
-        hand.fail("repaired", early, early, retry_count=n)
-    hand.perform(["repaired"], early)
-    done, buried = [f"done-{n}" for n in range(known.processed - 1)], range(known.morgue + DELETED)
-    for job_id in done:
-        hand.push(job_id, early)
-    hand.perform(done, early)
-    for n in range(known.due_retries + known.retrying):
+        hand.fail(repaired, early, early, retry_count=n)
+    hand.perform([repaired], early)
+    hand.perform(push("done", figures["Processed"] - 1), early)
+    for n in range(figures["Retries"]):
         hand.push(f"failed-{n}", early)
-        hand.fail(f"failed-{n}", early, now - 5 if n < known.due_retries else now + 3600)
-    for n in buried:
-        hand.push(f"buried-{n}", early)
-        hand.queue.bury(f"buried-{n}", now=early)
-    hand.queue.delete([f"buried-{n}" for n in buried[known.morgue :]])
-    for n in range(known.taken):
-        hand.push(f"taken-{n}", early)
-    hand.take([f"taken-{n}" for n in range(known.taken)], early)
-    for n in range(known.due_fresh):
-        hand.push(f"due-{n}", now - known.lag if n == 0 else now - 1)
-    for n in range(known.scheduled):
-        hand.push(f"later-{n}", now + 3600 + n)
+        hand.fail(f"failed-{n}", early, now + 3600 if n < tabs["Retrying"] else now - 5)
+    buried = push("buried", figures["Dead"] + DELETED)
+    hand.queue.bury(buried, now=early)
+    hand.queue.delete(buried[figures["Dead"] :])
+    hand.take(push("taken", figures["Running"]), early)
+    push("oldest", 1, now - LAGS[name])
+    push("due", figures["Fresh"] - tabs["Scheduled"] - 1, now - 1)
+    push("later", tabs["Scheduled"], now + 3600)
 
 
 @pytest.fixture
 def full(app: lowq.Lowq, client: TestClient) -> Reader:
-    """Of `KNOWN`."""
+    """Of queues with these figures."""
     began = time.monotonic()
-    for known in KNOWN:
-        fill(app, known, time.time())
+    for name in FIGURES:
+        fill(app, name, time.time())
     return Reader(client, began)
 
 
@@ -94,23 +75,22 @@ def header(page: Element, word: str) -> Element:
 
 def test_every_figure_leads_to_as_many_rows_and_the_totals_are_sums(full: Reader) -> None:
     page = full.page("/")
-    for known, row in zip(KNOWN, queues(page), strict=True):
-        assert {word: row[word].number for word in known.numbers} == known.numbers
-        assert row["Latency"].lasts(known.lag, known.lag + full.age)
+    for (name, figures), row in zip(FIGURES.items(), queues(page), strict=True):
+        assert {word: row[word].number for word in figures} == figures
+        assert row["Latency"].lasts(LAGS[name], LAGS[name] + full.age)
         for word in ("Due", "Running", "Queued", "Fresh", "Retries", "Dead"):
             found = full.ids(row[word].link)
-            assert len(found) == len(set(found)) == row[word].number, (known.name, word)
-    sums = {word: sum(known.numbers[word] for known in KNOWN) for word in KNOWN[0].numbers if word != "Due"}
+            assert len(found) == len(set(found)) == row[word].number, (name, word)
+    sums = {word: sum(figures[word] for figures in FIGURES.values()) for word in FIGURES["Orders"] if word != "Due"}
     assert {word: page.facts[word].number for word in sums} == sums
     assert page.facts["Latency"].lasts(4000, 4000 + full.age)
 
 
 def test_a_click_on_a_header_sorts_and_another_one_turns_it_round(full: Reader) -> None:
-    more_in_orders = {"Due", "Retries", "Dead", "Failed"}
-    for word in ("Queue", "Latency", *KNOWN[0].numbers):
+    for word in ("Queue", "Latency", *FIGURES["Orders"]):
         with case(word):
             page, orders = full.page("/?sort=due" if word == "Queue" else "/?sort=colour"), []
-            up = ["Stock", "Orders"] if word in more_in_orders else ["Orders", "Stock"]
+            up = ["Stock", "Orders"] if word in ("Due", "Retries", "Dead", "Failed") else ["Orders", "Stock"]
             for _ in range(2):
                 page = full.page(header(page, word).link)
                 orders.append(header(page, word).attributes["aria-sort"])
@@ -120,18 +100,15 @@ def test_a_click_on_a_header_sorts_and_another_one_turns_it_round(full: Reader) 
 
 
 def test_the_queues_own_page_shows_the_same_figures_and_as_many_rows_on_each_tab(full: Reader) -> None:
-    for known in KNOWN:
-        page = full.page(f"/queues/{known.name}")
-        facts = dict(
-            zip(("latency", "processed", "failed", "buried"), page.find("p", has="processed").every("b"), strict=True)
-        )
-        assert facts["latency"].lasts(known.lag, known.lag + full.age)
-        shown = tuple(facts[word].number for word in ("processed", "failed", "buried"))
-        assert shown == (known.processed, known.numbers["Failed"], known.morgue + DELETED)
+    for name, figures in FIGURES.items():
+        page = full.page(f"/queues/{name}")
+        _, processed, failed, buried = page.find("p", has="processed").every("b")
+        shown = (processed.number, failed.number, buried.number)
+        assert shown == (figures["Processed"], figures["Failed"], figures["Dead"] + DELETED)
         (tabs,) = (nav for nav in page.every("nav") if nav.attributes.get("aria-label") == "State")
         counts = {tab.text.split()[0]: next(tab.every("span")).number for tab in tabs.every("a")}
-        of_table = {word: known.numbers[word] for word in ("Queued", "Due", "Running", "Dead")}
-        assert counts == {**of_table, "Scheduled": known.scheduled, "Retrying": known.retrying}
+        assert counts == {word: (figures | TABS[name])[word] for word in counts}
+        assert len(counts) == 6
         assert [len(full.ids(tab.link)) for tab in tabs.every("a")] == list(counts.values())
 
 
