@@ -146,6 +146,21 @@ def test_odd_words_of_a_handler_lose_nothing_and_long_ones_are_cut(make_app: Mak
             assert len(error.encode()) <= 8192
 
 
+def test_a_reason_of_people_is_cut_as_well(make_app: MakeApp) -> None:
+    for bulk in (False, True):
+        with case(bulk):
+            queue = make_app().queue("Orders", 1)
+            queue.push("1")
+            if bulk:
+                assert list(queue.bulk("bury", reason="é" * 10_000_000))
+            else:
+                queue.bury("1", "é" * 10_000_000)
+            job = queue.peek("1")
+            assert job is not None
+            assert "bytes left out" in (job.error or "")
+            assert len((job.error or "").encode()) <= 8192
+
+
 # --- a perform that has not run ---
 
 

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 import lowq
+from lowq.node.execution import WorkerRuntime
 from lowq.testing import drain
 from lowq.workers import Worker
 from tests.rows import case
 from tests.rules.node.conftest import MakeApp
 from tests.rules.node.drivers import Driver, job_of, states
+from tests.rules.thread_rig import ThreadRig
 
 IDS = "abcd"
 
@@ -147,3 +149,32 @@ def test_something_awaited_that_is_cancelled_fails_its_id_alone(app: lowq.Lowq) 
     drain(orders, limit=1)
     assert states(orders, IDS) == {"a": None, "b": ("retrying", 0), "c": None, "d": None}
     assert "what the handler awaited was cancelled" in (job_of(orders, "b").error or "")
+
+
+def test_when_the_shard_is_to_be_given_up_or_not_surely_held_no_other_id_begins(make_app: MakeApp) -> None:
+    """Those wait again, uncharged."""
+    rows: list[tuple[str, Callable[[ThreadRig], object]]] = [
+        ("given up", lambda rig: rig.dispatcher.leave(rig.shards)),
+        ("lost", lambda rig: rig.shards[0].lease.lose()),
+    ]
+    for name, happens in rows:
+        with case(name):
+            seen: list[str] = []
+
+            def handler(job_id: str, _payloads: list[Any], seen: list[str] = seen) -> None:
+                seen.append(job_id)
+                if job_id == "b":
+                    happens(rig)  # noqa: B023  # called in this turn of the loop
+                    raise ValueError("boom")
+
+            app = make_app()
+            worker = Driver("thread").worker(app, handler, per_id=True)
+            push(worker)
+            rig = ThreadRig(app, worker)
+            rig.runtimes[worker.queue_name] = WorkerRuntime.of(worker, app.config, rig.stopping.is_set)
+            rig.turn()
+            assert seen == ["a", "b"]
+            assert {job.id: job.crashes for job in worker.queue.fetch(["c", "d"]).values()} == {"c": 0, "d": 0}
+            if name == "given up":
+                rig.shards[0].in_flight.take(0)
+                assert states(worker, IDS) == {"a": None, "b": ("retrying", 0), "c": ("due", -1), "d": ("due", -1)}

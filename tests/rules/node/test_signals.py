@@ -13,24 +13,15 @@ from lowq.node.signals import HeldSignals, Request, Signals
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGUSR2, signal.SIGHUP)
 
 
-class Terminal:
-    is_closed = False
-
-
-@pytest.fixture
-def terminal() -> Terminal:
-    return Terminal()
-
-
 @pytest.fixture
 def stopping() -> threading.Event:
     return threading.Event()
 
 
 @pytest.fixture
-def signals(terminal: Terminal, stopping: threading.Event) -> Iterator[Signals]:
+def signals(stopping: threading.Event) -> Iterator[Signals]:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` has it ignored
-    made = Signals(stopping.is_set, lambda: terminal.is_closed)
+    made = Signals(stopping.is_set, lambda: True)
     made.install()
     yield made
     made.restore(block=False)
@@ -59,17 +50,16 @@ def test_an_int_counts_as_the_second_when_the_node_stops_already(signals: Signal
     assert signals.cut_short
 
 
-def test_a_hup_of_a_terminal_that_was_closed_stops(signals: Signals, terminal: Terminal) -> None:
-    terminal.is_closed = True
+def test_a_hup_of_a_terminal_that_was_closed_stops(signals: Signals) -> None:
     signal.raise_signal(signal.SIGHUP)
     assert received(signals) == [Request.STOP]
     assert signals.stop_requested
 
 
-def test_what_was_there_before_is_there_after(terminal: Terminal) -> None:
+def test_what_was_there_before_is_there_after() -> None:
     before = {number: signal.getsignal(number) for number in HANDLED}
     wakeup_fd = signal.set_wakeup_fd(-1)
-    signals = Signals(lambda: False, lambda: terminal.is_closed)
+    signals = Signals(lambda: False, lambda: False)
     signals.install()
     assert all(signal.getsignal(number) != handler for number, handler in before.items())
     signals.restore(block=False)
