@@ -6,15 +6,14 @@ import signal
 import socket
 import urllib.error
 import urllib.request
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
 import lowq
-from tests.processes.cli.support import LOWQ, WORKERS, Cli, Process, Start
+from tests.processes.cli.support import Cli, Process, Start
 from tests.processes.support import PATIENCE, until
 from tests.redis_server import RedisServer
 from tests.rows import case
@@ -76,26 +75,6 @@ def test_the_dashboard_beside_a_node_takes_the_options_of_the_one_alone(start: S
     assert ends_while_somebody_looks(process, at) == 0
     for line in process.err.splitlines():
         json.loads(line)
-
-
-@pytest.mark.slow
-def test_connections_to_the_dashboard_take_no_files_from_jobs(cli: Cli, start: Start) -> None:
-    opens_a_file = WORKERS.replace("        for order_id", "        open('/dev/null').close()\n        for order_id")
-    limited = ["bash", "-c", 'ulimit -n 300; exec "$@"', "--", *LOWQ]
-    with ExitStack() as stack:
-        process = start(*BESIDE, "--redis-url", cli.url, program=limited, app=opens_a_file)
-        at = process.address("dashboard")
-        until(cli.app.nodes, "a node")
-        where = urlsplit(at)
-        for _ in range(400):  # nobody says a word on them
-            idle = socket.create_connection((where.hostname or "", where.port or 0), timeout=PATIENCE)
-            stack.enter_context(closing(idle))
-        cli.push(*({"id": n} for n in range(100)))
-        until(lambda: cli.app.queue("Orders").stats().processed == 100, "100 performed")
-        assert cli.app.queue("Orders").stats().failed == 0
-        until(lambda: answers(f"{at}/healthz"), "end of the connections that are idle")
-        process.ends_after(signal.SIGTERM)
-        assert "Too many open files" not in process.err
 
 
 def test_a_dashboard_that_dies_is_started_again_and_tells_that_redis_is_away(start: Start) -> None:
