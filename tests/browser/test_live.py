@@ -41,7 +41,9 @@ def live_at(page: Page) -> str:
     return page.locator("body").get_attribute("data-live") or ""
 
 
-def test_of_several_tabs_only_the_one_that_is_seen_is_live(stage: Stage, address: str, watched: Watched) -> None:
+def test_only_the_tab_that_is_seen_is_live_also_after_the_back_button(
+    stage: Stage, address: str, watched: Watched
+) -> None:
     stage.app.queue("Orders", 4).push({"id": 1, "delay": 3600})
     pages = [watched.page(address)]
     context = pages[0].context
@@ -59,19 +61,12 @@ def test_of_several_tabs_only_the_one_that_is_seen_is_live(stage: Stage, address
     until(lambda: live_at(first) != before[0], "figures in the tab that is seen again")
     assert [streams(page) for page in pages] == [1, 0, 0]
     assert [live_at(page) for page in pages[1:]] == before[1:]
-
-
-def test_a_page_from_the_back_button_is_live_again(stage: Stage, address: str, watched: Watched) -> None:
-    page = watched.page(address)
-    page.add_init_script(HIDEABLE)
-    page.goto(address)
-    until(lambda: live_at(page), "figures")
-    # As the browser does with a page that it keeps.
-    page.evaluate("dispatchEvent(new PageTransitionEvent('pagehide', { persisted: true }))")
-    assert streams(page) == 0
-    before = live_at(page)
-    page.evaluate("dispatchEvent(new PageTransitionEvent('pageshow', { persisted: true }))")
-    until(lambda: live_at(page) != before, "figures")
+    # As the browser does with a page that it keeps for the back button.
+    first.evaluate("dispatchEvent(new PageTransitionEvent('pagehide', { persisted: true }))")
+    assert streams(first) == 0
+    kept = live_at(first)
+    first.evaluate("dispatchEvent(new PageTransitionEvent('pageshow', { persisted: true }))")
+    until(lambda: live_at(first) != kept, "figures in a page from the back button")
 
 
 @pytest.mark.slow
