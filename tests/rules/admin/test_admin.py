@@ -137,6 +137,15 @@ def test_a_job_of_many_payloads_is_moved_whole(rig: QueueRig) -> None:
     assert (found.state, found.payloads_count, rig.queue.stats().morgue_length) == ("due", 2601, 0)
 
 
+def test_actions_may_be_repeated_after_a_lost_reply(rig: QueueRig) -> None:
+    rig.push(job("a", 1, 1.0))
+    for action in ("bury", "kick", "perform_now", "bury", "kick"):
+        for _ in range(2):
+            getattr(rig.queue, action)("a", now=NOW)
+    found = looked_up(rig, "a", now=NOW)
+    assert (found.state, found.payloads) == ("due", [(1, 1.0)])
+
+
 # --- many ---------------------------------------------------------------------------------------------------------
 
 
