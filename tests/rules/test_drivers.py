@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from collections.abc import Callable
-from datetime import datetime
 from importlib.metadata import EntryPoint, EntryPoints
 from itertools import product
 from pathlib import Path
@@ -144,19 +143,6 @@ def test_a_codec_by_name_brings_both_ways_and_the_last_one_set_holds(
     assert (config.dump_payload, config.load_payload) == (codec.dump_payload, codec.load_payload)
     monkeypatch.setenv("LOWQ_CODEC", "mine")
     assert lowq.Config().dump_payload is CODEC.dump_payload
-
-
-def test_a_codec_by_name_beside_a_type_of_payloads_is_refused(install: Install) -> None:
-    install("lowq.codecs", "own", "CODEC")
-    app = lowq.Lowq(redis_url="memory://", codec="own")
-
-    class Orders(lowq.Worker[datetime]):
-        def perform(self, payloads_by_id: dict[str, list[datetime]]) -> None: ...
-
-    with pytest.raises(
-        ConfigError, match=r"^Orders: its payloads are datetime, .* the settings dump_payload, .* or codec"
-    ):
-        app.worker(Orders)
 
 
 def test_a_queue_class_by_name(install: Install, app: lowq.Lowq) -> None:

@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any
 
 import msgspec
 import pydantic
@@ -36,12 +36,6 @@ class Order(msgspec.Struct):
     lines: list[Line] = []
 
 
-class OrderDict(TypedDict):
-    version: int
-    at: datetime
-    lines: NotRequired[list[dict[str, Decimal]]]
-
-
 @dataclass
 class OrderData:
     version: int
@@ -59,17 +53,6 @@ class Paid(msgspec.Struct, tag=True):
 
 class Lost(msgspec.Struct, tag=True):
     why: str
-
-
-@dataclass
-class LostData:
-    why: str
-    kind: Literal["lost"] = "lost"
-
-
-class PaidDict(TypedDict):
-    kind: Literal["paid"]
-    version: int
 
 
 Seen = list[tuple[str, list[Any]]]
@@ -96,11 +79,9 @@ def push_plain(app: lowq.Lowq, job_id: object, payload: Any, **options: Any) -> 
 #: Each kind of types, and a value of it.
 VALUES: list[tuple[Any, Any]] = [
     (Order, Order(1, NOON, [Line(Decimal("1.50"))])),
-    (OrderDict, {"version": 1, "at": NOON, "lines": [{"price": Decimal("1.50")}]}),
     (OrderData, OrderData(1, NOON)),
     (OrderModel, OrderModel(version=1, at=NOON)),
     (Paid | Lost, Lost("in the mail")),
-    (PaidDict | LostData, LostData("in the mail")),
     (list[Order], [Order(1)]),
 ]
 
