@@ -53,9 +53,6 @@ def orders(app: lowq.Lowq, handler: Handler, **options: Any) -> type[lowq.Worker
         def perform_one(self, job_id: str, payloads: list[str]) -> None:
             handler(job_id, payloads)
 
-        def retry_in(self, retry_count: int) -> float:
-            return 0.0
-
     return app.worker(**{"shards_count": 1, **options})(Orders)
 
 
@@ -156,21 +153,7 @@ def test_a_node_that_is_stopping_writes_off_what_hangs(app: lowq.Lowq, start: St
     handler.go.set()
 
 
-# --- time_limit ---
-
-
-def test_past_its_time_limit_an_id_is_charged_a_retry(app: lowq.Lowq, start: Start, handler: Handler) -> None:
-    worker = orders(app, handler, time_limit=0.1, max_retry_count=1)
-    start(threads=1)
-    worker.push("a", "spins")
-    until(lambda: worker.queue.stats().morgue_length == 1, "a job in the morgue")
-    (job,) = worker.queue.jobs(state="morgue")
-    assert "TimeLimitExceeded: the batch has run for longer than its time_limit of 0.1 s" in (job.error or "")
-    assert job.crashes == 0
-    worker.push("b")
-    until(lambda: is_idle(worker), "another job")
-    assert len(set(handler.tries["a"] + handler.tries["b"])) == 1  # one fence, one thread
-    assert handler.ended == ["b"]
+# --- warnings ---
 
 
 def test_a_batch_that_runs_for_long_is_named_in_the_log(
