@@ -78,7 +78,7 @@ def test_work_on_the_other_primaries_goes_on_until_there_is_a_next_one(
     rig = make_cluster_rig(LOWQ_LEASE_TTL=30, ORDERS_SHARDS=SHARDS, ORDERS_WORK=0.01)
     queue = rig.app.queue("Orders", SHARDS)
     queue.push({"id": str(number), "payload": {"version": 1}} for number in range(1500))
-    node = rig.node()
+    nodes = [rig.node(), rig.node(ORDERS_ASYNC="1")]
     until(lambda: len({perform.shard for perform in rig.performs()}) == SHARDS, "work on all shards")
     victim = cluster.primaries()[0]
     lost = shards_at(cluster, victim)
@@ -101,7 +101,8 @@ def test_work_on_the_other_primaries_goes_on_until_there_is_a_next_one(
 
     assert set(asyncio.run(produce())) == {1}
     until(lambda: is_done(mine), "work on the shards of the next primary")
-    node.kill()
+    for node in nodes:
+        node.kill()
 
 
 def test_reports_show_what_answers_and_name_what_does_not(cluster: RedisCluster) -> None:
