@@ -5,6 +5,8 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -133,3 +135,42 @@ def code_of(rig: Rig, pid: int) -> int:
     (code,) = [event["code"] for event in rig.events("loaded") if event["pid"] == pid]
     assert isinstance(code, int)
     return code
+
+
+def supervised(
+    rig: Rig, supervise: Supervise, count: int, *args: str, **options: Any
+) -> tuple[SupervisorProcess, dict[str, int]]:
+    """A supervisor with so many processes that are ready; label -> pid."""
+    write_code(rig, 1)
+    supervisor: SupervisorProcess = supervise(rig, "--processes", str(count), *args, **options)
+    return supervisor, supervisor.ready(1, count)
+
+
+def children(pid: int) -> list[int]:
+    """Of all of its threads."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+# --- the dashboard beside it ---
+
+
+def dashboards(node: NodeProcess) -> list[int]:
+    """The processes of the dashboard that it has."""
+    return [pid for pid in children(node.pid) if b"\0web\0" in command_of(pid)]
+
+
+def get(address: str) -> tuple[int, str]:
+    """Status and text; 0: nobody answers."""
+    try:
+        with urllib.request.urlopen(address, timeout=PATIENCE) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+    except OSError:
+        return 0, ""
+
+
+def is_well(address: str) -> bool:
+    return get(f"{address}/healthz")[0] == 200

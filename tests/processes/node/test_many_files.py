@@ -3,16 +3,12 @@
 import re
 import resource
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 import lowq
-from tests.processes.supervising import code_folder
-from tests.processes.support import ROOT, NodeProcess, Rig
-from tests.tiers import often
+from tests.processes.conftest import MakeRig
+from tests.processes.supervising import Supervise, code_folder
 
 #: Files that the process holds before it does anything else.
 HELD = 1100
@@ -39,53 +35,23 @@ def Orders(payloads_by_id):
 """
 
 
-class Crowded(NodeProcess):
-    """`lowq run` among many open files."""
-
-    def __init__(self, rig: Rig, *args: str) -> None:
-        self._rig = rig
-        self.log_path = rig.folder / "crowded.log"
-        folder = code_folder(rig)
-        (folder / "app.py").write_text(APP)
-        with self.log_path.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", CROWDED, "run", "-r", "app.py", *args],
-                cwd=folder,
-                env={**rig.environment({}), "PYTHONPATH": str(ROOT)},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        rig.nodes.append(self)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("number", often([signal.SIGTERM, signal.SIGINT], [signal.SIGTERM]))
-@pytest.mark.parametrize(
-    "args",
-    [
-        pytest.param([], id="node"),
-        pytest.param(["--processes", "1"], id="supervisor"),
-        pytest.param(["--embedded", "--processes", "1"], id="embedded-store"),
-    ],
-)
-def test_it_works_and_can_be_stopped(redis_url: str, tmp_path: Path, args: list[str], number: signal.Signals) -> None:
+@pytest.mark.threads_only
+@pytest.mark.parametrize("args", [[], ["--embedded", "--processes", "1"]], ids=["node", "supervisor"])
+def test_it_works_and_can_be_stopped(make_rig: MakeRig, supervise: Supervise, args: list[str]) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < LIMIT:
         pytest.skip(f"this system allows {hard} open files a process, the test needs {LIMIT}")
-    rig = Rig(redis_url, tmp_path, LOWQ_POLL_INTERVAL=3600)
-    crowded = Crowded(rig, *args)
-    try:
-        crowded.says(" starts: ")
-        embedded = re.search(r"the store listens at (\S+);", crowded.log)
-        assert (embedded is not None) == ("--embedded" in args)
-        app = lowq.Lowq(redis_url=embedded[1] if embedded else redis_url)
-        app.queue("Orders", 2).push([{"id": 1}])
-        app.close()
-        crowded.says("performed 1")
-        crowded.signal(number)
-        assert crowded.wait() == 0
-        assert "Traceback" not in crowded.log
-    finally:
-        rig.close()
+    rig = make_rig(LOWQ_POLL_INTERVAL=3600)
+    (code_folder(rig) / "app.py").write_text(APP)
+    crowded = supervise(rig, *args, program=("-c", CROWDED))
+    crowded.says(" starts: ")
+    embedded = re.search(r"the store listens at (\S+);", crowded.log)
+    assert (embedded is not None) == ("--embedded" in args)
+    app = lowq.Lowq(redis_url=embedded[1] if embedded else rig.url)
+    app.queue("Orders", 2).push([{"id": 1}])
+    app.close()
+    crowded.says("performed 1")
+    crowded.signal(signal.SIGTERM)
+    assert crowded.wait() == 0
+    assert crowded.no_traceback()

@@ -4,81 +4,50 @@ import os
 import re
 import signal
 import socket
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 from tests.processes.conftest import MakeRig
-from tests.processes.supervising import Supervise, SupervisorProcess, command_of, lives, write_code
-from tests.processes.support import PATIENCE, Rig, until
+from tests.processes.supervising import (
+    Supervise,
+    SupervisorProcess,
+    dashboards,
+    get,
+    is_well,
+    lives,
+    supervised,
+    write_code,
+)
+from tests.processes.support import Rig, until
 from tests.redis_server import free_port
 
 WEB = ("--web=127.0.0.1:0", "--no-auth")
 
 
-def address_of(supervisor: SupervisorProcess, words: str = "the dashboard is at ") -> str:
-    def found() -> str:
-        assert supervisor.process.poll() is None, f"it ended:\n{supervisor.log}"
-        at = re.findall(rf"{words}(\S+)", supervisor.log)
-        return at[-1] if at else ""
-
-    return until(found, "the address of the dashboard")
-
-
-def get(address: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(address, timeout=PATIENCE) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-    except OSError:
-        return 0, ""
-
-
-def is_well(address: str) -> bool:
-    return get(f"{address}/healthz")[0] == 200
-
-
-def dashboards(supervisor: SupervisorProcess) -> list[int]:
-    """The processes of the dashboard that it has."""
-    return [pid for pid in children(supervisor.process.pid) if b"\0web\0" in command_of(pid)]
-
-
 def well(rig: Rig, supervise: Supervise, *options: str) -> tuple[SupervisorProcess, str]:
     """A supervisor with one process and a dashboard that says that it is well; and its address."""
-    write_code(rig, 1)
-    supervisor = supervise(rig, "--processes", "1", *options, *WEB)
-    at = address_of(supervisor)
-    supervisor.ready(1, 1)
+    supervisor, _ = supervised(rig, supervise, 1, *options, *WEB)
+    at = re.findall(r"the dashboard is at (\S+)", supervisor.says("the dashboard is at "))[0]
     until(lambda: is_well(at), "word that it is well")
     return supervisor, at
 
 
 def test_it_stays_through_deploys_and_comes_back_when_it_dies(make_rig: MakeRig, supervise: Supervise) -> None:
     rig = make_rig()
-    write_code(rig, 1)
-    supervisor = supervise(rig, "--processes", "2", *WEB)
-    at = address_of(supervisor)
-    supervisor.ready(1, 2)
-    until(lambda: is_well(at), "word that it is well")
+    supervisor, at = well(rig, supervise)
     (pid,) = dashboards(supervisor)
-    until(lambda: len(rig.app.nodes()) == 2, "two nodes")
-    page = get(f"{at}/nodes")[1]
-    assert all(node.name in page for node in rig.app.nodes())
+    (node,) = until(rig.app.nodes, "a node")
+    assert node.name in get(f"{at}/nodes")[1]
 
     write_code(rig, 2)
     supervisor.signal(signal.SIGHUP)
-    supervisor.ready(2, 2)
+    supervisor.ready(2, 1)
     assert dashboards(supervisor) == [pid]
     assert get(f"{at}/nodes")[0] == 200
 
     os.kill(pid, signal.SIGKILL)
-    until(lambda: is_well(at), "another one at the same address")
-    assert dashboards(supervisor) != [pid]
+    until(lambda: dashboards(supervisor) not in ([], [pid]) and is_well(at), "another one at the same address")
     (pid,) = dashboards(supervisor)
-    supervisor.signal(signal.SIGTERM)
-    assert supervisor.wait() == 0
+    assert supervisor.stop() == 0
     assert not lives(pid)
     assert supervisor.no_traceback()
 
@@ -116,14 +85,13 @@ def test_it_stays_through_a_reload_and_waits_for_code_that_can_be_loaded(
 ) -> None:
     rig = make_rig()
     write_code(rig, 1, "import nowhere\n")
-    port = free_port()
-    supervisor = supervise(rig, "--reload", f"--web=127.0.0.1:{port}", "--no-auth")
+    at = f"http://127.0.0.1:{free_port()}"
+    supervisor = supervise(rig, "--reload", f"--web={at.removeprefix('http://')}", "--no-auth")
     supervisor.says("it is tried again until it starts")
     supervisor.says("waiting for a change")
     write_code(rig, 2)
     supervisor.ready(2, 1)
-    at = address_of(supervisor, "the dashboard is back at ")
-    assert at.endswith(f":{port}")
+    assert at in supervisor.says("the dashboard is back at ")
     until(lambda: is_well(at), "word that it is well")
     (pid,) = dashboards(supervisor)
     write_code(rig, 3)
@@ -139,15 +107,7 @@ def test_a_port_that_is_taken_is_said_at_the_start(make_rig: MakeRig, supervise:
     write_code(rig, 1)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        options = (("--processes", "2"), ("--reload",))
-        both = [supervise(rig, *words, f"--web=127.0.0.1:{port}", name=words[0]) for words in options]
-        for supervisor in both:
-            assert supervisor.wait() == 2
-            assert f"the dashboard can't listen on 127.0.0.1 port {port}" in supervisor.log
-            assert not supervisor.started()
-
-
-def children(pid: int) -> list[int]:
-    """Of all of its threads."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
+        supervisor = supervise(rig, "--processes", "2", f"--web=127.0.0.1:{port}")
+        assert supervisor.wait() == 2
+        assert f"the dashboard can't listen on 127.0.0.1 port {port}" in supervisor.log
+        assert not supervisor.started()

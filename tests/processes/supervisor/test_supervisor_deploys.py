@@ -4,8 +4,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -19,26 +18,29 @@ from tests.processes.supervising import (
     code_of,
     kill,
     lives,
+    supervised,
     write_code,
 )
-from tests.processes.support import NEVER, ROOT, Rig, until
+from tests.processes.support import NEVER, ROOT, until
+from tests.tiers import often
+
+
+def alone(supervisor: SupervisorProcess, pids: Collection[int]) -> None:
+    """Waits until these are all of its processes that live."""
+    until(lambda: {pid for pid in supervisor.started() if lives(pid)} == set(pids), f"{pids} alone")
 
 
 def test_under_load_new_code_takes_over_from_hand_to_hand(make_rig: MakeRig, supervise: Supervise) -> None:
     # No lease runs out and nobody polls: what is not handed over is never worked again.
     rig = make_rig(ORDERS_SHARDS=6, ORDERS_WORK=0.01, LOWQ_LEASE_TTL=NEVER, LOWQ_POLL_INTERVAL=NEVER)
-    write_code(rig, 1)
-    rig.produce(1, ids=300, versions=1, rounds=1)()  # half a second of work for each shard
-    supervisor = supervise(rig, "--processes", "2")
-    old = supervisor.ready(1, 2)
-    finished = rig.produce(2, first=300, ids=30, versions=2, rounds=0, pause=0.1)  # order, not only existence
+    supervisor, old = supervised(rig, supervise, 2)
+    finished = rig.produce(1, ids=60, versions=2, rounds=0, pause=0.1)  # order, not only existence
     rig.performed(100)
     write_code(rig, 2)
     supervisor.signal(signal.SIGHUP)
     new = supervisor.ready(2, 2)
     until(lambda: not any(map(lives, old.values())), "end of the old processes")
     ended = time.monotonic()
-    rig.produce(1, first=360, ids=60, versions=1, rounds=1)()
     until(lambda: {perform.pid for perform in rig.performs() if perform.start > ended} == set(new.values()), "new ones")
     finished()
     rig.drained()
@@ -47,38 +49,30 @@ def test_under_load_new_code_takes_over_from_hand_to_hand(make_rig: MakeRig, sup
     assert {code_of(rig, pid) for pid in new.values()} == {2}
     assert {perform.pid for perform in rig.performs() if perform.start > ended} == set(new.values())
     report = rig.report()
-    assert report.problems == []
-    assert report.repeats == 0
-    assert report.fenced == []
+    assert (report.problems, report.repeats, report.fenced) == ([], 0, [])
     assert supervisor.no_traceback()
 
 
 @pytest.mark.slow
 def test_a_long_job_is_finished_by_its_old_process(make_rig: MakeRig, supervise: Supervise) -> None:
     rig = make_rig(LOWQ_SHUTDOWN_TIMEOUT=0.1)  # a deploy is no stop: that doesn't count
-    write_code(rig, 1)
-    supervisor = supervise(rig, "--processes", "2")
-    old = supervisor.ready(1, 2)
+    supervisor, _ = supervised(rig, supervise, 2)
     rig.push("a", 1, do="wait")
-    rig.push("b", 1)
     (perform,) = rig.begun("a", 1)
     for generation in (2, 3):  # over several generations
         write_code(rig, generation)
         supervisor.signal(signal.SIGHUP)
         new = supervisor.ready(generation, 2)
         supervisor.says(f"deployed: generation {generation} works")
-        until(lambda: sum(map(lives, supervisor.started())) == 3, "end of all old processes but one")
-        assert lives(perform.pid)
+        alone(supervisor, {perform.pid, *new.values()})
         rig.push("b", generation)
         assert rig.done("b", generation).pid in new.values()
-    assert perform.pid in old.values()
     Path(f"{rig.history.path}.go").touch()
     assert rig.done("a", 1).pid == perform.pid
     supervisor.says(f"(pid {perform.pid}) has ended")
     rig.drained()
     report = rig.report()
-    assert report.problems == []
-    assert report.repeats == 0
+    assert (report.problems, report.repeats) == ([], 0)
     assert supervisor.stop() == 0
 
 
@@ -87,16 +81,14 @@ def test_a_long_job_is_finished_by_its_old_process(make_rig: MakeRig, supervise:
 
 def test_a_new_process_that_dies_ends_the_deploy(make_rig: MakeRig, supervise: Supervise) -> None:
     rig = make_rig()
-    write_code(rig, 1)
-    supervisor = supervise(rig, "--processes", "2")
-    old = supervisor.ready(1, 2)
+    supervisor, old = supervised(rig, supervise, 2)
     # The first process of the new code becomes ready, the second one waits until the first was killed.
     wait = "import os, time\ntry:\n    os.mkdir('first')\nexcept OSError:\n    time.sleep(60)\n"
     write_code(rig, 2, wait + SOURCE)
     supervisor.signal(signal.SIGUSR2)
     kill(rig, supervisor.ready(2, 1)["2.1"])
     assert "was killed by SIGKILL" in supervisor.says("the deploy has failed")
-    until(lambda: {pid for pid in supervisor.started() if lives(pid)} == set(old.values()), "the old ones alone")
+    alone(supervisor, old.values())
     rig.push("a", 1)
     assert rig.done("a", 1).pid in old.values()
     assert supervisor.stop() == 0
@@ -110,25 +102,8 @@ from lowq.supervisor.supervisor import Supervisor
 
 logs.configure(None, None)
 command = [sys.executable, "-m", "lowq", "run", "-r", "app.py"]
-sys.exit(Supervisor(command, 2, ready_seconds=2).run())
+sys.exit(Supervisor(command, 2, ready_seconds=1).run())
 """
-
-
-@pytest.mark.slow
-def test_a_new_process_that_never_becomes_ready_ends_the_deploy(make_rig: MakeRig, supervise: Supervise) -> None:
-    rig = make_rig()
-    write_code(rig, 1)
-    supervisor = supervise(rig, program=("-c", IMPATIENT))
-    old = supervisor.ready(1, 2)
-    write_code(rig, 2, "import time\ntime.sleep(60)\n")
-    supervisor.signal(signal.SIGHUP)
-    assert "is not ready after 2 s" in supervisor.says("the deploy has failed")
-    until(lambda: {pid for pid in supervisor.started() if lives(pid)} == set(old.values()), "the old ones alone")
-    rig.push("a", 1)
-    assert rig.done("a", 1).pid in old.values()
-    assert supervisor.stop() == 0
-
-
 WAITING = """
 import pathlib, time
 while not pathlib.Path("gate").exists():
@@ -136,34 +111,40 @@ while not pathlib.Path("gate").exists():
 """
 
 
-def test_at_the_start_a_process_is_waited_for(make_rig: MakeRig, supervise: Supervise) -> None:
+def test_a_process_that_does_not_become_ready_is_waited_for_at_the_start_and_ends_a_deploy(
+    make_rig: MakeRig, supervise: Supervise
+) -> None:
     rig = make_rig()
     write_code(rig, 1, WAITING + SOURCE)
     supervisor = supervise(rig, program=("-c", IMPATIENT))
-    supervisor.says("is not ready after 2 s; waiting on")
-    (code_folder(rig) / "gate").touch()
-    supervisor.ready(1, 2)
-    assert len(supervisor.started()) == 2
+    supervisor.says("is not ready after 1 s; waiting on")
+    gate = code_folder(rig) / "gate"
+    gate.touch()
+    old = supervisor.ready(1, 2)
+    assert supervisor.started() == set(old.values())
+    gate.unlink()
+    supervisor.signal(signal.SIGHUP)
+    assert "is not ready after 1 s" in supervisor.says("the deploy has failed")
+    alone(supervisor, old.values())
+    rig.push("a", 1)
+    assert rig.done("a", 1).pid in old.values()
     assert supervisor.stop() == 0
 
 
 @pytest.mark.slow
 def test_an_old_process_that_dies_while_new_ones_start_is_replaced(make_rig: MakeRig, supervise: Supervise) -> None:
     rig = make_rig()
-    write_code(rig, 1)
-    supervisor = supervise(rig, "--processes", "1")
-    old = supervisor.ready(1, 1)["1.1"]
+    supervisor, pids = supervised(rig, supervise, 1)
     gate = code_folder(rig) / "gate"
     write_code(rig, 2, WAITING + SOURCE)
     supervisor.signal(signal.SIGHUP)
     supervisor.says("process 2.1")
-    kill(rig, old)
+    kill(rig, pids["1.1"])
     supervisor.says("replaced at once")
     gate.touch()
     supervisor.says("deployed: generation 2 works")
     new = supervisor.pids(2)["2.1"]
-    # Also of the one that took its place, which may have begun to work in the meantime.
-    until(lambda: not any(lives(pid) for pid in supervisor.started() - {new}), "end of the old processes")
+    alone(supervisor, [new])  # also of the one that took its place, which may have begun to work in the meantime
     rig.push("a", 1)
     assert rig.done("a", 1).pid == new
     assert supervisor.stop() == 0
@@ -174,56 +155,35 @@ def test_an_old_process_that_dies_while_new_ones_start_is_replaced(make_rig: Mak
 
 
 @pytest.mark.slow
-def test_of_several_deploys_in_a_row_the_last_loads_the_last_code(make_rig: MakeRig, supervise: Supervise) -> None:
+@pytest.mark.parametrize("when", ["it starts", "a deploy is under way"])
+def test_of_several_deploys_in_a_row_the_last_loads_the_last_code(
+    make_rig: MakeRig, supervise: Supervise, when: str
+) -> None:
     rig = make_rig()
     write_code(rig, 1)
     supervisor = supervise(rig, "--processes", "2")
-    supervisor.ready(1, 2)
-    write_code(rig, 2)
+    supervisor.says("process 1.1")
+    if when == "a deploy is under way":
+        supervisor.ready(1, 2)
     supervisor.signal(signal.SIGHUP)
     supervisor.says("process 2.1")
     for code in (3, 4, 5):
         write_code(rig, code)
         supervisor.signal(signal.SIGHUP)
     new = supervisor.ready(3, 2)
-    until(lambda: {pid for pid in supervisor.started() if lives(pid)} == set(new.values()), "the last alone")
+    alone(supervisor, new.values())
     assert {code_of(rig, pid) for pid in new.values()} == {5}
     rig.push("a", 1)
     assert rig.done("a", 1).pid in new.values()
     assert supervisor.stop() == 0
     assert not supervisor.pids(4)
-
-
-@pytest.mark.slow
-def test_hup_while_it_starts(make_rig: MakeRig, supervise: Supervise) -> None:
-    rig = make_rig()
-    write_code(rig, 1)
-    supervisor = supervise(rig, "--processes", "2")
-    supervisor.says("process 1.1")
-    write_code(rig, 2)
-    supervisor.signal(signal.SIGHUP)
-    new = supervisor.ready(2, 2)
-    until(lambda: {pid for pid in supervisor.started() if lives(pid)} == set(new.values()), "the new ones alone")
-    assert {code_of(rig, pid) for pid in new.values()} == {2}
-    assert supervisor.stop() == 0
     assert supervisor.no_traceback()
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "process 2.1",
-        *(
-            pytest.param(line, marks=pytest.mark.slow)
-            for line in ("deploy (HUP)", "(pid {pid}) is ready", "deployed: ")
-        ),
-    ],
-)
+@pytest.mark.parametrize("line", often(["process 2.1", "(pid {pid}) is ready"], ["process 2.1"]))
 def test_term_at_any_moment_of_a_deploy(make_rig: MakeRig, supervise: Supervise, line: str) -> None:
     rig = make_rig(LOWQ_LEASE_TTL=15)
-    write_code(rig, 1)
-    supervisor = supervise(rig, "--processes", "2")
-    supervisor.ready(1, 2)
+    supervisor, _ = supervised(rig, supervise, 2)
     supervisor.signal(signal.SIGHUP)
     if "{pid}" in line:
         supervisor.ready(2, 1)
@@ -238,14 +198,12 @@ def test_term_at_any_moment_of_a_deploy(make_rig: MakeRig, supervise: Supervise,
 @pytest.mark.slow
 def test_quiet_while_new_ones_start_keeps_the_old_ones_quiet(make_rig: MakeRig, supervise: Supervise) -> None:
     rig = make_rig()
-    write_code(rig, 1)
-    supervisor = supervise(rig, "--processes", "2")
-    old = supervisor.ready(1, 2)
+    supervisor, old = supervised(rig, supervise, 2)
     supervisor.signal(signal.SIGHUP)
     supervisor.says("process 2.1")
     supervisor.signal(signal.SIGTSTP)
     supervisor.says("the deploy has failed: the supervisor goes quiet")
-    until(lambda: {pid for pid in supervisor.started() if lives(pid)} == set(old.values()), "the old ones alone")
+    alone(supervisor, old.values())
     until(lambda: not rig.of_shards("lease"), "end of all leases")
     rig.push("a", 1)
     supervisor.signal(signal.SIGHUP)  # and a deploy ends the quiet
@@ -277,44 +235,28 @@ def test_a_folder_that_is_a_link_is_looked_up_anew(make_rig: MakeRig, supervise:
 # --- --reload ---
 
 
-@contextmanager
-def watched(rig: Rig, supervise: Supervise, *args: str) -> Iterator[SupervisorProcess]:
-    supervisor = supervise(rig, "--reload", *args)
-    supervisor.says("watching Python files in")
-    yield supervisor
-    supervisor.signal(signal.SIGINT)  # the thread that watches doesn't mistake it for its own
-    assert supervisor.wait() == 0
-    assert "KeyboardInterrupt" not in supervisor.log
-
-
-def test_reload_follows_the_source_through_broken_code(make_rig: MakeRig, supervise: Supervise) -> None:
-    rig = make_rig()
-    write_code(rig, 1)
-    with watched(rig, supervise) as supervisor:
-        old = supervisor.ready(1, 1)["1.1"]
-        write_code(rig, 2, "def f(:\n")
-        assert "SyntaxError" in supervisor.says("the deploy has failed")
-        rig.push("a", 1)
-        assert rig.done("a", 1).pid == old
-        write_code(rig, 3)
-        new = supervisor.ready(3, 1)["3.1"]
-        until(lambda: not lives(old), "end of the old process")
-        rig.push("a", 2)
-        assert rig.done("a", 2).pid == new
-        assert code_of(rig, new) == 3
-        assert "deploy (app.py changed): generation 3 starts" in supervisor.log
-
-
-@pytest.mark.slow
-def test_reload_watches_the_applications_folder_too(make_rig: MakeRig, supervise: Supervise) -> None:
+def test_reload_follows_the_source_wherever_it_is_through_broken_code(make_rig: MakeRig, supervise: Supervise) -> None:
     rig = make_rig()
     write_code(rig, 1)
     elsewhere = rig.folder / "elsewhere"
     elsewhere.mkdir()
-    with watched(rig, lambda *args: supervise(*args, cwd=elsewhere, source="../code/app.py")) as supervisor:
-        supervisor.ready(1, 1)
-        write_code(rig, 2)
-        assert code_of(rig, supervisor.ready(2, 1)["2.1"]) == 2
+    supervisor = supervise(rig, "--reload", cwd=elsewhere, source="../code/app.py")
+    supervisor.says("watching Python files in")
+    old = supervisor.ready(1, 1)["1.1"]
+    write_code(rig, 2, "def f(:\n")
+    assert "SyntaxError" in supervisor.says("the deploy has failed")
+    rig.push("a", 1)
+    assert rig.done("a", 1).pid == old
+    write_code(rig, 3)
+    new = supervisor.ready(3, 1)["3.1"]
+    until(lambda: not lives(old), "end of the old process")
+    rig.push("a", 2)
+    assert rig.done("a", 2).pid == new
+    assert code_of(rig, new) == 3
+    assert "app.py changed): generation 3 starts" in supervisor.log
+    supervisor.signal(signal.SIGINT)  # the thread that watches doesn't mistake it for its own
+    assert supervisor.wait() == 0
+    assert "KeyboardInterrupt" not in supervisor.log
 
 
 def test_reload_without_watchfiles_says_what_to_install(tmp_path: Path) -> None:
@@ -324,7 +266,7 @@ def test_reload_without_watchfiles_says_what_to_install(tmp_path: Path) -> None:
         env={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=False,
     )
     assert ran.returncode == 2
