@@ -11,7 +11,7 @@ import pytest
 from lowq.errors import RedisUnavailable
 from lowq.store import Client, Command
 from lowq.store.endpoints import servers_for
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 
 def resp(value: Any) -> bytes:
@@ -76,11 +76,22 @@ node = pytest.fixture(serving, name="node")
 other = pytest.fixture(serving, name="other")
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is not silent has all the time that it needs."""
+    for limit in ("ASK_TIMEOUT", "CLUSTER_SOCKET_TIMEOUT"):
+        monkeypatch.setattr(f"lowq.store.endpoints.{limit}", PATIENCE)
+
+
+def connect(*nodes: Node) -> Client:
+    addresses = ",".join(f"127.0.0.1:{node.port}" for node in nodes)
+    return Client(f"redis+cluster://{addresses}", size=30, timeout=PATIENCE, socket_timeout=PATIENCE)
+
+
 @pytest.fixture
 def client(node: Node) -> Iterator[Client]:
-    client = Client(f"redis+cluster://127.0.0.1:{node.port}", size=30, timeout=60.0)
-    yield client
-    client.close()
+    with closing(connect(node)) as client:
+        yield client
 
 
 def get(client: Client) -> int:
@@ -139,9 +150,7 @@ def test_two_threads_watch_a_silent_primary_however_many_notice_it(client: Clien
 
 
 def test_the_next_primary_of_what_a_silent_one_had_is_found(node: Node, other: Node) -> None:
-    with closing(
-        Client(f"redis+cluster://127.0.0.1:{node.port},127.0.0.1:{other.port}", size=1, timeout=60.0)
-    ) as client:
+    with closing(connect(node, other)) as client:
         other.ranges = node.ranges
         assert get(client) == node.port
         node.is_silent, other.ranges = True, [[0, 16383, other.named]]
