@@ -124,6 +124,10 @@ web-cost: $(DEV) tools ## what the dashboard costs on a million jobs in 1,000 sh
 api-check: $(DEV) tools ## many more requests against the API's description than `make test` sends
 	@SCHEMATHESIS_EXAMPLES=200 $(PY) -m pytest tests/rules/web/test_api.py -k description --timeout 1800 $(ARGS)
 
+.PHONY: shape
+shape: $(DEV) tools ## how many functions and files a push and a job run through, and how large lowq is, beside their bounds
+	@$(PY) -m benchmarks.shape $(ARGS)
+
 .PHONY: clean
 clean: ## remove what was built or cached, .venv too
 	@rm -rf $(VENV) .matrix benchmarks/.peers build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
