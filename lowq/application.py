@@ -45,8 +45,9 @@ from lowq.routes import Routes
 from lowq.schedules import is_internal
 from lowq.settings import Config, Settings
 from lowq.sharding import Layouts
-from lowq.store import SOCKET_TIMEOUT, Call, Client, Refusal, memory_store, new_store
+from lowq.store import SOCKET_TIMEOUT, Client, Refusal, memory_store, new_store
 from lowq.store.keys import nodes_key, queues_key
+from lowq.store.registry import Registration
 from lowq.store.scripts import time_of
 from lowq.store.translate import without_password
 from lowq.workers import (
@@ -314,12 +315,12 @@ class Lowq:
             )  # fmt: skip
 
     def registered_layouts(
-        self, call: Call, reply: Any, served: Layouts | None, doubted: Collection[int]
+        self, call: Registration, reply: Any, served: Layouts | None, doubted: Collection[int]
     ) -> Layouts | None:
         """The layouts of a queue, from the reply to its `registration`. None: they contradict those that were
         ``served``, and the shards are being asked.
         """
-        name, shards_count = str(call.args[1]), int(call.args[2])
+        name, shards_count = call.queue, call.shards_count
         layouts = _layouts_in(name, shards_count, reply if isinstance(reply, bytes) else b"")
         if not self._registry_check.accepts(name, layouts, served, doubted):
             return None
@@ -345,11 +346,9 @@ class Lowq:
         self, name: str, shards_count: int, worker: Any = None, entry: str = "", based_on: bytes = b""
     ) -> bytes:
         """Returns the entry that there was before, if it was another one."""
-        call = self.registration(name, shards_count, worker)
-        if entry:
-            call = Call(call.script, call.key, [*call.args[:3], entry, based_on, *call.args[5:]])
+        call = self.registration(name, shards_count, worker, entry, based_on)
         try:
-            before = self.client.run(call.script, call.key, *call.args, timeout=self.config.push_timeout)
+            before = self.client.call(call, timeout=self.config.push_timeout)
         except (Refusal, ScriptError) as error:
             self._check_entry(name, call.key)
             if isinstance(error, Refusal):
@@ -402,16 +401,19 @@ class Lowq:
                 extra={"event": "options", "queue": name},
             )  # fmt: skip
 
-    def registration(self, name: str, shards_count: int, worker: Any = None) -> Call:
-        """The call that enters a queue in the registry."""
-        entry = ""
-        if worker is not None:
+    def registration(
+        self, name: str, shards_count: int, worker: Any = None, entry: str = "", based_on: bytes = b""
+    ) -> Registration:
+        """The call that enters a queue in the registry, with the options of its worker, or this entry."""
+        if worker is not None and not entry:
             entry = json.dumps({"shards_count": shards_count, "options": options_of(worker)})
-        args = ["", "1" if self.config.strict_shards_count else ""]
         routes = self._routes.get(name)
-        if routes is not None and routes.layouts != Layouts.plain(shards_count):
-            args.append(json.dumps(routes.layouts.shown())[:-1] + ", ")
-        return Call("register", queues_key(self.config.namespace), ["", name, shards_count, entry, *args])
+        is_plain = routes is None or routes.layouts == Layouts.plain(shards_count)
+        return Registration(
+            queues_key(self.config.namespace), name, shards_count, entry, based_on=based_on,
+            strict=self.config.strict_shards_count,
+            layout="" if is_plain or routes is None else json.dumps(routes.layouts.shown())[:-1] + ", ",
+        )  # fmt: skip
 
     def forget_registered(self) -> None:
         """Enters the queues anew when they are used next: Redis may have lost its data."""

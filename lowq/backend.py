@@ -12,7 +12,8 @@ from lowq.reading import Source
 from lowq.routes import Routes
 from lowq.settings import Config
 from lowq.sharding import Layouts
-from lowq.store import SOCKET_TIMEOUT, Call, Client
+from lowq.store import SOCKET_TIMEOUT, Client
+from lowq.store.registry import Registration
 
 
 class Backend(Protocol):
@@ -52,12 +53,12 @@ class Backend(Protocol):
         """Enters a queue in the registry before anything of it is written; returns its options."""
         ...
 
-    def registration(self, name: str, shards_count: int, worker: Any = None) -> Call:
+    def registration(self, name: str, shards_count: int, worker: Any = None) -> Registration:
         """The call that enters a queue in the registry."""
         ...
 
     def registered_layouts(
-        self, call: Call, reply: Any, served: Layouts | None, doubted: Collection[int]
+        self, call: Registration, reply: Any, served: Layouts | None, doubted: Collection[int]
     ) -> Layouts | None:
         """The layouts of a queue, from the reply to its `registration`. None: they contradict those that were
         ``served``, and the shards are being asked, see `RegistryCheck.accepts`.

@@ -63,6 +63,7 @@ from lowq.routes import Routes
 from lowq.settings import Config
 from lowq.sharding import Layout, Layouts, shard_of
 from lowq.store import NotConfirmed, Refusal, caller_deadline
+from lowq.store.shard import ShardScripts
 
 #: Jobs that are validated and written together.
 CHUNK_JOBS = 5000
@@ -136,7 +137,7 @@ class Target:
         if refusal.code == "SHARDSCOUNT" and part.layout in layouts.all:
             raise ShardsCountError(self.queue, int(refusal.detail), part.shards_count)
         if part.layout == layouts.next:  # nothing may be taken of it before all is there
-            self.group.client.run("prepare_shard", part.prefix, "", part.shards_count, "", "")
+            self.group.client.call(ShardScripts(part.prefix).prepare(part.shards_count))
         return part.layout in layouts.all
 
     def reroute(self, part: Part, refusal: Refusal, refused_at: float) -> list[Part]:
@@ -262,7 +263,7 @@ def push_ticks(
     if not parts:  # the middlewares want none of them
         layout, shard, _ = target.routes.find(encode_id(schedule))
         prefix = target.prefix(layout, shard)
-        return bool(writer.client.run("set_schedule", prefix, "", schedule, record, new_record))
+        return bool(writer.client.call(ShardScripts(prefix).set_schedule(schedule, record, new_record)))
     if len(parts) > 1 or parts[0].items[0][0] != encode_id(schedule):
         raise MiddlewareError(
             f"a client middleware gave jobs of the schedule {schedule!r} another id: leave it to them"

@@ -29,9 +29,11 @@ from lowq.queue_options import QueueOptions, checked_durability, room_timeout
 from lowq.settings import dump_text
 from lowq.sharding import Layout, Layouts
 from lowq.shared_lookup import SharedLookup
-from lowq.store import Call, Command, Durability, Refusal, untrusted
+from lowq.store import Command, Durability, Refusal, untrusted
 from lowq.store.keys import MAX_SHARDS, error_groups_key, history_key, queues_key
 from lowq.store.scripts import time_argument, time_of
+from lowq.store.shard import ShardScripts
+from lowq.store.shard_replies import DropReply
 
 #: perform_at and the time of burial of an id's jobs: Unix time, seconds; None: none waits, or is buried.
 Moments = tuple[float | None, float | None]
@@ -703,7 +705,7 @@ class Queue(Queries, Generic[P]):
         Raises:
             UnknownQueueError, RedisUnavailable: some shards may be paused.
         """
-        return self._pause("1", by, now)
+        return self._pause(True, by, now)
 
     def resume(self) -> bool:
         """Ends a pause. Returns whether that changed anything.
@@ -711,17 +713,18 @@ class Queue(Queries, Generic[P]):
         Raises:
             UnknownQueueError, RedisUnavailable: some shards may still be paused.
         """
-        return self._pause("", "", None)
+        return self._pause(False, "", None)
 
-    def _pause(self, pause: str, by: str, now: float | None) -> bool:
+    def _pause(self, pauses: bool, by: str, now: float | None) -> bool:
         changed, layouts = False, None
         # A reshard that begins meanwhile: its new shards are as the old ones were.
         while layouts != (layouts := self._read_layouts()):
-            changed = self._pause_shards(pause, by, now) or changed
+            changed = self._pause_shards(pauses, by, now) or changed
         return changed
 
-    def _pause_shards(self, pause: str, by: str, now: float | None) -> bool:
-        calls = [partial(_pause_call, prefix, time_argument(now), pause, by[:200]) for prefix in self._prefixes]
+    def _pause_shards(self, pauses: bool, by: str, now: float | None) -> bool:
+        at = time_argument(now)
+        calls = [partial(ShardScripts(prefix).pause, pauses, by[:200], now=at) for prefix in self._prefixes]
         changed = False
         for start in range(0, len(calls), TOGETHER_PAUSED):
             for reply in attempt_all(self._client, calls[start : start + TOGETHER_PAUSED]):
@@ -757,8 +760,8 @@ class Queue(Queries, Generic[P]):
         """
         layouts = self._read_layouts()
         prefixes = self._prefixes
-        for shard, (state, _) in enumerate(self._drop_replies(prefixes)):
-            self._refuse_in_use(shard, state)
+        for shard, reply in enumerate(self._drop_replies(prefixes)):
+            self._refuse_in_use(shard, reply)
         removed = 0
         # What is left of the layouts before sends on who comes late; nobody holds a shard of them. Shard 0, which says
         # how many there are, goes last: so a drop that was interrupted finds the rest when it is called again.
@@ -766,11 +769,12 @@ class Queue(Queries, Generic[P]):
         for epoch in range(last):
             prefixes += reversed(self._tombstones(epoch))
         for shard, prefix in enumerate(prefixes):
-            state = 0
-            while state != 1:
-                state, number = attempt(self._client, partial(_drop_call, prefix, DROP_JOBS, ""))
-                self._refuse_in_use(shard, state)
-                removed += number
+            is_gone = False
+            while not is_gone:
+                dropped = attempt(self._client, partial(ShardScripts(prefix).drop, DROP_JOBS))
+                self._refuse_in_use(shard, dropped)
+                removed += dropped.removed
+                is_gone = dropped.is_gone
         namespace = self._backend.config.namespace
         for key in history_key(namespace, self.name), error_groups_key(namespace, self.name):
             self._client.command("UNLINK", key, key=key)
@@ -825,20 +829,12 @@ class Queue(Queries, Generic[P]):
         """
         return reshard_progress(self._backend, self.name)
 
-    def _drop_replies(self, prefixes: list[str]) -> Iterator[list[int]]:
-        return ask(self._client, [_drop_call(prefix, 0, "1", "") for prefix in prefixes], TOGETHER)
+    def _drop_replies(self, prefixes: list[str]) -> Iterator[DropReply]:
+        return ask(self._client, [ShardScripts(prefix).drop(0, asks=True) for prefix in prefixes], TOGETHER)
 
-    def _refuse_in_use(self, shard: int, state: int) -> None:
-        if state == 2:
+    def _refuse_in_use(self, shard: int, reply: DropReply) -> None:
+        if reply.is_held:
             raise QueueInUse(
                 f"queue {self.name!r} can't be dropped: a node holds its shard {shard}. Stop the nodes that work it "
                 "first (a dead node's lease runs out by itself), then drop it"
             )
-
-
-def _pause_call(prefix: str, now: str, pause: str, by: str, attempt: str) -> Call:
-    return Call("pause", prefix, [now, attempt, pause, by])
-
-
-def _drop_call(prefix: str, jobs: int, asks: str, attempt: str) -> Call:
-    return Call("drop", prefix, ["", attempt, jobs, asks])

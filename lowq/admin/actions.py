@@ -9,7 +9,8 @@ from typing import Any, Literal, NamedTuple, get_args
 from lowq.codec import decode_id
 from lowq.errors import LowqError
 from lowq.job_events import JobEventKind, QueueEvents
-from lowq.store import REPEATS, Call, Client, may_repeat
+from lowq.store import REPEATS, Call, Client, may_repeat, shard_replies
+from lowq.store.shard import ShardScripts
 
 ActionName = Literal["perform_now", "bury", "kick", "delete"]
 ACTIONS: tuple[ActionName, ...] = get_args(ActionName)
@@ -30,8 +31,6 @@ MISSING: dict[ActionName, str] = {
     "delete": "no such job waits or is buried",
     "perform_now": "no such job waits",
 }
-
-_DONE, _AGAIN, _IN_FLIGHT = 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +74,18 @@ class Action(NamedTuple):
     #: Where it is emitted to which ids it was done.
     events: QueueEvents | None = None
 
-    def call(self, prefix: str, ids: Sequence[bytes], not_after: str, attempt: str) -> Call:
+    def call(self, prefix: str, ids: Sequence[bytes], not_after: str, attempt: str) -> Call[list[int]]:
+        shard = ShardScripts(prefix)
         if self.name == "perform_now":
-            return Call("perform_now", prefix, [self.now, attempt, not_after, *ids])
+            return shard.perform_now(ids, attempt, not_after, self.now)
         if self.name == "kick":
-            return Call("kick", prefix, [self.now, attempt, not_after, *ids])
+            return shard.kick(ids, attempt, not_after, self.now)
         if self.name == "delete":
-            return Call("delete", prefix, [self.now, attempt, self.where, not_after, *ids])
-        items = [part for job_id in ids for part in (job_id, self.reason, 0)]
-        return Call("bury", prefix, [self.now, "", "", attempt, not_after, *items])
+            return shard.delete(ids, attempt, self.where, not_after, self.now)
+        return shard.bury(ids, self.reason, attempt, not_after, self.now)
 
 
-def attempt_all(client: Client, makes: Sequence[Callable[[str], Call]]) -> list[Any]:
+def attempt_all(client: Client, makes: Sequence[Callable[[str], Call[Any]]]) -> list[Any]:
     """Runs what people do, in one write per server, and repeats what got no answer. Each of ``makes`` is given an
     attempt and makes the call of it. A repeat supersedes the attempts before it: one that was held back in a connection
     would otherwise be done to what has come since.
@@ -95,7 +94,8 @@ def attempt_all(client: Client, makes: Sequence[Callable[[str], Call]]) -> list[
     attempt may have been done, or arrive later.
     """
     attempts = [secrets.token_hex(8) for _ in makes]
-    replies = client.run_many([make(attempt) for make, attempt in zip(makes, attempts, strict=True)], repeats=0)
+    calls = [make(attempt) for make, attempt in zip(makes, attempts, strict=True)]
+    replies = client.run_many(calls, repeats=0)
     for _ in range(REPEATS):
         again = [i for i, reply in enumerate(replies) if may_repeat(reply)]
         if not again:
@@ -104,10 +104,12 @@ def attempt_all(client: Client, makes: Sequence[Callable[[str], Call]]) -> list[
             attempts[i] = f"{secrets.token_hex(8)} {attempts[i]}"
         for i, reply in zip(again, client.run_many([makes[i](attempts[i]) for i in again], repeats=0), strict=True):
             replies[i] = reply
-    return replies
+    return [
+        reply if isinstance(reply, Exception) else call.read(reply) for call, reply in zip(calls, replies, strict=True)
+    ]
 
 
-def attempt(client: Client, make: Callable[[str], Call]) -> Any:
+def attempt(client: Client, make: Callable[[str], Call[Any]]) -> Any:
     """As `attempt_all`, for one call.
 
     Raises:
@@ -137,22 +139,22 @@ def act(client: Client, prefix: str, action: Action, ids: Sequence[bytes], not_a
                 error.done += done
                 raise
             if action.events is not None and action.name in EVENT_KINDS:
-                finished = [job_id for job_id, code in zip(pending, reply, strict=True) if code == _DONE]
+                finished = [job_id for job_id, code in zip(pending, reply, strict=True) if code == shard_replies.DONE]
                 action.events.emit(EVENT_KINDS[action.name], finished)
             again = []
             for job_id, code in zip(pending, reply, strict=True):
-                if code == _DONE:
+                if code == shard_replies.DONE:
                     done += 1
                     continue
-                if code == _AGAIN:
+                if code == shard_replies.AGAIN:
                     again.append(job_id)
                     continue
-                if code == _IN_FLIGHT:
+                if code == shard_replies.IN_FLIGHT:
                     in_flight += 1
                 else:
                     missing += 1
                 if len(left) < MAX_LEFT:
-                    why = IN_FLIGHT if code == _IN_FLIGHT else MISSING[action.name]
+                    why = IN_FLIGHT if code == shard_replies.IN_FLIGHT else MISSING[action.name]
                     left.append((decode_id(job_id), why))
             pending = again
     return Acted(done, in_flight, missing, tuple(left))

@@ -12,7 +12,7 @@ from typing import Any
 
 from lowq.backend import Backend
 from lowq.errors import ConfigError, LowqError
-from lowq.store import untrusted
+from lowq.store import registry, untrusted
 from lowq.store.keys import audit_key
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ def note(
         entry["address"] = address
     token = secrets.token_hex(8)
     text = json.dumps({**_cut(entry), "token": token})
-    backend.client.run("audit_append", audit_key(backend.config.namespace), "", text, KEPT, replaces)
+    backend.client.call(registry.audit_append(audit_key(backend.config.namespace), text, KEPT, replaces))
     return token
 
 

@@ -32,16 +32,18 @@ import math
 from array import array
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lowq.admin.actions import MAX_IDS, Action, ActionName, act
 from lowq.errors import ConfigError
-from lowq.inspection.calls import SCANS_TOGETHER, Scan, Scanned, ask
+from lowq.inspection.calls import SCANS_TOGETHER, Scan, ask
 from lowq.inspection.job_filter import JobFilter, Snapshot, fingerprint, new_salt
 from lowq.inspection.paging import FURTHER_LEVELS, Walk, bound
 from lowq.job import State
 from lowq.store import Call, Client
 from lowq.store.scripts import time_of
+from lowq.store.shard import ShardScripts
+from lowq.store.shard_replies import ScanReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +214,8 @@ class _Bulk:
         return shards + self._look_at([(shard.prefix, level) for shard in levelled for level in FURTHER_LEVELS], now)
 
     def _look_at(self, places: Sequence[tuple[str, int | None]], now: str) -> list[_Shard]:
-        limits = [now, self._base, bound(self._wanted.low), bound(self._wanted.high)]
-        calls = [Call("bulk_bounds", prefix, [*limits, "" if level is None else level]) for prefix, level in places]
+        low, high = bound(self._wanted.low), bound(self._wanted.high)
+        calls = [ShardScripts(prefix).bulk_bounds(self._base, low, high, level, now) for prefix, level in places]
         replies = ask(self._client(), calls, 100)
         return [
             replace(_Shard(prefix, *reply), level=level) for (prefix, level), reply in zip(places, replies, strict=True)
@@ -315,15 +317,14 @@ class _Bulk:
         while cursors:
             some = list(cursors)[:SCANS_TOGETHER]
             calls = [scan.call(shards[i].prefix, cursors[i], self._action.now) for i in some]
-            for i, reply in zip(some, list(ask(self._client(), calls)), strict=True):
-                scanned = Scanned.of(reply)
+            for i, scanned in zip(some, list(ask(self._client(), calls)), strict=True):
                 if scanned.cursor is None:
                     del cursors[i]
                 else:
                     cursors[i] = scanned.cursor
                 yield shards[i], self._fitting(shards[i], wanted, scanned)
 
-    def _fitting(self, shard: _Shard, wanted: JobFilter, scanned: Scanned) -> dict[str, list[bytes]]:
+    def _fitting(self, shard: _Shard, wanted: JobFilter, scanned: ScanReply) -> dict[str, list[bytes]]:
         due_cutoff, same_clock = scanned.due_cutoff, self._may_pass_now(shard) and scanned.clock == shard.clock
         begun, highest = float(shard.due_cutoff), float(shard.highest or -math.inf)
         with_due = wanted.state in (None, "due") and self._with_due
@@ -411,9 +412,12 @@ class _Bulk:
         walk, looked = part.walk, 0
         judged = part.later and self._before is not None
         # Whether something was pushed is asked after the ids: what was read before is older, then.
-        further = [Call("bulk_bounds", shard.prefix, [self._action.now, "due", "+inf", "+inf", ""])] if judged else []
+        further = (
+            [ShardScripts(shard.prefix).bulk_bounds("due", "+inf", "+inf", now=self._action.now)] if judged else []
+        )
         while not walk.finished and looked < part.most:
-            page, *moments = ask(self._client(), [walk.call(limit, self._action.now), *further])
+            calls: list[Call[Any]] = [walk.call(limit, self._action.now), *further]
+            page, *moments = ask(self._client(), calls)
             walk.took(page)
             looked += max(len(walk.ready), 1)
             found = walk.ready[::-1]

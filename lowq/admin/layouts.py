@@ -9,13 +9,14 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from lowq.backend import Backend
 from lowq.errors import LowqError, RedisRefused, RedisUnavailable, UnknownQueueError
 from lowq.inspection.registry import entry_of, find_queue
 from lowq.logs import describe, get_log
 from lowq.sharding import Layout, Layouts
-from lowq.store import Call, Command, untrusted
+from lowq.store import Call, Command, registry, untrusted
 from lowq.store.keys import MAX_SHARDS, nodes_key, queues_key
 
 log = get_log("lowq.reshard")
@@ -197,7 +198,7 @@ def find_layout_before(backend: Backend, queue: str, current: Layout) -> Layout 
     return None
 
 
-def layout_call(backend: Backend, queue: str, before: Layouts, after: Layouts) -> Call | None:
+def layout_call(backend: Backend, queue: str, before: Layouts, after: Layouts) -> Call[Any] | None:
     """Changes the layouts in the registry, or writes them again; None: they are neither of the two."""
     key = queues_key(backend.config.namespace)
     raw = backend.client.command("HGET", key, queue, key=key)
@@ -205,13 +206,13 @@ def layout_call(backend: Backend, queue: str, before: Layouts, after: Layouts) -
     if info is None or info.layouts not in (before, after):
         return None
     entry = json.dumps({**after.shown(), "options": json.loads(raw).get("options", {})})
-    return Call("set_layout", key, ["", queue, raw, entry])
+    return registry.set_layout(key, queue, raw, entry)
 
 
 def set_layouts(backend: Backend, queue: str, before: Layouts, after: Layouts) -> bool:
     """Changes the layouts in the registry; False: they are others than before."""
     while (call := layout_call(backend, queue, before, after)) is not None:
-        if backend.client.run(call.script, call.key, *call.args) == 1:
+        if backend.client.call(call) == 1:
             announce(backend, queue, after)
             return True
         # Somebody else has changed its options just now, or its layouts.

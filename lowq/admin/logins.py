@@ -10,7 +10,7 @@ import secrets
 from dataclasses import dataclass
 
 from lowq.backend import Backend
-from lowq.store import untrusted
+from lowq.store import registry, untrusted
 from lowq.store.keys import logins_key
 from lowq.store.scripts import time_of
 
@@ -36,10 +36,8 @@ def record_failure(backend: Backend, address: str, user: str, forgotten: float) 
         RedisUnavailable, RedisRefused, ScriptError
     """
     attempt = secrets.token_hex(8)
-    count = backend.client.run(
-        "login_failed", _key(backend), "", _digest(address, user), attempt, int(forgotten), KEPT
-    )  # fmt: skip
-    return int(count)
+    digest = _digest(address, user)
+    return backend.client.call(registry.login_failed(_key(backend), digest, attempt, int(forgotten), KEPT))
 
 
 def find_failures(backend: Backend, address: str, user: str) -> Failures | None:

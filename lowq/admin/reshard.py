@@ -28,6 +28,7 @@ import random
 import secrets
 import time
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -56,6 +57,8 @@ from lowq.sharding import Layout, Layouts
 from lowq.store import Call, Client, Command, NotConfirmed, Subscription, Wait, slot_of
 from lowq.store.keys import queues_key
 from lowq.store.scripts import time_of
+from lowq.store.shard import ShardScripts
+from lowq.store.shard_replies import MovePage
 
 log = get_log("lowq.reshard")
 
@@ -312,8 +315,8 @@ class _Mover:
                     raise
                 time.sleep(random.uniform(0.1, 0.3))
 
-    def _run_all(self, calls: Sequence[Call]) -> list[Any]:
-        def run(some: Sequence[Call]) -> list[Any]:
+    def _run_all(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        def run(some: Sequence[Call[Any]]) -> list[Any]:
             replies = self._client.run_many(some)
             for reply in replies:
                 if isinstance(reply, Exception) and not isinstance(reply, LeaseLost):
@@ -325,7 +328,7 @@ class _Mover:
             replies += self._patiently(partial(run, calls[start : start + _WRITE]))
         return replies
 
-    def _run_confirmed(self, calls: Sequence[Call], *, is_of_shards: bool = True) -> Steps:
+    def _run_confirmed(self, calls: Sequence[Call[Any]], *, is_of_shards: bool = True) -> Steps:
         """Runs calls from which others go on, until as many replicas have confirmed each as its primary had when the
         reshard began. The calls are repeated with that: they go to another primary when that has taken over, and if
         they have changed nothing they have written something all the same, which is what replicas confirm. Returns
@@ -355,7 +358,7 @@ class _Mover:
         place = bisect_left(self._replicas, slot_of(key), key=lambda run: run[0])
         return self._replicas[place][1] if place < len(self._replicas) else 0
 
-    def _wait_for_replicas(self, calls: Sequence[Call], wait: Wait, is_of_shards: bool) -> Steps:
+    def _wait_for_replicas(self, calls: Sequence[Call[Any]], wait: Wait, is_of_shards: bool) -> Steps:
         replies: list[Any] = [None] * len(calls)
         left = list(range(len(calls)))
         answered_at = monotonic()
@@ -439,7 +442,7 @@ class _Mover:
         """Prepares these shards of the next layout, paused if the queue is. Returns the replies of `prepare_shard`."""
         paused = self._find_pause()
         replies: list[int] = yield from self._run_confirmed(
-            [Call("prepare_shard", prefix, ["", self._after.shards_count, *paused]) for prefix in prefixes]
+            [ShardScripts(prefix).prepare(self._after.shards_count, *paused) for prefix in prefixes]
         )
         # A producer prepares what Redis has lost without knowing of a pause.
         written = paused if 2 not in replies else (b"", b"")
@@ -449,7 +452,7 @@ class _Mover:
         while True:
             if paused != written:
                 at, by = written = paused
-                self._run_all([Call("pause", prefix, [at, "", "1" if at else "", by]) for prefix in fed])
+                self._run_all([ShardScripts(prefix).pause(bool(at), by, now=at) for prefix in fed])
             paused = self._find_pause()
             if paused == written:
                 return replies
@@ -535,9 +538,9 @@ class _Mover:
         )  # fmt: skip
         return _Old(index, prefix, lease)
 
-    def _seal_call(self, old: _Old, done: int) -> Call:
+    def _seal_call(self, old: _Old, done: int) -> Call[Any]:
         count, after = self._before.shards_count, self._after
-        return Call("seal", old.prefix, ["", count, after.shards_count, after.epoch, done])
+        return ShardScripts(old.prefix).seal(count, after.shards_count, after.epoch, done)
 
     def _seal(self, olds: Sequence[_Old], number: int) -> Steps:
         """Seals old shards of the class with that number."""
@@ -637,13 +640,13 @@ class _Mover:
         """One page of each of these shards, of the class with that number."""
         if not olds:
             return
-        asks = [Call("move_out", old.prefix, ["", old.lease.token, old.done]) for old in olds]
+        asks = [ShardScripts(old.prefix).move_out(old.lease.token, old.done) for old in olds]
         if all(old.is_confirmed for old in olds):
             replies = self._client.run_many(asks)
         else:
             replies = yield from self._run_confirmed(asks)
-        calls: list[Call] = []
-        pages: list[tuple[_Old, int, int, list[Call]]] = []
+        calls: list[Call[Any]] = []
+        pages: list[tuple[_Old, MovePage, list[Call[Any]]]] = []
         for old, reply in zip(olds, replies, strict=True):
             if isinstance(reply, LeaseLost):
                 old.lease.lose()
@@ -651,15 +654,15 @@ class _Mover:
             if isinstance(reply, Exception):
                 raise reply
             old.is_confirmed = True
-            step, kind = reply[0], reply[1]
-            if kind == b"end":
+            page = MovePage.of(reply)
+            if page.kind == b"end":
                 old.is_moved = True
                 continue
-            own = self._move_in_calls(old, reply, number)
+            own = self._move_in_calls(old, page, number)
             calls += own
-            pages.append((old, step, (len(reply) - 6) // 3 if kind in (b"waiting", b"morgue") else 0, own))
+            pages.append((old, page, own))
         came = iter((yield from self._run_confirmed(calls)))
-        for old, step, jobs, own in pages:
+        for old, page, own in pages:
             not_fed = [call.key for call in own if next(came) == _NOT_FED]
             if not_fed and (yield from self._prepare_lost(not_fed)):
                 continue
@@ -670,8 +673,8 @@ class _Mover:
                 continue
             old.not_fed = 0
             # An id comes in several steps if it is large, and is counted with each of them.
-            old.done = step
-            self._progress = replace(self._progress, jobs_moved=self._progress.jobs_moved + jobs)
+            old.done = page.step
+            self._progress = replace(self._progress, jobs_moved=self._progress.jobs_moved + page.jobs)
 
     def _prepare_lost(self, prefixes: Sequence[str]) -> Steps:
         """Prepares shards of the next layout anew, of which Redis has nothing any more, as in a failover to a replica
@@ -705,26 +708,15 @@ class _Mover:
         old.lease.lose()
         old.try_at = monotonic() + LOOK_SECONDS
 
-    def _move_in_calls(self, old: _Old, reply: Sequence[Any], number: int) -> list[Call]:
+    def _move_in_calls(self, old: _Old, page: MovePage, number: int) -> list[Call[Any]]:
         """The calls with which the items of a page come to the shards that they belong to."""
-        step, kind, clock, _, _, features = reply[:6]
-        head = [b"", b"%d" % old.index, b"%d" % step, kind, clock, features]
-        groups: dict[int, list[bytes]] = {}
-        # Counters belong to no id: they go to the first shard of the class.
-        to = None if kind != b"rest" else number
-        for position in range(6, len(reply), 3):
-            item_id, score, rest = reply[position : position + 3]
-            shard = self._after.shard_of(item_id) if to is None else to
-            data = groups.get(shard)
-            if data is None:
-                data = groups[shard] = [*head]
-            if type(rest) is list:
-                data += (item_id, score, b"%d" % len(rest), *map(_as_bytes, rest))
-            else:
-                data += (item_id, score, b"1", rest)
+        groups: defaultdict[int, list[tuple[bytes, bytes, Any]]] = defaultdict(list)
+        for item in page.items:
+            # Counters belong to no id: they go to the first shard of the class.
+            groups[number if page.kind == b"rest" else self._after.shard_of(item[0])].append(item)
         return [
-            Call("move_in", self._after.prefix(self._namespace, self._queue, shard), (), data)
-            for shard, data in groups.items()
+            ShardScripts(self._after.prefix(self._namespace, self._queue, shard)).move_in(old.index, page, items)
+            for shard, items in groups.items()
         ]
 
     # --- the end of a class ---
@@ -756,11 +748,7 @@ class _Mover:
             )  # fmt: skip
             fence = max((state[3] for state in found if state[3]), key=int, default=b"")
             step = max((state[5] for state in found if state[5]), key=int, default=b"0")
-            args = ["", clock, server_time, since, fence, step]
-            replies = yield from self._run_confirmed([Call("open_shard", prefix, args) for prefix in prefixes])
+            opens = [ShardScripts(prefix).open(clock, server_time, since, fence, step) for prefix in prefixes]
+            replies = yield from self._run_confirmed(opens)
             if 2 in replies and not self._patiently(self._is_wanted):
                 return
-
-
-def _as_bytes(value: bytes | int) -> bytes:
-    return value if isinstance(value, bytes) else b"%d" % value

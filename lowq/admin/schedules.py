@@ -9,6 +9,7 @@ from lowq.inspection.schedules import read_record, set_record
 from lowq.schedules import Record, schedules_queue
 from lowq.store import Call
 from lowq.store.keys import shard_prefix
+from lowq.store.shard import ShardScripts
 
 #: Times that a change is tried anew, when somebody else has changed the record meanwhile.
 _TRIES = 20
@@ -51,9 +52,11 @@ def look_now(backend: Backend, queue: str, names: list[str]) -> None:
             raise reply
 
 
-def look_call(namespace: str, queue: str, names: list[str]) -> Call:
+def look_call(namespace: str, queue: str, names: list[str]) -> Call[Any]:
     """The call with which nodes look at the schedules of a queue now."""
-    return Call("perform_now", shard_prefix(namespace, schedules_queue(queue), 0), ["", "", "", *names])
+    return ShardScripts(shard_prefix(namespace, schedules_queue(queue), 0)).perform_now(
+        [name.encode() for name in names]
+    )
 
 
 def _change(backend: Backend, queue: str, name: str, make: Any) -> bool:

@@ -15,13 +15,13 @@ does its record.
 import json
 import re
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from lowq.admin.actions import ACTIONS, ActionName
 from lowq.backend import Backend
 from lowq.errors import ConfigError
 from lowq.inspection.job_filter import JobFilter
-from lowq.store import untrusted
+from lowq.store import registry, untrusted
 from lowq.store.keys import MAX_SHARDS, is_queue_name, tasks_key
 from lowq.store.scripts import time_of
 
@@ -83,15 +83,6 @@ class Task:
     shards_count: int | None = None
 
 
-class Reply(NamedTuple):
-    """What a report learns."""
-
-    #: "" when the record is gone.
-    state: str
-    #: Whether the task is to end.
-    cancel: bool
-
-
 def begin(backend: Backend, task: Task) -> Task:
     """Enters a task; its times are ignored. Returns it with those of Redis.
 
@@ -113,8 +104,8 @@ def begin(backend: Backend, task: Task) -> Task:
         "exact": task.exact,
         **({} if task.shards_count is None else {"shards_count": task.shards_count}),
     }
-    entered, value = backend.client.run(
-        "task_begin", _key(backend), "", task.id, json.dumps(facts), MAX_RUNNING, MAX_ENDED, SILENCE, KEPT
+    entered, value = backend.client.call(
+        registry.task_begin(_key(backend), task.id, json.dumps(facts), MAX_RUNNING, MAX_ENDED, SILENCE, KEPT)
     )
     if not entered:
         raise TooManyTasks(f"{value} tasks are running already; wait for one of them to end, or cancel it")
@@ -123,7 +114,7 @@ def begin(backend: Backend, task: Task) -> Task:
 
 def report(
     backend: Backend, task_id: str, state: TaskState, done: int, total: int | None, error: str | None = None
-) -> Reply:
+) -> registry.TaskReply:
     """Writes how far a task is, or how it ended. A report of a task that has ended changes nothing.
 
     Raises:
@@ -131,9 +122,7 @@ def report(
     """
     # Cut between characters: half of one would be read as escapes.
     text = (error or "").encode("utf-8", "backslashreplace").decode()[:MAX_TEXT]
-    known = "" if total is None else total
-    now_is, cancel = backend.client.run("task_report", _key(backend), "", task_id, state, done, known, text, KEPT)
-    return Reply(now_is.decode(), bool(cancel))
+    return backend.client.call(registry.task_report(_key(backend), task_id, state, done, total, text, KEPT))
 
 
 def cancel(backend: Backend, task_id: str) -> bool:
@@ -142,7 +131,7 @@ def cancel(backend: Backend, task_id: str) -> bool:
     Raises:
         RedisUnavailable, RedisRefused, ScriptError
     """
-    return bool(backend.client.run("task_cancel", _key(backend), "", task_id))
+    return bool(backend.client.call(registry.task_cancel(_key(backend), task_id)))
 
 
 def forget(backend: Backend, task_id: str) -> None:

@@ -36,7 +36,8 @@ from lowq.logs import get_log
 from lowq.queue_options import QueueOptions
 from lowq.settings import Config
 from lowq.sharding import Layout, Layouts, queue_of_layout
-from lowq.store import Call, Client
+from lowq.store import Client
+from lowq.store.registry import Registration
 
 log = get_log("lowq.broker")
 
@@ -83,13 +84,13 @@ class Broker:
         groups: Sequence[WorkerGroup],
         shares: Mapping[str, Share],
         activities: Callable[[], Sequence[Activity]],
-        registrations: Callable[[], Sequence[Call]],
+        registrations: Callable[[], Sequence[Registration]],
         heartbeat_extras: Sequence[HeartbeatExtra] = (),
         more_details: Callable[[], Mapping[str, Any]] = dict,
         queues: Sequence[QueueOptions] = (),
         layouts: Mapping[str, Layouts] | None = None,
         make_shards: Callable[[str, Layout], Sequence[Shard]] | None = None,
-        read_layouts: Callable[[Call, Any, Layouts | None, Collection[int]], Layouts | None] = lambda *_: None,
+        read_layouts: Callable[[Registration, Any, Layouts | None, Collection[int]], Layouts | None] = lambda *_: None,
         chore: Chore | None = None,
         on_ready: Callable[[], object],
         on_command: Callable[[str], object],
@@ -263,11 +264,11 @@ class Broker:
     def _sealed(self, shard: Shard) -> None:
         self.maintenance.sealed(shard)
 
-    def _registered(self, call: Call, reply: Any) -> Mapping[str, int] | None:
+    def _registered(self, call: Registration, reply: Any) -> Mapping[str, int] | None:
         """Takes note of what the registry says of a queue; returns what this process serves from now on, layout ->
         shards_count, when that has changed. Called by the maintenance loop.
         """
-        queue = str(call.args[1])
+        queue = call.queue
         known = self._layouts.get(queue)
         shards = [shard for shard in self.shards if shard.queue == queue]
         doubted = {shard.epoch for shard in shards if shard.is_sealed or shard.is_miscounted}

@@ -1,6 +1,6 @@
 """A delivery: what one take hands out of a shard, and what may become of it."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Literal, NamedTuple
@@ -8,17 +8,6 @@ from typing import Any, Literal, NamedTuple
 from lowq.broker.lease import Lease
 from lowq.codec import original_payload
 from lowq.job import Job
-
-#: Bits of what `ack_and_take` answers of the shard: its last item are contexts of traces, by id; and the last but for
-#: that are the times until payloads expire, by id; and behind all that, when the jobs of each priority are due.
-HAS_TRACES, HAS_EXPIRIES, HAS_LEVELS = 4, 16, 64
-#: Another: the job is a solo one.
-IS_SOLO = 32
-
-
-def jobs_end(reply: Sequence[Any]) -> int:
-    """Where the jobs of a reply of ``ack_and_take`` end."""
-    return len(reply) - sum(bool(reply[2] & bit) for bit in (HAS_TRACES, HAS_EXPIRIES, HAS_LEVELS))
 
 
 class Failure(NamedTuple):
@@ -59,20 +48,6 @@ class TakenJob:
             retry_count=self.retry_count,
             payloads_count=len(pairs),
         )
-
-
-def handed_over(reply: Sequence[Any]) -> Iterator[tuple[bytes, list[tuple[bytes, float]]]]:
-    """Each id of a reply of ``ack_and_take``, with its payloads and scores as Redis has them, in the order in which
-    they are handed over. For tests: `InFlight.took` does more, and is in a hurry.
-    """
-    items = iter(reply[4 : jobs_end(reply)])
-    for item in items:
-        if isinstance(item, list):
-            yield item[0], [(payload, float(score)) for payload, score in zip(item[3::2], item[4::2], strict=True)]
-            continue
-        _, inline = next(items), next(items)
-        score, _, payload = inline.partition(b" ")
-        yield item, [(payload, float(score))]
 
 
 class Undecodable(NamedTuple):

@@ -8,20 +8,11 @@ Whatever cites an id also cites the delivery that it was taken under and the tok
 lost reply, and the late outcome of an owner that lost the shard meanwhile, do nothing.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from lowq.broker.delivery import (
-    HAS_EXPIRIES,
-    HAS_LEVELS,
-    HAS_TRACES,
-    IS_SOLO,
-    Delivery,
-    Failure,
-    TakenJob,
-    Undecodable,
-)
+from lowq.broker.delivery import Delivery, Failure, TakenJob, Undecodable
 from lowq.broker.lease import ShardLease
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
@@ -30,20 +21,15 @@ from lowq.errors import LeaseLost
 from lowq.job_events import JobEventKind, QueueEvents
 from lowq.logs import describe, get_log
 from lowq.store import Call, Client
-from lowq.store.scripts import time_argument
+from lowq.store.shard import ShardScripts, TakeLimits
+from lowq.store.shard_replies import EXPIRED, POISONED, TakeReply
 
 log = get_log("lowq.broker")
 
 #: Bytes of payloads in one reply; a single payload always fits.
 MAX_DELIVERY_BYTES = 2**20
-#: What `release` answers of a job that it has buried.
-_POISONED = 2
-#: And of one of which nothing is left: its payloads had expired.
-_EXPIRED = 3
 #: What the scripts write as the error of such a job.
 _POISON = b"poison: its process died, or its batch exceeded ttr, %d times with this job in flight"
-#: Bits of what `ack_and_take` answers of the shard.
-_PAUSED, _HAS_TTL, _SEALED, _FULL = 1, 2, 8, 128
 #: Jobs of one delivery: bounds the time that a script may take.
 MAX_DELIVERY_JOBS = 500
 
@@ -51,11 +37,16 @@ MAX_DELIVERY_JOBS = 500
 class Report(NamedTuple):
     """What becomes of jobs in hand, to be written to Redis."""
 
-    call: Call
+    call: Call[Any]
+    kind: Literal["acked", "failed", "released", "buried"]
     #: Those that are in hand no more once it is written.
     ids: list[str]
     #: Under which they were taken: one that was taken anew since is in hand again.
     delivery: int
+    #: Of "failed".
+    failures: Sequence[Failure] = ()
+    #: Of "buried": id, reason, payloads; none are the whole job.
+    burials: Sequence[tuple[str, bytes, Sequence[bytes]]] = ()
 
 
 class InFlight:
@@ -77,12 +68,13 @@ class InFlight:
     ) -> None:
         self._clock = clock
         self._client = client
-        self._prefix = prefix
+        self._scripts = ShardScripts(prefix)
         self._lease = lease
         self._queue, self._index = queue, index
         #: Bytes -> payload.
         self.load_payload = load_payload
-        self._max_payloads = max_payloads
+        #: Of calls that only acknowledge, or ask.
+        self._no_jobs = TakeLimits(0, max_payloads, MAX_DELIVERY_BYTES)
         self._max_crash_count = max_crash_count
         #: None: nobody listens.
         self.events = events
@@ -94,7 +86,7 @@ class InFlight:
         self._counts: dict[str, int] = {}
         self._delivery = 0
         self._token_in_hand = ""
-        #: Taken and neither finished nor reported: id -> the delivery.
+        #: TakeReply and neither finished nor reported: id -> the delivery.
         self._in_hand: dict[str, int] = {}
         #: Finished and not acknowledged.
         self._finished: list[str] = []
@@ -105,13 +97,13 @@ class InFlight:
         #: id -> how many times in a row it was released because its handler found no Redis; see `execution`.
         self.found_no_redis: dict[str, int] = {}
         #: The trace contexts of the delivery in hand, as Redis keeps them, of ids that have some.
-        self._traces: dict[bytes, bytes] = {}
+        self._traces: Mapping[bytes, bytes] = {}
         #: Monotonic time of the last `take_call`: what is taken expires counted from then, and not later than it may.
         self._asked_at = 0.0
         #: `Delivery.expires` of the last delivery.
         self._expires: dict[str, float] = {}
 
-    def take_call(self, limit: int, now: float | None = None) -> Call:
+    def take_call(self, limit: int, now: float | None = None) -> Call[TakeReply]:
         """Acknowledges what finished, and takes up to ``limit`` jobs; 0 only acknowledges."""
         token = self._lease.token
         if token != self._token_in_hand:
@@ -119,8 +111,8 @@ class InFlight:
             self._token_in_hand = token
         last = self._delivery if self._in_hand else 0
         self._asked_at = self._clock()
-        args = (time_argument(now), token, last, min(limit, MAX_DELIVERY_JOBS), self._max_payloads, MAX_DELIVERY_BYTES)
-        return Call("ack_and_take", self._prefix, [*args, self._delivery, *map(_bytes, self._finished)])
+        limits = self._no_jobs._replace(jobs=min(limit, MAX_DELIVERY_JOBS)) if limit else self._no_jobs
+        return self._scripts.ack_and_take(token, last, limits, self._delivery, map(_bytes, self._finished), now)
 
     def took(self, reply: Any) -> Delivery:
         """Takes note of the reply to `take_call`.
@@ -134,30 +126,26 @@ class InFlight:
             raise reply
         lease = self._lease.current
         if lease is None or lease.token != self._token_in_hand:
-            # Taken under a lease that was lost, and perhaps regained, before the reply was read: others may have
+            # TakeReply under a lease that was lost, and perhaps regained, before the reply was read: others may have
             # worked the shard meanwhile, so these jobs may be old. They are in flight under the old delivery.
             self.drop_delivery()
             raise LeaseLost(f"queue {self._queue!r}, shard {self._index}: the lease was lost during take")
-        number = reply[0]
+        taken = TakeReply.of(reply)
+        number = taken.delivery
         if self.events is not None:
             self._emit("acked", list(self._finished))
         self._finished.clear()
-        self._full_under = lease.token if reply[2] & _FULL else ""
-        delivery = Delivery(number, lease, [], *self.read_state(reply))
-        if len(reply) > 4:
+        self._note_state(taken)
+        self._full_under = lease.token if taken.is_full else ""
+        delivery = Delivery(number, lease, [], taken.delay, taken.paused, taken.levels)
+        if taken.items:
             self._delivery = number
-            delivery.is_solo = bool(reply[2] & IS_SOLO)
-            if self._traces:
-                self._traces = {}
-            if reply[2] & HAS_TRACES:
-                traces = reply.pop()
-                self._traces = dict(zip(traces[::2], traces[1::2], strict=True))
+            delivery.is_solo = taken.is_solo
+            self._traces = taken.traces
             self._expires = delivery.expires
-            if reply[2] & HAS_EXPIRIES:
-                ends = reply.pop()
-                for job_id, delay in zip(ends[::2], ends[1::2], strict=True):
-                    delivery.expires[decode_id(job_id)] = self._asked_at + delay / 1e6
-            items, jobs, load_payload = iter(reply[4:]), delivery.jobs, self.load_payload
+            for job_id, delay in zip(taken.expiries[::2], taken.expiries[1::2], strict=True):
+                delivery.expires[decode_id(job_id)] = self._asked_at + delay / 1e6
+            items, jobs, load_payload = iter(taken.items), delivery.jobs, self.load_payload
             for item in items:
                 if type(item) is list:
                     jobs.append(self._decode(item, delivery))
@@ -181,23 +169,20 @@ class InFlight:
         """Whether a payload of an id of the delivery in hand may have expired; see `Delivery.take_out_expired`."""
         return bool(self._expires) and self._expires.get(job_id, inf) <= self._clock()
 
-    def read_state(self, reply: Any) -> tuple[float | None, bool, dict[int, float] | None]:
-        """What any reply of ack_and_take says of the shard: seconds until its oldest waiting job is due, negative when
-        it is overdue, None when nothing waits; whether the queue is paused; and `Delivery.levels`, which this removes
-        from the reply. Notes whether it wants to be swept, and whether there is room for more in flight.
-        """
-        _, delay, state, *_ = reply
-        levels: dict[int, float] | None = None
-        if state & HAS_LEVELS:
-            each = reply.pop()
-            levels = {level: until / 1e6 for level, until in zip(each[::2], each[1::2], strict=True)}
-        if state & _HAS_TTL:
+    def read_state(self, reply: Any) -> TakeReply:
+        """Takes note of what any reply of ack_and_take says of the shard, but for a delivery."""
+        taken = TakeReply.of(reply)
+        self._note_state(taken)
+        return taken
+
+    def _note_state(self, taken: TakeReply) -> None:
+        """Notes whether the shard wants to be swept, is sealed, and has room for more in flight."""
+        if taken.has_ttl:
             self.has_ttl = True
-        if state & _SEALED:
+        if taken.sealed:
             self.on_sealed()
-        if not state & _FULL:
+        if not taken.is_full:
             self._full_under = ""
-        return None if delay is None else delay / 1e6, bool(state & _PAUSED), levels
 
     def traces_of(self, job_id: str) -> tuple[str, ...]:
         """The trace contexts that are kept beside the payloads of an id of the delivery in hand, oldest first."""
@@ -239,9 +224,9 @@ class InFlight:
 
     def ack_report(self, ids: Sequence[str], delivery: int, now: float | None = None) -> Report:
         """These ids of a delivery were performed. For whoever has several deliveries in hand; see `finish`."""
-        args = (self._delivery, 0, self._max_payloads, MAX_DELIVERY_BYTES, delivery)
-        call = Call("ack_and_take", self._prefix, [time_argument(now), self._token_in_hand, *args, *map(_bytes, ids)])
-        return Report(call, list(ids), delivery)
+        encoded = map(_bytes, ids)
+        call = self._scripts.ack_and_take(self._token_in_hand, self._delivery, self._no_jobs, delivery, encoded, now)
+        return Report(call, "acked", list(ids), delivery)
 
     def adopt(self, delivery: int, ids: Iterable[str]) -> None:
         """An earlier holder with the same session left these in flight, taken under that delivery."""
@@ -256,7 +241,9 @@ class InFlight:
         args: list[Any] = []
         for job_id, verdict, retry_count, delay, error in failures:
             args += [_bytes(job_id), verdict, retry_count, repr(float(delay)), error]
-        return self._report("fail", args, now, [item.id for item in failures], delivery)
+        number = self._delivery if delivery is None else delivery
+        call = self._scripts.fail(self._token_in_hand, number, args, now)
+        return Report(call, "failed", [item.id for item in failures], number, failures)
 
     def release_report(
         self,
@@ -269,10 +256,12 @@ class InFlight:
         """Taken jobs wait again, uncharged: ``(id, seconds)``, None keeps the time they were due. ``crashed``: they
         made their process stop, which is counted, and after max_crash_count times they are buried.
         """
-        args: list[Any] = [self._max_crash_count]
+        args: list[Any] = []
         for job_id, delay in delays:
             args += [_bytes(job_id), "" if delay is None else repr(float(delay)), "1" if crashed else ""]
-        return self._report("release", args, now, [job_id for job_id, _ in delays], delivery)
+        number = self._delivery if delivery is None else delivery
+        call = self._scripts.release(self._token_in_hand, number, self._max_crash_count, args, now)
+        return Report(call, "released", [job_id for job_id, _ in delays], number)
 
     def bury_report(
         self,
@@ -282,16 +271,13 @@ class InFlight:
         delivery: int | None = None,
     ) -> Report:
         """Taken jobs to the morgue: ``(id, reason, payloads)``; no payloads means the whole job."""
-        args: list[Any] = ["", ""]
+        args: list[Any] = []
         for job_id, reason, payloads in reasons:
             args += [_bytes(job_id), reason, len(payloads), *payloads]
-        return self._report("bury", args, now, [job_id for job_id, _, payloads in reasons if not payloads], delivery)
-
-    def _report(
-        self, script: str, args: list[Any], now: float | None, ids: list[str], delivery: int | None = None
-    ) -> Report:
         number = self._delivery if delivery is None else delivery
-        return Report(Call(script, self._prefix, [time_argument(now), self._token_in_hand, number, *args]), ids, number)
+        call = self._scripts.bury_taken(self._token_in_hand, number, args, now)
+        ids = [job_id for job_id, _, payloads in reasons if not payloads]
+        return Report(call, "buried", ids, number, burials=reasons)
 
     def fail(self, failures: Sequence[Failure], now: float | None = None) -> None:
         """Writes `fail_report`."""
@@ -332,16 +318,12 @@ class InFlight:
                     del self._in_hand[job_id]
             if self.events is not None:
                 self._emit_report(report, reply)
-            if self.on_failed is not None and report.call.script == "fail":
-                # Of each job: id, verdict, retry_count, delay, error.
-                args: list[Any] = report.call.args[3:]
-                each = zip(args[::5], args[1::5], args[4::5], strict=True)
-                self.on_failed([(job_id, error) for job_id, verdict, error in each if verdict != "solo"])
-            if report.call.script == "release":
+            if report.kind == "released":
                 states = zip(report.ids, reply, strict=True)
-                self.poisoned([job_id for job_id, state in states if state == _POISONED])
-            if self.on_failed is not None and report.call.script == "bury":
-                self.on_failed((job_id, reason) for job_id, reason, _ in _buried(report.call.args))
+                self.poisoned([job_id for job_id, state in states if state == POISONED])
+            elif self.on_failed is not None and report.kind != "acked":
+                failed = [(_bytes(item.id), item.error) for item in report.failures if item.verdict != "solo"]
+                self.on_failed(failed + [(_bytes(job_id), reason) for job_id, reason, _ in report.burials])
 
     def poisoned(self, ids: Sequence[str]) -> None:
         """Takes note of ids that are in the morgue now, as their process died too often."""
@@ -365,23 +347,21 @@ class InFlight:
 
     def _emit_report(self, report: Report, reply: Any) -> None:
         """What a report says of its jobs, as they are written now."""
-        script, args = report.call.script, report.call.args
         assert self.events is not None
-        if script == "fail":
-            verdicts = list(zip(report.ids, args[4::5], strict=True))
-            self._emit("failed", [job_id for job_id, verdict in verdicts if verdict != "solo"])
-            self.events.emit("buried", [job_id for job_id, verdict in verdicts if verdict == "exhausted"], 1)
-            self._emit("released", [job_id for job_id, verdict in verdicts if verdict == "solo"])
-        elif script == "release":
+        if report.kind == "failed":
+            self._emit("failed", [item.id for item in report.failures if item.verdict != "solo"])
+            self.events.emit("buried", [item.id for item in report.failures if item.verdict == "exhausted"], 1)
+            self._emit("released", [item.id for item in report.failures if item.verdict == "solo"])
+        elif report.kind == "released":
             states = list(zip(report.ids, reply, strict=True))
-            self._emit("released", [job_id for job_id, state in states if state not in (_POISONED, _EXPIRED)])
-            self._emit("expired", [job_id for job_id, state in states if state == _EXPIRED])
-            self._emit("buried", [job_id for job_id, state in states if state == _POISONED])
-        elif script == "bury":
+            self._emit("released", [job_id for job_id, state in states if state not in (POISONED, EXPIRED)])
+            self._emit("expired", [job_id for job_id, state in states if state == EXPIRED])
+            self._emit("buried", [job_id for job_id, state in states if state == POISONED])
+        elif report.kind == "buried":
             self._emit("buried", report.ids)
-            for job_id, _, count in _buried(args):
-                if count:
-                    self.events.emit("buried", [job_id], count)
+            for job_id, _, payloads in report.burials:
+                if payloads:
+                    self.events.emit("buried", [job_id], len(payloads))
         else:
             self._emit("acked", report.ids)
 
@@ -397,7 +377,7 @@ class InFlight:
         """
         self._in_hand.clear()
 
-    def early_ack_call(self, already: int) -> tuple[Call, int]:
+    def early_ack_call(self, already: int) -> tuple[Call[TakeReply], int]:
         """Acknowledges what finished so far while a slow job of the same delivery is still being performed. For another
         thread than the one that performs: it changes nothing here, and citing an id twice does no harm.
         """
@@ -405,14 +385,14 @@ class InFlight:
         # which does nothing. The other way round they would be acknowledged unperformed.
         delivery = self._delivery
         finished = self._finished[already:]
-        args = ("", self._token_in_hand, delivery, 0, self._max_payloads, MAX_DELIVERY_BYTES, delivery)
-        return Call("ack_and_take", self._prefix, [*args, *map(_bytes, finished)]), len(finished)
+        encoded = map(_bytes, finished)
+        call = self._scripts.ack_and_take(self._token_in_hand, delivery, self._no_jobs, delivery, encoded)
+        return call, len(finished)
 
-    def refresh_call(self) -> Call:
+    def refresh_call(self) -> Call[TakeReply]:
         """Asks when the next job is due, taking and acknowledging nothing."""
         last = self._delivery if self._in_hand else 0
-        args = ("", self._lease.token, last, 0, self._max_payloads, MAX_DELIVERY_BYTES, 0)
-        return Call("ack_and_take", self._prefix, args)
+        return self._scripts.ack_and_take(self._lease.token, last, self._no_jobs, 0, ())
 
     def drop_delivery(self) -> None:
         """Nothing of the delivery in hand is reported any more: the lease was lost, its next owner restores it."""
@@ -451,15 +431,6 @@ class InFlight:
 
 def _bytes(job_id: str) -> bytes:
     return job_id.encode("utf-8", "surrogateescape")
-
-
-def _buried(args: Sequence[Any]) -> Iterator[tuple[bytes, bytes, int]]:
-    """Of the arguments of a `bury`: ids, why, and how many of their payloads; 0: all of them."""
-    position = 5
-    while position < len(args):
-        job_id, reason, count = args[position : position + 3]
-        yield job_id, reason, int(count)
-        position += 3 + int(count)
 
 
 def log_poisoned(queue: str, index: int, ids: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ import math
 import random
 import secrets
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
@@ -16,7 +16,8 @@ from lowq.codec import decode_id
 from lowq.errors import ShardsCountError
 from lowq.job_events import QueueEvents
 from lowq.store import Call, Client, Refusal
-from lowq.store.scripts import time_argument
+from lowq.store.shard import Reshard, ShardScripts
+from lowq.store.shard_replies import AcquireReply, RenewReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +51,6 @@ class LeaseDenied:
     is_restoring: bool = False
     restored: int = 0
     poisoned: tuple[str, ...] = ()
-
-
-#: What a reshard has to do with a lease, as `acquire` has it. "prepared": the shard is of a layout that one has made,
-#: and nobody has it before all that belongs to it has come. "opened": and that has ended, as the registry says.
-#: "moves": its jobs are moved to another layout.
-Reshard = Literal["", "prepared", "opened", "moves"]
 
 
 def seconds_since_outage(now: float, away_at: float, began_at: float, age: float) -> float:
@@ -95,7 +90,7 @@ class ShardLease:
         self._client = client
         self._clock = clock
         self._queue = queue
-        self._prefix = prefix
+        self._scripts = ShardScripts(prefix)
         self._shards_count = shards_count
         self._nonce = nonce
         self._max_crash_count = max_crash_count
@@ -106,15 +101,13 @@ class ShardLease:
         #: Of the last lease.
         self._fence = 0
 
-    def acquire_call(self, lease_ttl: float, now: float | None = None, *, charge: bool = True) -> Call:
+    def acquire_call(self, lease_ttl: float, now: float | None = None, *, charge: bool = True) -> Call[AcquireReply]:
         """``charge``: what is found in flight counts as a crash of its owner; not so when Redis was away."""
-        args = (time_argument(now), self._nonce, _milliseconds(lease_ttl), self._shards_count, self._max_crash_count)
-        more = [self._session] if self._session or self._events is not None else []
-        if self._events is not None:
-            more.append("1")
-        if self.reshard:
-            more = [self._session, "1" if self._events is not None else "", self.reshard]
-        return Call("acquire", self._prefix, [*args, random.getrandbits(31), "" if charge else "1", self._fence, *more])
+        return self._scripts.acquire(
+            self._nonce, _milliseconds(lease_ttl), self._shards_count, self._max_crash_count, now=now, charge=charge,
+            jitter_seed=random.getrandbits(31), last_fence=self._fence, session=self._session,
+            wants_ids=self._events is not None, reshard=self.reshard,
+        )  # fmt: skip
 
     def acquired(self, reply: Any, deadline: float) -> Lease | LeaseDenied:
         """Takes note of the reply to `acquire_call`. ``deadline``: monotonic, from before it was sent.
@@ -126,27 +119,24 @@ class ShardLease:
             raise ShardsCountError(self._queue, int(reply.detail), self._shards_count) from None
         if isinstance(reply, Exception):
             raise reply
-        if reply[0] in (b"sealed", b"fed"):
+        got = AcquireReply.of(reply)
+        if self._events is not None and got.state in ("acquired", "restoring"):
+            self._events.emit("restored", got.restored_ids)
+            self._events.emit("buried", got.poisoned)
+        ids = tuple(map(decode_id, got.poisoned))
+        if got.state not in ("acquired", "resumed", "adopted"):
             self.lose()
-            return LeaseDenied(math.inf, is_sealed=reply[0] == b"sealed")
-        if reply[0] == b"unsealed":
-            self.lose()
-            return LeaseDenied(0.0, is_unsealed=True)
-        if reply[0] == b"held":
-            self.current = None
-            self.deadline = 0.0
-            return LeaseDenied(max(reply[1], 0) / 1000)
-        restored, *poisoned = reply[2:] or [0]
-        if self._events is not None and reply[0] in (b"acquired", b"restoring"):
-            self._events.emit("restored", restored)
-            self._events.emit("buried", poisoned)
-            restored = len(restored)
-        ids = tuple(decode_id(job_id) for job_id in poisoned)
-        if reply[0] == b"restoring":
-            self.lose()
-            return LeaseDenied(0.0, is_restoring=True, restored=restored, poisoned=ids)
-        fence = self._fence = int(reply[1])
-        lease = Lease(f"{self._nonce}:{fence}", fence, reply[0] == b"resumed", reply[0] == b"adopted", restored, ids)
+            return LeaseDenied(
+                math.inf if got.state in ("sealed", "fed") else got.held_for / 1000,
+                is_sealed=got.state == "sealed",
+                is_unsealed=got.state == "unsealed",
+                is_restoring=got.state == "restoring",
+                restored=got.restored,
+                poisoned=ids,
+            )
+        fence = self._fence = int(got.fence)
+        is_resumed, is_adopted = got.state == "resumed", got.state == "adopted"
+        lease = Lease(f"{self._nonce}:{fence}", fence, is_resumed, is_adopted, got.restored, ids)
         if self.current is None or self.current.token != lease.token:
             self.current = lease
         self.deadline = deadline
@@ -169,13 +159,12 @@ class ShardLease:
             if not (isinstance(got, LeaseDenied) and got.is_restoring):
                 return replace(got, restored=restored, poisoned=tuple(poisoned))
 
-    def renew_call(self, lease_ttl: float) -> Call:
-        more = ["1"] if self._session else []
-        return Call("renew", self._prefix, ["", self.token, _milliseconds(lease_ttl), *more])
+    def renew_call(self, lease_ttl: float) -> Call[RenewReply | None]:
+        return self._scripts.renew(self.token, _milliseconds(lease_ttl), is_consumer=bool(self._session))
 
-    def detach_call(self, lease_ttl: float) -> Call:
+    def detach_call(self, lease_ttl: float) -> Call[int]:
         """Leaves it, with what is in flight, to a consumer with the same session."""
-        return Call("detach", self._prefix, ["", self.token, _milliseconds(lease_ttl)])
+        return self._scripts.detach(self.token, _milliseconds(lease_ttl))
 
     def lose(self) -> None:
         """Somebody else may have the shard by now: nothing of it is worked any further."""
@@ -197,8 +186,8 @@ class ShardLease:
         """
         self._nonce = self._nonce[:8] + secrets.token_hex(4)
 
-    def surrender_call(self, leave: float | None = None) -> Call:
-        return Call("surrender", self._prefix, ["", self.token, "" if leave is None else _milliseconds(leave)])
+    def surrender_call(self, leave: float | None = None) -> Call[int]:
+        return self._scripts.surrender(self.token, None if leave is None else _milliseconds(leave))
 
     def surrender(self, leave: float | None = None) -> bool:
         """Gives the shard up. With jobs in flight it is refused (False), unless ``leave`` says how many seconds the
@@ -207,8 +196,7 @@ class ShardLease:
         Raises:
             LeaseLost, RedisUnavailable
         """
-        call = self.surrender_call(leave)
-        if self._client.run(call.script, call.key, *call.args) == 0:
+        if self._client.call(self.surrender_call(leave)) == 0:
             return False
         self.lose()
         return True

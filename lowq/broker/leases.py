@@ -30,21 +30,9 @@ from lowq.clock import now as clock_now
 from lowq.errors import LeaseLost, RedisUnavailable, ShardsCountError
 from lowq.logs import get_log
 from lowq.store import Address, Call, Client
+from lowq.store.shard_replies import RenewReply
 
 log = get_log("lowq.broker")
-
-
-class _Takeover(Call):
-    """Acquires a shard that another process may hold."""
-
-    __slots__ = ("_may_come",)
-
-    def __init__(self, call: Call, may_come: Callable[[], bool]) -> None:
-        super().__init__(call.script, call.key, call.args)
-        self._may_come = may_come
-
-    def is_wanted(self) -> bool:
-        return self._may_come()  # by now it may be known that another server serves the shard
 
 
 #: Scripts in one write.
@@ -161,7 +149,7 @@ class Leases:
     # --- what is sent to Redis ---
 
     def _ask_all(
-        self, shards: list[Shard], call: Callable[[Shard], Call], note: Callable[[Shard, Any, float], None]
+        self, shards: list[Shard], call: Callable[[Shard], Call[Any]], note: Callable[[Shard, Any, float], None]
     ) -> None:
         """Runs one call per shard, in few writes. ``note`` gets the shard, its reply, and the monotonic time before it
         was sent; an error of one shard keeps no other from being heard.
@@ -215,10 +203,10 @@ class Leases:
             raise reply
         late = shard.lease.deadline <= self._clock()
         shard.lease.deadline = sent + self._lease_ttl
-        if isinstance(reply, list):  # otherwise it is a consumer's, or they can't be read
-            pushed, backlog, is_sealed = reply
-            shard.inflow.note(shard.lease.token, pushed, backlog)
-            if is_sealed and not shard.is_sealed:
+        renewed = RenewReply.of(reply)
+        if renewed is not None:
+            shard.inflow.note(shard.lease.token, renewed.pushed, renewed.backlog)
+            if renewed.sealed and not shard.is_sealed:
                 shard.in_flight.on_sealed()
         if late:  # the threads have left it alone since
             self._dispatchers[shard.queue].wake(shard)
@@ -266,9 +254,11 @@ class Leases:
             self._theirs.discard(shard)
             gained.append(shard)
 
-        def call_for(shard: Shard) -> Call:
+        def call_for(shard: Shard) -> Call[Any]:
             call = shard.lease.acquire_call(self._lease_ttl, charge=charge)
-            return call if shard in self._mine else _Takeover(call, lambda: self._free_at(shard) <= now)
+            if shard not in self._mine:  # when it is sent it may be known that another server serves the shard
+                call.only_if = lambda: self._free_at(shard) <= now
+            return call
 
         try:
             self._ask_all(shards, call_for, note)
@@ -385,10 +375,12 @@ class Leases:
                 return
             if isinstance(reply, Exception):
                 raise reply
-            delay, paused, levels = shard.in_flight.read_state(reply)
-            if shard.in_flight.unacknowledged:  # see `Dispatcher.rest_for_failover`
-                delay = 0.0
-            self._dispatchers[shard.queue].refreshed(shard, wakes[shard], delay, paused=paused, levels=levels)
+            state = shard.in_flight.read_state(reply)
+            # As of `Dispatcher.rest_for_failover`.
+            delay = 0.0 if shard.in_flight.unacknowledged else state.delay
+            self._dispatchers[shard.queue].refreshed(
+                shard, wakes[shard], delay, paused=state.paused, levels=state.levels
+            )
 
         self._ask_all(list(wakes), lambda shard: shard.in_flight.refresh_call(), note)
 

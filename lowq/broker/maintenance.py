@@ -35,6 +35,7 @@ from lowq.duration import LONGEST_WAIT
 from lowq.errors import ConfigError, RedisUnavailable, ShardsCountError
 from lowq.logs import describe, get_log
 from lowq.store import Call, Client, Refusal
+from lowq.store.registry import HeartbeatReply, Registration
 
 log = get_log("lowq.broker")
 
@@ -57,10 +58,10 @@ Chore = Callable[[Client, float], float]
 class HeartbeatExtra(Protocol):
     """What goes along with each heartbeat. One that fails is not sent again."""
 
-    def __call__(self) -> Iterable[Call]:
+    def __call__(self) -> Iterable[Call[Any]]:
         """The calls of the next heartbeat."""
 
-    def answered(self, call: Call, reply: Any) -> None:
+    def answered(self, call: Call[Any], reply: Any) -> None:
         """One of them was executed."""
 
 
@@ -86,9 +87,9 @@ class MaintenanceLoop:
         divide: Callable[[Members], Iterable[Shard]],
         lease_ttl: float,
         poll_interval: float,
-        registrations: Callable[[], Sequence[Call]],
+        registrations: Callable[[], Sequence[Registration]],
         heartbeat_extras: Sequence[HeartbeatExtra] = (),
-        on_registered: Callable[[Call, Any], Mapping[str, int] | None] = lambda _call, _reply: None,
+        on_registered: Callable[[Registration, Any], Mapping[str, int] | None] = lambda _call, _reply: None,
         more_details: Callable[[], Mapping[str, Any]] = dict,
         on_ready: Callable[[], object],
         on_fatal: Callable[[BaseException], object],
@@ -293,22 +294,27 @@ class MaintenanceLoop:
     def _heartbeat(self) -> None:
         extras = [(extra, call) for extra in self._heartbeat_extras for call in extra()]
         registrations = self._registrations()
-        calls = [self._membership.heartbeat_call(self._details()), *registrations, *(call for _, call in extras)]
+        calls: list[Call[Any]] = [
+            self._membership.heartbeat_call(self._details()),
+            *registrations,
+            *(call for _, call in extras),
+        ]
         self._members_asked = False  # before it is sent: who comes meanwhile is asked for again
         sent = self._clock()
         replies = self._client.run_many(calls, repeats=0)
         if isinstance(replies[0], Exception):
             self._members_asked = True
             raise replies[0]
-        self.server_clock.note(float(replies[0][1]), sent, self._clock())
+        alive = HeartbeatReply.of(replies[0])
+        self.server_clock.note(alive.now, sent, self._clock())
         for call, reply in zip(calls[1:], replies[1:], strict=True):
-            if isinstance(reply, Refusal):
-                raise ShardsCountError(str(call.args[1]), int(reply.detail), int(call.args[2]))
+            if isinstance(reply, Refusal) and isinstance(call, Registration):
+                raise ShardsCountError(call.queue, int(reply.detail), call.shards_count)
             if isinstance(reply, Exception):
                 self._leases.trouble = self._leases.trouble or reply
         self._note_registered(registrations, replies[1 : 1 + len(registrations)])
         _pass_on(extras, replies[len(replies) - len(extras) :])
-        changed = self._membership.received(replies[0])
+        changed = self._membership.received(alive)
         # A little later than the first could be missed, and not all nodes at once.
         self._next_look = self._membership.first_silent + random.uniform(0.01, 0.05)
         if changed or not self._divided:
@@ -319,7 +325,7 @@ class MaintenanceLoop:
                 self._divided = False
                 raise
 
-    def _note_registered(self, registrations: Sequence[Call], replies: Sequence[Any]) -> None:
+    def _note_registered(self, registrations: Sequence[Registration], replies: Sequence[Any]) -> None:
         for call, reply in zip(registrations, replies, strict=True):
             served = None if isinstance(reply, Exception) else self._on_registered(call, reply)
             if served is not None:
@@ -355,7 +361,7 @@ class MaintenanceLoop:
     def _acknowledge_early(self) -> bool:
         """Whether any thread performs with finished jobs behind it."""
         busy = False
-        calls: list[Call] = []
+        calls: list[Call[Any]] = []
         for activity in self._activities():
             performing = activity.performing
             if performing is None or not performing.shard.in_flight.unacknowledged:
@@ -436,7 +442,7 @@ class MaintenanceLoop:
         self._leases.keep(nonce)
         self._send_extras(self._membership.heartbeat_call(self._details()))
 
-    def _send_extras(self, *calls: Call) -> None:
+    def _send_extras(self, *calls: Call[Any]) -> None:
         """What goes with a heartbeat, behind these calls."""
         extras = [(extra, call) for extra in self._heartbeat_extras for call in extra()]
         replies = self._client.run_many([*calls, *(call for _, call in extras)], repeats=0)
@@ -469,7 +475,7 @@ class MaintenanceLoop:
         self._client.close()
 
 
-def _pass_on(extras: Iterable[tuple[HeartbeatExtra, Call]], replies: Iterable[Any]) -> None:
+def _pass_on(extras: Iterable[tuple[HeartbeatExtra, Call[Any]]], replies: Iterable[Any]) -> None:
     for (extra, call), reply in zip(extras, replies, strict=True):
         if not isinstance(reply, Exception):
             extra.answered(call, reply)

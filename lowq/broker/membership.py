@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from lowq.broker.splitter import Members
@@ -21,6 +22,7 @@ from lowq.clock import now as clock_now
 from lowq.sharding import queue_of_layout
 from lowq.store import Call
 from lowq.store.keys import nodes_key
+from lowq.store.registry import HeartbeatReply, heartbeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class Membership:
         #: Node -> what it serves; this node too, while it takes part.
         self.members: Members = {}
         #: Monotonic time at which the first of the others will have been silent for too long, if it stays so.
-        self.first_silent = float("inf")
+        self.first_silent = inf
         self._identity = identity
         self._silence = silence
         self._part = json.dumps({"queues": dict(identity.queues)}) if shares else ""
@@ -75,7 +77,7 @@ class Membership:
         if self._shares:
             self._part = json.dumps({"queues": dict(queues)})
 
-    def heartbeat_call(self, details: Mapping[str, Any]) -> Call:
+    def heartbeat_call(self, details: Mapping[str, Any]) -> Call[HeartbeatReply]:
         """Says that the node lives, and asks who else does."""
         me = self._identity
         says = {
@@ -87,19 +89,16 @@ class Membership:
             "threads": me.threads,
             **details,
         }
-        return Call("heartbeat", self.channel, ["", self.me, self._part, json.dumps(says), self._silence])
+        return heartbeat(self.channel, self.me, self._part, json.dumps(says), self._silence)
 
-    def goodbye_call(self) -> Call:
+    def goodbye_call(self) -> Call[HeartbeatReply]:
         """Takes the node out of the registry."""
-        return Call("heartbeat", self.channel, ["", self.me, "", "", self._silence])
+        return heartbeat(self.channel, self.me, "", "", self._silence)
 
-    def received(self, reply: list[bytes]) -> bool:
+    def received(self, alive: HeartbeatReply) -> bool:
         """Takes note of the reply to `heartbeat_call`; whether the members have changed."""
-        self.first_silent = self._clock() + float(reply[0]) if reply[0] else float("inf")
-        members = {
-            name.decode("utf-8", "replace"): _queues(part)
-            for name, part in zip(reply[2::2], reply[3::2], strict=True)
-        }  # fmt: skip
+        self.first_silent = inf if alive.silent_in is None else self._clock() + alive.silent_in
+        members = {name.decode("utf-8", "replace"): _queues(part) for name, part in alive.parts.items()}
         changed = members != self.members
         self.members = members
         return changed

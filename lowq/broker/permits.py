@@ -29,8 +29,9 @@ from lowq.clock import now as clock_now
 from lowq.errors import LowqError, RedisUnavailable
 from lowq.limits import Concurrency, Rate
 from lowq.logs import get_log
-from lowq.store import Call, Client
+from lowq.store import Client
 from lowq.store.keys import limit_key
+from lowq.store.registry import TakePermits
 
 log = get_log("lowq.broker")
 
@@ -71,7 +72,7 @@ class _Held:
         #: Counts wake-ups: shows whether one came while a call was under way.
         self.wakes = 0
         #: A call that was not answered. It comes first, as it is.
-        self.unanswered: Call | None = None
+        self.unanswered: TakePermits | None = None
         #: Monotonic time at which that was sent first: Redis may have heard of it then, and not since.
         self.sent_at = 0.0
         #: Of a rate: permits that are to be given back, by slot.
@@ -204,7 +205,7 @@ class Permits:
         if self._thread.ident is None:  # never started
             return
         self._thread.join(1.0)
-        calls: list[Call] = []
+        calls: list[TakePermits] = []
         for queue in self._queues:
             running = queue.dispatcher.change_permits(queue.name, lambda _permits, demand: demand.running)
             calls += [self._call(queue, held, running, 0) for held in queue.held if held.stated > running or held.waits]
@@ -319,17 +320,15 @@ class Permits:
         """States what is needed and asks for more; returns how many it has then, of a rate how many it got."""
         return self._send(queue, held, self._call(queue, held, has, more))
 
-    def _call(self, queue: _Queue, held: _Held, has: int, more: int) -> Call:
+    def _call(self, queue: _Queue, held: _Held, has: int, more: int) -> TakePermits:
         held.calls += 1
-        per, given = "", str(has)
+        given: int | str = has
         if held.per is not None:
-            per, given = repr(held.per), " ".join(f"{slot} {count}" for slot, count in held.unused.items())
+            given = " ".join(f"{slot} {count}" for slot, count in held.unused.items())
             held.unused = {}
-        return Call(
-            "take_permits", held.key, ["", held.most, per, queue.holder, held.calls, given, more, repr(self._ttl)]
-        )
+        return TakePermits(held.key, held.most, held.per, queue.holder, held.calls, given, more, self._ttl)
 
-    def _send(self, queue: _Queue, held: _Held, call: Call) -> int:
+    def _send(self, queue: _Queue, held: _Held, call: TakePermits) -> int:
         if held.unanswered is not call:
             held.unanswered, held.sent_at = call, self._clock()
         begun, sent, wakes = self._outage.begun, held.sent_at, held.wakes
@@ -340,13 +339,12 @@ class Permits:
         if isinstance(reply, Exception):
             raise reply
         self._outage.end(begun)
-        granted: int = reply[0]
-        _, waiting, delay, slot = reply
+        granted, waiting, delay, slot = call.read(reply)
         position = held.position
-        is_rate, more = held.per is not None, int(call.args[6])
+        is_rate, more = held.per is not None, call.want
         held.stated_at = sent
         held.waits = granted < more
-        held.stated = granted if is_rate else int(call.args[5]) + granted
+        held.stated = granted if is_rate else int(call.has) + granted
         received = self._clock()
         if granted:
             # The reply's time: where Redis is far away, they would be given back before anybody could use them.
@@ -355,7 +353,7 @@ class Permits:
         if not more:
             held.ask_at = 0.0  # it does not wait there, so nothing would wake it; and it may have given some back
         elif granted < more:
-            held.ask_at = sent + (ASK_AGAIN if delay is None else delay / 1e6)
+            held.ask_at = sent + (ASK_AGAIN if delay is None else delay)
             if held.wakes != wakes:  # by another thread, perhaps just now
                 held.ask_at = 0.0
 

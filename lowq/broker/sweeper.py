@@ -11,6 +11,8 @@ from lowq.codec import decode_id
 from lowq.errors import RedisUnavailable
 from lowq.queue_options import QueueOptions
 from lowq.store import Call, Client
+from lowq.store.shard import ShardScripts
+from lowq.store.shard_replies import SweepReply
 
 #: Bounds the time that a script may take, and Lua's arguments.
 MAX_SCAN_SIZE = 2000
@@ -66,16 +68,15 @@ class Sweeper:
                     self._unfinished = []
                 if isinstance(reply, Exception):
                     raise reply
-                expired, removed, more, *ids = reply
-                if more:
+                swept = SweepReply.of(reply)
+                if swept.more:
                     shards.append(shard)
                 events = shard.in_flight.events
-                if events is not None and expired:
-                    events.emit("expired", [decode_id(job_id) for job_id in ids[0][::2]], ids[0][1::2])
-                if events is not None and removed:
-                    events.emit("deleted", [decode_id(job_id) for job_id in ids[1]])
+                if events is not None:
+                    events.emit("expired", list(map(decode_id, swept.expired_of)), list(swept.expired_of.values()))
+                    events.emit("deleted", list(map(decode_id, swept.removed_ids)))
         self._unfinished = shards
         return now
 
-    def _call(self, shard: Shard) -> Call:
-        return Call("sweep", shard.prefix, ("", self._scan_size, *self._morgues.get(shard.queue, ("", ""))))
+    def _call(self, shard: Shard) -> Call[SweepReply]:
+        return ShardScripts(shard.prefix).sweep(self._scan_size, *self._morgues.get(shard.queue, ("", "")))

@@ -150,8 +150,8 @@ class Consumer:
         self._pid = os.getpid()
         #: When the maintenance loop looks for overdue jobs next, and when the session is to be kept; monotonic.
         self._looks_at, self._session_due = inf, 0.0
-        #: How many jobs it has reported: script -> number, and those that were buried because of it.
-        self._reported = dict.fromkeys(("ack_and_take", "fail", "release", "bury", "exhausted"), 0)
+        #: How many jobs it has reported: `Report.kind` -> number, and those that were buried because of it.
+        self._reported = dict.fromkeys(("acked", "failed", "released", "buried", "exhausted"), 0)
         #: Jobs that were taken with an acknowledgement, for the next `take`; and until when they are kept, monotonic.
         self._ahead: list[ConsumerJob] = []
         self._ahead_until = inf
@@ -540,8 +540,8 @@ class Consumer:
             elif isinstance(reply, RedisUnavailable):
                 raise reply
             elif not isinstance(reply, Exception):
-                delay, paused, levels = shard.in_flight.read_state(reply)
-                self._dispatcher.refreshed(shard, wakes, delay, paused=paused, levels=levels)
+                state = shard.in_flight.read_state(reply)
+                self._dispatcher.refreshed(shard, wakes, state.delay, paused=state.paused, levels=state.levels)
 
     def cancel(self, caller: Caller) -> None:
         """Has a `take` return at once, with nothing: what it has got meanwhile waits again."""
@@ -631,7 +631,7 @@ class Consumer:
         return jobs
 
     def _took(
-        self, takes: Sequence[tuple[Shard, int, Call]], replies: Sequence[Any]
+        self, takes: Sequence[tuple[Shard, int, Call[Any]]], replies: Sequence[Any]
     ) -> tuple[list[ConsumerJob], RedisUnavailable | None]:
         """What takes have brought, and the error of those without an answer."""
         jobs: list[ConsumerJob] = []
@@ -873,10 +873,10 @@ class Consumer:
 
     def _look_at(self, shard: Shard, report: Report, reply: Any, delay: float) -> None:
         """Wakes whoever waits for what is due now of the shard, or will be."""
-        if report.call.script == "ack_and_take":
-            due_in, paused, _ = shard.in_flight.read_state(reply)
-            if due_in is not None and not paused:
-                self._dispatcher.wake(shard, max(due_in, 0.0))
+        if report.kind == "acked":
+            state = shard.in_flight.read_state(reply)
+            if state.delay is not None and not state.paused:
+                self._dispatcher.wake(shard, max(state.delay, 0.0))
         else:
             self._dispatcher.wake(shard, delay)
 
@@ -934,19 +934,17 @@ class Consumer:
         return None
 
     def _count_report(self, report: Report) -> None:
-        script = report.call.script
-        self._reported[script] += len(report.ids)
-        if script == "fail" and report.call.args[4] == "exhausted":  # it is of one job
-            self._reported["exhausted"] += 1
+        self._reported[report.kind] += len(report.ids)
+        self._reported["exhausted"] += sum(failure.verdict == "exhausted" for failure in report.failures)
 
     def _read_figures(self) -> dict[str, Reading]:
         """What it says in figures, once a second. It does not wait for the lock."""
         reported = self._reported
         counters = {
-            "processed": reported["ack_and_take"],
-            "failed": reported["fail"],
-            "released": reported["release"],
-            "buried": reported["bury"] + reported["exhausted"],
+            "processed": reported["acked"],
+            "failed": reported["failed"],
+            "released": reported["released"],
+            "buried": reported["buried"] + reported["exhausted"],
         }
         held = sum(shard.lease.current is not None for shard in self._shards)
         lag = lag_of(self._shards, self.queue)
@@ -1052,7 +1050,7 @@ class Consumer:
             self._lock.release()
 
 
-def _takes(shards: Sequence[Shard], room: int) -> list[tuple[Shard, int, Call]]:
+def _takes(shards: Sequence[Shard], room: int) -> list[tuple[Shard, int, Call[Any]]]:
     """Calls that take up to ``room`` jobs from shards, with the wake-ups of each before that is sent."""
     share, odd = divmod(room, max(len(shards), 1))
     return [

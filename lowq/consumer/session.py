@@ -14,7 +14,7 @@ from typing import Any
 from lowq.broker.shard import Shard
 from lowq.errors import ConfigError, SessionInUse
 from lowq.settings import Config
-from lowq.store import Call, Client, Command
+from lowq.store import Call, Client, Command, registry
 from lowq.store.keys import session_key
 
 
@@ -43,13 +43,11 @@ class Session:
         Raises:
             SessionInUse: another consumer has it. RedisUnavailable, RedisRefused
         """
-        (reply,) = self._client.run_many([self._call(self._seconds)])
-        if isinstance(reply, Exception):
-            raise reply
-        if reply[0] == 0:
+        got = self._client.call(self._call(self._seconds))
+        if not got.is_own:
             raise SessionInUse(
                 f"another consumer of queue {self._queue!r} has the session {self.name!r}: it is free once that one "
-                f"has detached or was closed, or {max(reply[1], 0) / 1000:.1f} s after its process has died"
+                f"has detached or was closed, or {got.seconds:.1f} s after its process has died"
             )
 
     def keep(self, client: Client) -> bool:
@@ -58,17 +56,18 @@ class Session:
         Raises:
             RedisUnavailable, RedisRefused
         """
-        (reply,) = client.run_many([self._call(self._seconds)], repeats=0)
+        call = self._call(self._seconds)
+        (reply,) = client.run_many([call], repeats=0)
         if isinstance(reply, Exception):
             raise reply
-        return bool(reply[0])
+        return call.read(reply).is_own
 
     def release(self) -> None:
         """The next one with this name need not wait. Should Redis be away, it has to."""
         self._client.run_many([self._call(None)])
 
-    def _call(self, seconds: float | None) -> Call:
-        return Call("session", self._key, ["", self._instance, "" if seconds is None else int(seconds * 1000)])
+    def _call(self, seconds: float | None) -> Call[registry.SessionReply]:
+        return registry.session(self._key, self._instance, seconds)
 
     def shards_left(self, shards: Sequence[Shard]) -> list[Shard]:
         """The shards that the last consumer with this session had; nobody has had them since.

@@ -18,8 +18,9 @@ from lowq.errors import LeaseLost, RedisUnavailable, ScriptError, UnknownQueueEr
 from lowq.inspection.registry import find_queue
 from lowq.inspection.stuck import STUCK_SECONDS, seconds_all_busy
 from lowq.sharding import Layout
-from lowq.store import Refusal
+from lowq.store import Refusal, registry
 from lowq.store.keys import MAX_SHARDS, nodes_key, queues_key, shard_prefix
+from lowq.store.shard import ShardScripts
 
 #: Milliseconds that a lease without an end is given when the lease_ttl of its owner is not known: longer than any, so
 #: that an owner that lives renews it before.
@@ -173,7 +174,7 @@ class _Examination:
             found.append(self._finding("node_silent", nodes=sorted(seen.entries.silent), ago=ago))
         if found and self._repair:
             # A goodbye of nobody: as every heartbeat, it looks at all entries anew and forgets the nodes that are dead.
-            self._client.run("heartbeat", nodes_key(self._namespace), "", "", "", "", 0)
+            self._client.call(registry.prune_nodes(nodes_key(self._namespace)))
             left = read_node_entries(self._backend).names
             found = [replace(item, repaired=sum(name not in left for name in item.nodes)) for item in found]
         yield from found
@@ -260,7 +261,7 @@ class _Examination:
             entry = json.dumps({**layout.shown(), "options": {}})
             return bool(self._client.command("HSETNX", key, queue, entry, key=key))
         try:
-            self._client.run("register", key, "", queue, layout.shards_count, "")
+            self._client.call(registry.Registration(key, queue, layout.shards_count))
         except Refusal:
             return False
         return True
@@ -271,27 +272,27 @@ class _Examination:
         """
         most = max_crash_count if isinstance(max_crash_count, int) else DEFAULT_MAX_CRASH_COUNT
         # A Redis that was away until lately may be what the owner waits for.
-        spare = "1" if self._client.server_age() <= self._backend.config.lease_ttl else ""
+        charge = self._client.server_age() > self._backend.config.lease_ttl
         if "shards_count" not in item.meta:
             return False  # that must be put right first
-        nonce, prefix = secrets.token_hex(8), shard_prefix(self._namespace, *item.place)
-        reply: list[Any] = [b"restoring"]
-        while reply[0] == b"restoring":  # some jobs with each call
+        nonce, shard = secrets.token_hex(8), ShardScripts(shard_prefix(self._namespace, *item.place))
+        got = None
+        while got is None or got.state == "restoring":  # some jobs with each call
             seed = secrets.randbelow(2**31)
             try:
-                reply = self._client.run(
-                    "acquire", prefix, "", nonce, OWN_LEASE, item.meta["shards_count"], most, seed, spare, 0
+                got = self._client.call(
+                    shard.acquire(nonce, OWN_LEASE, item.meta["shards_count"], most, jitter_seed=seed, charge=charge)
                 )
             except (Refusal, ScriptError):
                 return False
-        if reply[0] in (b"acquired", b"resumed"):
+        if got.state in ("acquired", "resumed"):
             # Should this process die here, the lease runs out, and nothing is in flight that anybody would be charged
             # for.
             try:
-                self._client.run("surrender", prefix, "", f"{nonce}:{reply[1].decode()}", "")
+                self._client.call(shard.surrender(f"{nonce}:{got.fence.decode()}"))
             except LeaseLost:
                 pass  # it has run out already
-        return reply[0] not in (b"sealed", b"fed")
+        return got.state not in ("sealed", "fed")
 
     # --- shards ---
 
@@ -348,7 +349,7 @@ class _Examination:
                 if not seen.within(item.place):
                     continue
                 argument = str(seen.shards_count(item.place))
-            self._client.run("repair_shard", shard_prefix(self._namespace, *item.place), "", code, argument)
+            self._client.call(ShardScripts(shard_prefix(self._namespace, *item.place)).repair_shard(code, argument))
         after = read_shard_snapshots(self._client, self._namespace, [item.place for item in sick])
         return sum(code not in item.integrity_errors() for item in after.values())
 

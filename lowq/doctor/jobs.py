@@ -7,14 +7,15 @@ looks is not reported. A repair looks once more before it does anything.
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
 from lowq.doctor.finding import MAX_NAMED
 from lowq.doctor.shards import Place, ShardSnapshot, read_shard_snapshots
 from lowq.inspection.calls import SCANS_TOGETHER, ask
 from lowq.sharding import Layouts, shard_of
-from lowq.store import Call, Client
+from lowq.store import Client
 from lowq.store.keys import FORMAT, SHARD_KEYS, shard_prefix
+from lowq.store.shard import ShardScripts
+from lowq.store.shard_replies import AGAIN, DONE
 
 #: In this order: what a repair of the first ones changes is looked at by the later ones.
 _FIRST = ("taken", "due", "morgue")
@@ -50,23 +51,6 @@ class Tally:
             self.ids[job_id] = None
 
 
-class _Examined(NamedTuple):
-    """What the script `examine` answers."""
-
-    #: None: this was the last of the set.
-    cursor: bytes | None
-    #: How many ids were looked at.
-    looked: int
-    #: Ids that something is wrong with, and what.
-    found: list[tuple[bytes, str]]
-
-    @classmethod
-    def of(cls, reply: Sequence[Any]) -> "_Examined":
-        cursor, looked, *found = reply
-        codes = (code.decode() for code in found[1::2])
-        return cls(None if cursor == b"0" else cursor, looked, list(zip(found[::2], codes, strict=True)))
-
-
 class JobScanner:
     """Examines ids and repairs them if told to, and keeps the tally. ``on_step`` gets how many ids or keys were looked
     at.
@@ -93,9 +77,8 @@ class JobScanner:
             cursors = dict.fromkeys(places, b"0")
             while cursors:
                 some = list(cursors)[:SCANS_TOGETHER]
-                calls = [Call("examine", self._prefix(place), ["", what, cursors[place]]) for place in some]
-                for place, reply in zip(some, ask(self._client, calls), strict=True):
-                    examined = _Examined.of(reply)
+                calls = [self._scripts(place).examine(what, cursors[place]) for place in some]
+                for place, examined in zip(some, ask(self._client, calls), strict=True):
                     if examined.cursor is None:
                         del cursors[place]
                     else:
@@ -160,9 +143,9 @@ class JobScanner:
 
     def _examine_ids(self, groups: Iterable[tuple[tuple[Place, bytes], list[bytes]]]) -> None:
         listed = list(groups)
-        calls = [Call("examine", self._prefix(place), ["", kind, "", *ids]) for (place, kind), ids in listed]
-        for ((place, kind), _), reply in zip(listed, ask(self._client, calls, SCANS_TOGETHER), strict=True):
-            self._note(place, kind.decode(), _Examined.of(reply).found)
+        calls = [self._scripts(place).examine_ids(kind, ids) for (place, kind), ids in listed]
+        for ((place, kind), _), examined in zip(listed, ask(self._client, calls, SCANS_TOGETHER), strict=True):
+            self._note(place, kind.decode(), examined.found)
 
     # --- what was found ---
 
@@ -177,13 +160,16 @@ class JobScanner:
         for start in range(0, len(ids), MAX_REPAIRED):
             pending = list(ids[start : start + MAX_REPAIRED])
             while pending:
-                reply = self._client.run("repair", self._prefix(place), self._now, what, *pending)
-                repaired.update(job_id for job_id, state in zip(pending, reply, strict=True) if state in (0, 1))
-                pending = [job_id for job_id, state in zip(pending, reply, strict=True) if state == 2]
+                states = self._client.call(self._scripts(place).repair(what, pending, self._now))
+                repaired.update(job_id for job_id, state in zip(pending, states, strict=True) if state in (0, DONE))
+                pending = [job_id for job_id, state in zip(pending, states, strict=True) if state == AGAIN]
         return repaired
 
     def _prefix(self, place: Place) -> str:
         return shard_prefix(self._namespace, *place)
+
+    def _scripts(self, place: Place) -> ShardScripts:
+        return ShardScripts(self._prefix(place))
 
 
 def literally(text: str) -> str:

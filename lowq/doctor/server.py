@@ -8,6 +8,7 @@ from lowq.duration import duration
 from lowq.errors import RedisRefused, RedisUnavailable, ScriptError
 from lowq.store import Client, parse_info
 from lowq.store.keys import nodes_key
+from lowq.store.registry import rights
 from lowq.store.scripts import time_of
 
 #: Share of maxmemory that is close to full.
@@ -47,7 +48,7 @@ def check_channels(client: Client, namespace: str) -> Iterator[Finding]:
         RedisUnavailable, RedisRefused
     """
     channel = nodes_key(namespace)
-    refused = [name.decode() for name in client.run("rights", channel, "SPUBLISH", "SSUBSCRIBE")]
+    refused = [name.decode() for name in client.call(rights(channel, ["SPUBLISH", "SSUBSCRIBE"]))]
     if refused:
         yield Finding(
             "rights",

@@ -1,14 +1,16 @@
 """Shards as their own keys tell, each read at one moment by the script `shard_snapshot`."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from lowq.inspection.calls import ask
 from lowq.sharding import queue_of_layout
-from lowq.store import Call, Client
+from lowq.store import Client
 from lowq.store.keys import shard_prefix
+from lowq.store.shard import ShardScripts
+from lowq.store.shard_replies import SnapshotReply
 from lowq.store.tags import place_of
 
 #: Seconds that a shard's clock may be ahead of the server's: it runs ahead by a microsecond for each job of a push.
@@ -41,35 +43,14 @@ class Place(NamedTuple):
         )
 
 
-_META = (
-    "shards_count", "clock", "owner", "fence", "delivery", "paused", "pushed", "processed", "failed", "buried",
-    "released", "kicked", "deleted", "expired", "sealed", "moved", "fed", "step",
-)  # fmt: skip
 _COUNTERS = ("pushed", "processed", "failed", "buried", "released", "kicked", "deleted", "expired", "delivery")
 
 
-@dataclass(frozen=True, slots=True)
-class ShardSnapshot:
-    """What the keys of a shard said at one moment."""
+@dataclass(frozen=True, kw_only=True)
+class ShardSnapshot(SnapshotReply):
+    """What the keys of a shard said at one moment, and what is wrong with that."""
 
     place: Place
-    #: Unix time, seconds, by its server's clock.
-    now: float
-    #: Names of keys that have a type they must not have. Then nothing else is known.
-    wrong: tuple[str, ...]
-    #: Token of the lease, None when there is none; and the milliseconds that it still runs, -1 without an end.
-    token: str | None = None
-    ttl: int = -2
-    #: The fields of `meta` that there are.
-    meta: Mapping[str, str] = field(default_factory=dict)
-    due: int = 0
-    length: int = 0
-    taken: int = 0
-    morgue_length: int = 0
-    #: Ids in all sets together; one may be in several.
-    entries: int = 0
-    #: What its keys show that it uses, and `features` in `meta` does not say.
-    missing_features: tuple[str, ...] = ()
 
     @property
     def jobs(self) -> int:
@@ -130,34 +111,11 @@ def read_shard_snapshots(
         RedisUnavailable, RedisRefused, ScriptError
     """
     listed = list(places)
-    calls = [Call("shard_snapshot", shard_prefix(namespace, *place), [now]) for place in listed]
-    replies = ask(client, calls, TOGETHER)
-    return {place: _shard_snapshot(place, reply) for place, reply in zip(listed, replies, strict=True)}
-
-
-def _shard_snapshot(place: Place, reply: Sequence[Any]) -> ShardSnapshot:
-    now, names, *rest = reply
-    wrong = tuple(name.decode() for name in names)
-    if wrong:
-        return ShardSnapshot(place, float(now), wrong)
-    lease, ttl, *rest = rest
-    values, sizes = rest[: len(_META)], rest[len(_META) :]
-    meta = {name: raw.decode("utf-8", "replace") for name, raw in zip(_META, values, strict=True) if raw is not None}
-    due, length, taken, morgue_length, entries, missing = sizes
-    return ShardSnapshot(
-        place=place,
-        now=float(now),
-        wrong=wrong,
-        token=None if lease is None else lease.decode("utf-8", "replace"),
-        ttl=ttl,
-        meta=meta,
-        due=due,
-        length=length,
-        taken=taken,
-        morgue_length=morgue_length,
-        entries=entries,
-        missing_features=tuple(word.decode() for word in missing),
-    )
+    calls = [ShardScripts(shard_prefix(namespace, *place)).snapshot(now) for place in listed]
+    return {
+        place: ShardSnapshot(**vars(said), place=place)
+        for place, said in zip(listed, ask(client, calls, TOGETHER), strict=True)
+    }
 
 
 def _number(text: str | None) -> float:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from lowq.codec import EncodedJob
 from lowq.sharding import Layout
 from lowq.store import Call, Refusal
+from lowq.store.shard import PushCall
 
 
 class Target(Protocol):
@@ -35,7 +36,7 @@ class SentPart(Protocol):
     #: The token of the call that must have come before; empty: none.
     after: bytes
 
-    def repeated_call(self) -> Call | None:
+    def repeated_call(self) -> Call[Any] | None:
         """The call again, after its reply was lost; None: nobody wants it any more."""
         ...
 
@@ -79,7 +80,7 @@ class Part:
         #: What the script is told of the queue's options.
         self.words = words
         self.token = b""
-        self.call: Call | None = None
+        self.call: Call[Any] | None = None
         #: How many layouts it has followed.
         self.hops = 0
 
@@ -107,32 +108,18 @@ class Part:
         chosen = set(positions)
         return self.copy(positions), self.copy([i for i in range(len(self.items)) if i not in chosen])
 
-    def make_call(self, keep: bytes, is_wanted: Callable[[], bool] | None = None) -> Call:
+    def make_call(self, keep: bytes, is_wanted: Callable[[], bool] | None = None) -> Call[Any]:
         """The call, with a fresh token unless there is one."""
         self.token = self.token or new_token()
         data = push_arguments(self.shards_count, self.items, self.token, self.after, keep, self.width, self.words)
-        self.call = (
-            Call("push", self.prefix, (), data) if is_wanted is None else _Revocable(self.prefix, data, is_wanted)
-        )
+        self.call = PushCall(self.prefix, data)
+        self.call.only_if = is_wanted
         return self.call
 
-    def repeated_call(self) -> Call | None:
+    def repeated_call(self) -> Call[Any] | None:
         assert self.call is not None
         mark_repeated(self.call)
         return self.call
-
-
-class _Revocable(Call):
-    """A call that its caller may no longer want."""
-
-    __slots__ = ("_is_wanted",)
-
-    def __init__(self, prefix: str, data: list[bytes], is_wanted: Callable[[], bool]) -> None:
-        super().__init__("push", prefix, (), data)
-        self._is_wanted = is_wanted
-
-    def is_wanted(self) -> bool:
-        return self._is_wanted()
 
 
 def new_token() -> bytes:
@@ -182,6 +169,6 @@ def pushed_items(data: Sequence[bytes]) -> Iterator[tuple[bytes, bytes, bytes, b
         yield (*item[:4], *own)  # type: ignore[misc]  # slices of tuples have no known length
 
 
-def mark_repeated(call: Call) -> None:
+def mark_repeated(call: Call[Any]) -> None:
     """Has Redis look whether it carried the call out already."""
     call.data[2] = b"1"

@@ -21,6 +21,7 @@ from lowq.codec import EncodedJob
 from lowq.errors import RedisUnavailable
 from lowq.group_commit.parts import Part, mark_repeated, new_token, push_arguments
 from lowq.store import Call, Refusal
+from lowq.store.shard import PushCall
 
 E = TypeVar("E", bound=BaseException)
 #: What became of a part. True: it is in. An error: it is not, or with `RedisUnavailable` it may be. None: that is not
@@ -112,13 +113,13 @@ class Request:
         self.wake_caller()
 
 
-class SharedCall(Call):
+class SharedCall(PushCall):
     """A script call that parts of several requests for one shard share."""
 
     __slots__ = ("after", "members", "prefix", "shards_count", "token", "words")
 
     def __init__(self, prefix: str, shards_count: int, words: bytes, after: bytes) -> None:
-        super().__init__("push", prefix, ())
+        super().__init__(prefix)
         self.after = after
         self.prefix = prefix
         self.shards_count = shards_count
@@ -147,7 +148,7 @@ class SharedCall(Call):
         self.members = wanted
         return bool(wanted)
 
-    def repeated_call(self) -> Call | None:
+    def repeated_call(self) -> Call[Any] | None:
         if not self.members:
             return None
         mark_repeated(self)

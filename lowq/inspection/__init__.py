@@ -4,7 +4,7 @@
 
     registry     which queues there are, and which nodes live
     queries      stats, shards, jobs, single ids
-    calls        the scripts that only read, and their replies by name
+    calls        calls to many shards, a few at a time
     job_filter   which jobs are meant
     paging       jobs in order over all shards, a page at a time
     pattern      ids by a pattern

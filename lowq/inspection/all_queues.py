@@ -13,13 +13,13 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from lowq.errors import ConfigError, ScriptError
-from lowq.inspection.calls import Position
 from lowq.inspection.job_filter import JobFilter
 from lowq.inspection.paging import check_limit, order_kind
 from lowq.inspection.queries import MAX_PAGE_BYTES, Queries, listed
 from lowq.inspection.sifting import STEP, Chunk, sift
 from lowq.job import Job
 from lowq.store import untrusted
+from lowq.store.shard_replies import Position
 
 #: (order value, queue, id): where something is in the order of all queues.
 Place = tuple[float, str, bytes]

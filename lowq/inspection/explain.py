@@ -5,13 +5,12 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Literal
 
+from lowq.codec import decode_id
 from lowq.duration import duration
-from lowq.inspection.calls import Flight, WhyReply
 from lowq.inspection.limits import LimitState
 from lowq.inspection.registry import NodeInfo
 from lowq.job import State
-from lowq.store import Call
-from lowq.store.scripts import time_argument
+from lowq.store.shard_replies import Flight, WhyReply
 
 #: absent      there is no such id
 #: over_capacity  there is no such id, and a push to its shard did not fit into the capacity: nothing made room since
@@ -85,11 +84,6 @@ class Why:
     in_flight_since: float | None = None
 
 
-def why_call(prefix: str, job_id: bytes, now: float | None) -> Call:
-    """Asks for all that decides whether an id is performed now; see `WhyReply`."""
-    return Call("why", prefix, [time_argument(now), job_id])
-
-
 def explain(found: WhyReply, place: tuple[str, int], node: NodeInfo | None, max_retry_count: int) -> Why:
     """All that decides, in words. ``place``: queue and shard; ``node``: that which holds it, if it is known."""
     _, shard = place
@@ -142,7 +136,7 @@ def explain(found: WhyReply, place: tuple[str, int], node: NodeInfo | None, max_
         name = None if reason == "no_owner" else owner.name
         return Why(
             "due", reason, None, retry + detail, name, thread, ahead, found.paused_by if reason == "paused" else None,
-            flight.number, flight.ids, flight.since,
+            flight.number, tuple(map(decode_id, flight.ids)), flight.since,
         )  # fmt: skip
 
     if found.paused_at is not None:
@@ -181,7 +175,7 @@ def _busy_with(flight: Flight, now: float) -> str:
     """What its thread does with what is in flight."""
     seconds = 0.0 if flight.since is None else now - flight.since
     busy = f"has been busy with for {duration(seconds)}" if seconds >= 1 else "is busy with"
-    ids = [cut_id(job_id) for job_id in flight.ids]
+    ids = [cut_id(decode_id(job_id)) for job_id in flight.ids]
     more = flight.number - len(ids)
     return f"{busy}: {', '.join(ids)}{f' and {more:,} more' if more > 0 else ''}"
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from lowq.backend import Backend
 from lowq.codec import decode_id
-from lowq.inspection.calls import ShardStats
 from lowq.sharding import Layouts
 from lowq.store import untrusted
 from lowq.store.keys import nodes_key
+from lowq.store.shard_replies import ShardStats
 
 
 @dataclass(frozen=True, slots=True)

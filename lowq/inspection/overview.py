@@ -6,10 +6,11 @@ from itertools import chain, islice
 
 from lowq.backend import Backend
 from lowq.errors import ScriptError
-from lowq.inspection.calls import ShardStats, read_stats
+from lowq.inspection.calls import read_stats
 from lowq.inspection.figures import ShardInfo, Stats, node_names, shards_of, stats_of
 from lowq.inspection.registry import QueueInfo, queues
 from lowq.store import untrusted
+from lowq.store.shard_replies import ShardStats
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,15 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from lowq.errors import ConfigError
-from lowq.inspection.calls import SCANS_TOGETHER, TOGETHER, Position, RangePage, Scan, Scanned, ask, read_stats
+from lowq.inspection.calls import SCANS_TOGETHER, TOGETHER, Scan, ask, read_stats
 from lowq.inspection.job_filter import JobFilter
 from lowq.job import Job
 from lowq.store import Call, Client
 from lowq.store.scripts import time_argument
+from lowq.store.shard import ShardScripts
+from lowq.store.shard_replies import Position, RangePage
 
 #: Most jobs of a page.
 MAX_LIMIT = 1000
@@ -215,8 +216,7 @@ class _Finder:
         while cursors:
             some = list(cursors)[:SCANS_TOGETHER]
             calls = [scan.call(prefix, cursors[prefix], time_argument(self._now)) for prefix in some]
-            for prefix, reply in zip(some, ask(self._client, calls), strict=True):
-                scanned = Scanned.of(reply)
+            for prefix, scanned in zip(some, ask(self._client, calls), strict=True):
                 if scanned.cursor is None:
                     del cursors[prefix]
                 else:
@@ -354,14 +354,13 @@ class Walk:
         self._head = [base, low, high, "1" if reverse else ""]
         self._tail: list[str | bytes] = [when, past, clock]
 
-    def call(self, limit: int, now: str) -> Call:
+    def call(self, limit: int, now: str) -> Call[RangePage]:
         value, job_id = self._position
         level = "" if self._level is None else self._level
-        return Call("range_page", self.prefix, [now, *self._head, limit, value, job_id, *self._tail, level])
+        return ShardScripts(self.prefix).range_page([*self._head, limit, value, job_id, *self._tail, level], now)
 
-    def took(self, reply: Any) -> bool:
+    def took(self, page: RangePage) -> bool:
         """Takes note of the reply to `call`. Returns whether it was the first to tell that there are further levels."""
-        page = RangePage.of(reply)
         is_news = page.has_levels and self._level is None
         if is_news:
             self._level = 0

@@ -13,9 +13,9 @@ from uuid import UUID
 from lowq.backend import Backend
 from lowq.codec import MAX_PAYLOAD_DEPTH, decode_id, lookup_id, original_payload
 from lowq.errors import ConfigError, RedisUnavailable
-from lowq.inspection.calls import STATS_TOGETHER, Position, ShardStats, Silent, WhyReply, ask, read_stats, stats_call
+from lowq.inspection.calls import STATS_TOGETHER, Silent, ask, read_stats
 from lowq.inspection.description import Description
-from lowq.inspection.explain import MAY_BE_LIMITED, Why, explain, explain_limited, why_call
+from lowq.inspection.explain import MAY_BE_LIMITED, Why, explain, explain_limited
 from lowq.inspection.figures import ShardInfo, Stats, by_nonce, node_names, shard_info, stats_of
 from lowq.inspection.forecast import Forecast, forecast_of
 from lowq.inspection.job_filter import STATES, FilterOptions, JobFilter
@@ -52,8 +52,9 @@ from lowq.metrics.times import Times, TotalTimes, perform_times, read_times, wai
 from lowq.retry import MAX_RETRY_COUNT
 from lowq.routes import READ_AGAIN
 from lowq.sharding import Layout, Layouts
-from lowq.store import Call, Client, Command, untrusted
-from lowq.store.scripts import time_argument
+from lowq.store import Call, Client, untrusted
+from lowq.store.shard import ShardScripts
+from lowq.store.shard_replies import Position, ShardStats, WhyReply
 
 __all__ = ["NodeInfo", "Queries", "QueueInfo", "ShardInfo", "Stats", "as_ids", "nodes", "queues", "shards"]
 
@@ -209,7 +210,7 @@ class Queries:
         """The queue in figures, and whether somebody holds a shard of it."""
         layouts = self._presumed_layouts
         prefixes = [prefix for layout in layouts.all for prefix in layout.prefixes(self._namespace, self.name)]
-        calls: list[Call | Command] = [stats_call(prefix, now) for prefix in prefixes]
+        calls: list[Call[Any]] = [ShardScripts(prefix).stats(now) for prefix in prefixes]
         if silent is not None:
             silent.clear()
         *replies, entry = ask(self._client, [*calls, entry_call(self._namespace, self.name)], STATS_TOGETHER, silent)
@@ -219,7 +220,7 @@ class Queries:
         if info is not None and info.layouts != layouts:  # a reshard has begun or ended
             self._backend.note_layouts(self.name, info.layouts)
             return self._read_stats(now, silent)
-        shards = [ShardStats.of(reply) for reply in replies if reply is not None]
+        shards: list[ShardStats] = [reply for reply in replies if reply is not None]
         options = {} if info is None else info.options
         stats = stats_of(self.name, shards, options, layouts)
         return stats, any(shard.lease is not None for shard in shards)
@@ -305,7 +306,7 @@ class Queries:
         calls = self._calls_everywhere(encoded, now)
         return self._jobs_everywhere(encoded, ask(self._client, calls, len(calls)))
 
-    def _calls_everywhere(self, job_id: bytes, now: float | None, layouts: Layouts | None = None) -> list[Call]:
+    def _calls_everywhere(self, job_id: bytes, now: float | None, layouts: Layouts | None = None) -> list[Call[Any]]:
         # In this order a job that moves on meanwhile is rather met twice than not at all.
         return [
             _fetch_call(prefix, where, [job_id], now)
@@ -348,12 +349,13 @@ class Queries:
 
     def _describe(self, ids: Sequence[bytes], now: float | None) -> Iterator[Description]:
         layouts = self._presumed_layouts
-        calls: list[Call | Command] = [*registry_calls(self._backend.config.namespace, self.name)]
+        calls: list[Call[Any]] = [*registry_calls(self._backend.config.namespace, self.name)]
         of_registries = len(calls)
         for job_id in ids:
             calls += self._calls_everywhere(job_id, now, layouts)
             for prefix in self._prefixes_of(job_id, layouts):
-                calls += [why_call(prefix, job_id, now), stats_call(prefix, now)]
+                scripts = ShardScripts(prefix)
+                calls += [scripts.why(job_id, now), scripts.stats(now)]
         replies = list(ask(self._client, calls, len(calls)))
         registries = Registries.of(self.name, replies[:of_registries])
         most, of_each = _max_retry_count(registries.queue), (len(calls) - of_registries) // len(ids)
@@ -374,7 +376,7 @@ class Queries:
                 at=found.now,
                 why=self._limited(explain(found, (self.name, shard), node, most), registries.queue),
                 jobs=tuple(self._jobs_everywhere(job_id, places)),
-                shard=shard_info(shard, ShardStats.of(stats), by_nonce(registries.node_names)),
+                shard=shard_info(shard, stats, by_nonce(registries.node_names)),
                 node=node,
                 max_retry_count=most,
             )
@@ -640,7 +642,7 @@ class Queries:
         layouts = self._presumed_layouts
         calls = registry_calls(self._backend.config.namespace, self.name)
         of_registries = len(calls)
-        calls += [why_call(prefix, encoded, now) for prefix in self._prefixes_of(encoded, layouts)]
+        calls += [ShardScripts(prefix).why(encoded, now) for prefix in self._prefixes_of(encoded, layouts)]
         replies = list(ask(self._client, calls, len(calls)))
         registries = Registries.of(self.name, replies[:of_registries])
         if registries.queue is not None and registries.queue.layouts != layouts:
@@ -668,15 +670,14 @@ class Queries:
         return explain_limited(why, limits)
 
 
-def _decisive(layouts: Layouts, whys: Sequence[Any], stats: Sequence[Any] = ()) -> tuple[Layout, WhyReply, Any]:
+def _decisive(layouts: Layouts, whys: Sequence[WhyReply], stats: Sequence[Any] = ()) -> tuple[Layout, WhyReply, Any]:
     """Of an id's shards, by layout, the one that decides: that which its jobs leave until all were moved."""
-    found = list(map(WhyReply.of, whys))
-    number = next((i for i, reply in enumerate(found) if not reply.moved), len(found) - 1)
-    return layouts.all[number], found[number], stats[number] if stats else None
+    number = next((i for i, reply in enumerate(whys) if not reply.moved), len(whys) - 1)
+    return layouts.all[number], whys[number], stats[number] if stats else None
 
 
-def _fetch_call(prefix: str, where: str, ids: Sequence[bytes], now: float | None) -> Call:
-    return Call("fetch_jobs", prefix, [time_argument(now), where, MAX_PAYLOADS, MAX_BYTES, *ids])
+def _fetch_call(prefix: str, where: str, ids: Sequence[bytes], now: float | None) -> Call[list[Any]]:
+    return ShardScripts(prefix).fetch_jobs(ids, where, MAX_PAYLOADS, MAX_BYTES, now)
 
 
 def _max_retry_count(queue: QueueInfo | None) -> int:
@@ -716,12 +717,12 @@ def shards(
         queue = Queries(backend, queue)
     layouts = queue.layouts
     prefixes = [prefix for layout in layouts.all for prefix in layout.prefixes(backend.config.namespace, queue.name)]
-    calls = [stats_call(prefix, now) for prefix in prefixes]
+    calls = [ShardScripts(prefix).stats(now) for prefix in prefixes]
     places = [(layout.epoch, index) for layout in layouts.all for index in range(layout.shards_count)]
-    replies = list(ask(backend.client, calls, STATS_TOGETHER, silent))
+    replies = list[ShardStats | None](ask(backend.client, calls, STATS_TOGETHER, silent))
     names = node_names(backend)
     return [
-        shard_info(index, ShardStats.of(reply), names, epoch)
+        shard_info(index, reply, names, epoch)
         for (epoch, index), reply in zip(places, replies, strict=True)
         if reply is not None
     ]

@@ -227,7 +227,7 @@ class Registries(NamedTuple):
         return next((node for node in self.nodes if node.name.endswith(":" + nonce[:6])), None) if nonce else None
 
 
-def registry_calls(namespace: str, queue: str) -> list[Call]:
+def registry_calls(namespace: str, queue: str) -> list[Call[Any]]:
     """Asks what the registries say that concerns a queue; see `Registries`. In a cluster they are in two slots."""
     nodes = nodes_key(namespace)
     return [entry_call(namespace, queue), Command(nodes, "HGETALL", nodes), Command(nodes, "TIME")]

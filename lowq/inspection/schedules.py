@@ -12,6 +12,7 @@ from lowq.sharding import Layouts
 from lowq.store import Command, untrusted
 from lowq.store.keys import shard_prefix
 from lowq.store.scripts import time_of
+from lowq.store.shard import ShardScripts
 
 #: Shards that are asked in one write.
 _TOGETHER = 500
@@ -95,7 +96,7 @@ def set_record(backend: Backend, queue: str, name: str, before: bytes, record: b
         RedisUnavailable, RedisRefused
     """
     return any(
-        backend.client.run("set_schedule", prefix, "", name, before, record)
+        backend.client.call(ShardScripts(prefix).set_schedule(name, before, record))
         for prefix in record_prefixes(backend, queue, name)
     )
 

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from lowq.inspection.calls import STATS_TOGETHER, ShardStats, stats_call
+from lowq.inspection.calls import STATS_TOGETHER, ask
 from lowq.store import Call, Client, Command, untrusted
+from lowq.store.shard import ShardScripts
+from lowq.store.shard_replies import ShardStats
 
 #: The counters in a shard's `meta`, in the order of `_read`.
 _COUNTERS = ("delivery", "released", "kicked", "deleted")
@@ -66,16 +69,11 @@ def read_statistics(client: Client, name: str, prefixes: Sequence[str], now: flo
     Raises:
         RedisUnavailable, RedisRefused, ScriptError
     """
-    reads: list[Call | Command] = []
+    reads: list[Call[Any]] = []
     for prefix in prefixes:
-        reads += [stats_call(prefix, now), Command(prefix, "HMGET", f"{prefix}meta", *_COUNTERS)]
-    replies = []
-    for start in range(0, len(reads), STATS_TOGETHER):
-        for reply in client.run_many(reads[start : start + STATS_TOGETHER]):
-            if isinstance(reply, Exception):
-                raise reply
-            replies.append(reply)
-    shards = [ShardStats.of(reply) for reply in replies[::2]]
+        reads += [ShardScripts(prefix).stats(now), Command(prefix, "HMGET", f"{prefix}meta", *_COUNTERS)]
+    replies = list(ask(client, reads, STATS_TOGETHER))
+    shards: list[ShardStats] = replies[::2]
     counters = zip(*(map(untrusted.count, row) for row in replies[1::2]), strict=True)
     take, release, kick, delete = map(sum, counters)
     due, taken = sum(shard.due for shard in shards), sum(shard.taken for shard in shards)

@@ -14,7 +14,7 @@ from lowq import clock as lowq_clock
 from lowq.broker.inflow import Inflow
 from lowq.metrics import slowest
 from lowq.metrics.slowest import EndedBatch, SlowestOfNode, SlowestOfThread
-from lowq.store import Call
+from lowq.store import Call, registry
 from lowq.store.keys import history_key
 
 Span = Literal["hour", "day", "month"]
@@ -106,7 +106,7 @@ def record_call(
     now: float | None = None,
     inflow: Inflow | None = None,
     slow: Sequence[tuple[float, EndedBatch]] = (),
-) -> Call:
+) -> Call[Any]:
     """The call that adds what was counted between two moments, ``seconds`` apart, the lag at the second of them, and
     what came in between; None: it is not known. ``slow``: slow batches, each with how many seconds ago it ended.
     """
@@ -115,7 +115,6 @@ def record_call(
     waited = max(after.waited - before.waited, 0.0)
     times_rings = [number for ring in TIMES_RINGS.values() for number in ring] if performs or waits else []
     head: list[str | int | float] = [
-        "" if now is None else repr(float(now)),
         repr(seconds),
         after.processed - before.processed,
         after.failed - before.failed,
@@ -132,7 +131,7 @@ def record_call(
     for ago, batch in slow:
         batches += [repr(max(ago, 0.0)), repr(batch.seconds), batch.ids_count, batch.shard]
         batches.append(batch.id.encode("utf-8", "surrogateescape"))
-    return Call("count", key, [*head, *rings, *batches, *performs])
+    return registry.count(key, [*head, *rings, *batches, *performs], now)
 
 
 class Recorder:
@@ -161,11 +160,11 @@ class Recorder:
         self._slowest_at = {history_key(namespace, queue): slow for queue, slow in self._slowest.items()}
         self._reported_at = clock()
 
-    def answered(self, call: Call, reply: Any) -> None:  # noqa: ARG002 - of a heartbeat extra
+    def answered(self, call: Call[Any], reply: Any) -> None:  # noqa: ARG002 - of a heartbeat extra
         """Redis has what was recorded."""
         self._slowest_at[call.key].recorded()
 
-    def __call__(self) -> list[Call]:
+    def __call__(self) -> list[Call[Any]]:
         now = self._clock()
         seconds, self._reported_at = now - self._reported_at, now
         calls = []

@@ -15,7 +15,7 @@ from typing import Any
 from lowq.backend import Backend
 from lowq.codec import decode_id
 from lowq.job_events import QueueEvents
-from lowq.store import Call, Command, untrusted
+from lowq.store import Call, Command, registry, untrusted
 from lowq.store.keys import error_groups_key
 from lowq.store.scripts import time_of
 
@@ -140,21 +140,22 @@ class ErrorRecorder:
         self._counts = counts
         self._events = {error_groups_key(namespace, queue): to for queue, to in (events or {}).items()}
 
-    def __call__(self) -> list[Call]:
-        calls = []
+    def __call__(self) -> list[Call[Any]]:
+        calls: list[Call[Any]] = []
         for queue, counts in self._counts.items():
             words = counts.take()
             if words:
                 key = error_groups_key(self._namespace, queue)
-                calls.append(Call("record_errors", key, ["", MOST_GROUPS, _FORGET, *words]))
+                calls.append(registry.RecordErrors(key, MOST_GROUPS, _FORGET, words))
         return calls
 
-    def answered(self, call: Call, reply: Sequence[bytes]) -> None:
+    def answered(self, call: Call[Any], reply: Sequence[bytes]) -> None:
         """Emits which groups there were not: once for all nodes, as Redis says it to whoever was first."""
         to = self._events.get(call.key)
         if to is None or not reply:
             return
-        args: list[Any] = call.args[3:]
+        assert isinstance(call, registry.RecordErrors)
+        args: Sequence[Any] = call.groups
         fresh = {name.decode() for name in reply}
         for name, job_id, text in zip(args[::4], args[2::4], args[3::4], strict=True):
             if name in fresh:

@@ -52,6 +52,7 @@ from lowq.schedules import is_internal, schedules_queue
 from lowq.sharding import Layout, Layouts
 from lowq.store import Client
 from lowq.store.keys import nodes_key
+from lowq.store.registry import rights
 from lowq.version import VERSION
 from lowq.workers import (
     Worker,
@@ -490,7 +491,7 @@ class Node:
 
     def _warn_of_channels(self) -> None:
         channel = nodes_key(self.app.config.namespace)
-        if self.client.run("rights", channel, "SPUBLISH"):
+        if self.client.call(rights(channel, ["SPUBLISH"])):
             log.warning(
                 "Redis does not let this user publish (SPUBLISH on %s): what it pushes and gives back is found up to "
                 "poll_interval (%g s) later; allow +spublish and the channels, see docs/rights.md",

@@ -223,8 +223,8 @@ class QueueSchedules:
         now = self._clock()
         if now < self._enter_at or not self.own:
             return self._enter_at if self.own else float("inf")
-        calls: list[Call | Command] = []
-        looks: list[Call] = []
+        calls: list[Call[Any]] = []
+        looks: list[Call[Any]] = []
         names = list(self.own)
         for first in range(0, len(names), CALL_JOBS):
             some = names[first : first + CALL_JOBS]
@@ -245,7 +245,7 @@ class QueueSchedules:
         return self._enter_at
 
 
-def _answers(client: Client, calls: Sequence[Call | Command]) -> list[Any]:
+def _answers(client: Client, calls: Sequence[Call[Any]]) -> list[Any]:
     replies = client.run_many(calls, repeats=0)
     for reply in replies:
         if isinstance(reply, Exception):

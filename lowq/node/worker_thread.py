@@ -25,6 +25,7 @@ had claimed, and what was in flight there. While it inherits::
 import threading
 import time
 from contextvars import copy_context
+from typing import Any
 
 from lowq.broker.activity import Performing
 from lowq.broker.delivery import Delivery, TakenJob
@@ -255,7 +256,7 @@ class WorkerThread:
         """
         held = self._held
         leaving = held if held is not shard else None
-        calls: list[tuple[Shard, int, Call]] = []
+        calls: list[tuple[Shard, int, Call[Any]]] = []
         try:
             if leaving is not None and leaving.in_flight.unacknowledged:
                 calls.append((leaving, leaving.dispatch.wakes, leaving.in_flight.take_call(0)))
@@ -291,7 +292,7 @@ class WorkerThread:
             self._node.broker.outage.begin(trouble)
         return deliveries[shard] if shard is not None and self._held is shard else None
 
-    def _send(self, calls: list[tuple[Shard, int, Call]]) -> tuple[dict[Shard, Delivery], RedisUnavailable | None]:
+    def _send(self, calls: list[tuple[Shard, int, Call[Any]]]) -> tuple[dict[Shard, Delivery], RedisUnavailable | None]:
         """The deliveries of those calls that succeeded, and the error when there was no answer. What concerns one shard
         alone is dealt with here: it rests for a while, the thread goes on with others.
         """

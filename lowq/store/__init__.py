@@ -9,6 +9,8 @@ a cluster a shard lives on.
 
     keys        every key in Redis, and what is in it
     scripts     the transitions, one in Lua for each
+    shard       how those of a shard are called; shard_replies: what they answer
+    registry    the same, of all that is no shard: queues, nodes, sessions, limits, histories
     client      runs scripts and commands
     pool        connections to one server, prepared
     names       host names, and connections by TCP

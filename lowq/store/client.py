@@ -20,7 +20,7 @@ from lowq.store.loop_connection import LoopConnection, fits_loop
 from lowq.store.pool import Pool, encode, pack, parse_info, read_reply
 from lowq.store.pubsub import ServerSubscription, Subscription
 from lowq.store.replies import read
-from lowq.store.translate import Call, Command, may_repeat, translate
+from lowq.store.translate import Call, Command, R_co, may_repeat, translate
 
 #: Seconds that a connection attempt, or the wait for one reply, may take.
 SOCKET_TIMEOUT = 5.0
@@ -35,7 +35,9 @@ REPEATS = 2
 class _Flight:
     """Calls that were sent to one server and not answered yet."""
 
-    def __init__(self, pool: Pool, calls: list[tuple[int, Call]], deadline: Deadline | None, wait: Wait | None) -> None:
+    def __init__(
+        self, pool: Pool, calls: list[tuple[int, Call[Any]]], deadline: Deadline | None, wait: Wait | None
+    ) -> None:
         self.pool = pool
         self.calls = calls
         self.deadline = deadline
@@ -169,12 +171,16 @@ class Client:
         Raises:
             RedisUnavailable, RedisRefused, LeaseLost, Refusal, ScriptError
         """
-        (result,) = self.run_many([Call(script, key, args)], timeout=timeout)
+        return self.call(Call[Any](script, key, args), timeout=timeout)
+
+    def call(self, call: Call[R_co], *, timeout: float | None = None) -> R_co:
+        """Runs one script and names what it replies. ``timeout``, and what is raised: as of `run`."""
+        (result,) = self.run_many([call], timeout=timeout)
         if isinstance(result, Exception):
             raise result
-        return result
+        return call.read(result)
 
-    def run_many(self, calls: Sequence[Call], repeats: int = REPEATS, timeout: float | None = None) -> list[Any]:
+    def run_many(self, calls: Sequence[Call[Any]], repeats: int = REPEATS, timeout: float | None = None) -> list[Any]:
         """Runs several scripts, and plain commands if there are any among them, in one write per server; they don't
         wait for each other's replies.
 
@@ -183,13 +189,13 @@ class Client:
         """
         return self._begin(calls, deadlines(timeout, repeats + 1))()
 
-    def begin_many(self, calls: Sequence[Call]) -> Callable[[], list[Any]]:
+    def begin_many(self, calls: Sequence[Call[Any]]) -> Callable[[], list[Any]]:
         """As `run_many`, in two steps: it sends the calls, and the function returned, which must be called once, waits
         for their replies.
         """
         return self._begin(calls, deadlines(None, REPEATS + 1))
 
-    def _begin(self, calls: Sequence[Call], attempts: Iterator[Deadline | None]) -> Callable[[], list[Any]]:
+    def _begin(self, calls: Sequence[Call[Any]], attempts: Iterator[Deadline | None]) -> Callable[[], list[Any]]:
         finish = self.start(calls, deadline=next(attempts))
 
         def wait() -> list[Any]:
@@ -206,7 +212,7 @@ class Client:
 
     def start(
         self,
-        calls: Sequence[Call],
+        calls: Sequence[Call[Any]],
         *,
         lend: bool = False,
         deadline: Deadline | None = None,
@@ -217,7 +223,7 @@ class Client:
         ``wait``: what each server is to confirm once it has carried out its calls, see `lowq.store.durability`; those
         of a server that did not get a `NotConfirmed`.
         """
-        groups: dict[Pool, list[tuple[int, Call]]] = {}
+        groups: dict[Pool, list[tuple[int, Call[Any]]]] = {}
         results: list[Any] = [None] * len(calls)
         for position, call in enumerate(calls):
             try:
@@ -257,14 +263,14 @@ class Client:
         return finish
 
     def repair(
-        self, calls: Sequence[Call], results: list[Any], deadline: Deadline | None, wait: Wait | None = None
+        self, calls: Sequence[Call[Any]], results: list[Any], deadline: Deadline | None, wait: Wait | None = None
     ) -> None:
         """Puts right what can be put right at once, and leaves an error of ours for everything else that went wrong."""
         for position, result in enumerate(results):
             if isinstance(result, Exception):
                 results[position] = self._repair(calls[position], result, deadline, wait)
 
-    def _repair(self, call: Call, error: Exception, deadline: Deadline | None, wait: Wait | None) -> Any:
+    def _repair(self, call: Call[Any], error: Exception, deadline: Deadline | None, wait: Wait | None) -> Any:
         """What can be put right at once is: scripts flushed, a slot moved. Otherwise the error as one of ours."""
         for _ in range(5):
             if not isinstance(error, exceptions.NoScriptError | exceptions.AskError | exceptions.MovedError):
@@ -313,11 +319,11 @@ class Client:
         """Whether the URL is known to lead to a cluster: a primary of it that does not answer may be replaced soon."""
         return self._servers.is_known
 
-    def _retry_loaded(self, call: Call, deadline: Deadline | None, wait: Wait | None) -> Any:
+    def _retry_loaded(self, call: Call[Any], deadline: Deadline | None, wait: Wait | None) -> Any:
         pool = self._servers.pool_for(call.key, deadline)
         return self._once(pool, call, pool.load, deadline, wait)
 
-    def _retry_redirected(self, call: Call, error: Any, deadline: Deadline | None, wait: Wait | None) -> Any:
+    def _retry_redirected(self, call: Call[Any], error: Any, deadline: Deadline | None, wait: Wait | None) -> Any:
         # MOVED and ASK are both subclasses of the same error in redis-py; only ASK is for this once.
         if isinstance(error, exceptions.MovedError):
             pool = self._servers.moved(call.key, error.host, error.port, deadline)
@@ -327,7 +333,11 @@ class Client:
 
     @staticmethod
     def _once(
-        pool: Pool, call: Call, before: Callable[[Any], object] | None, deadline: Deadline | None, wait: Wait | None
+        pool: Pool,
+        call: Call[Any],
+        before: Callable[[Any], object] | None,
+        deadline: Deadline | None,
+        wait: Wait | None,
     ) -> Any:
         connection = pool.checkout(deadline)
         try:
@@ -399,7 +409,7 @@ class Client:
 
     def pack(
         self,
-        calls: Sequence[Call],
+        calls: Sequence[Call[Any]],
         server: tuple[str, int] | None = None,
         wait: Wait | None = None,
         deadline: Deadline | None = None,
@@ -602,7 +612,7 @@ class Client:
         """Forgets all connections: they belong to the parent of this process."""
         self._servers.reset()
 
-    def _translate(self, error: Exception, call: Call | None) -> Exception:
+    def _translate(self, error: Exception, call: Call[Any] | None) -> Exception:
         translated = translate(error, call, self.url)
         if translated is not error:
             # What it was, without where: the frames of the connection are many, and say nothing to whoever pushes.
@@ -625,7 +635,7 @@ def _not_sent() -> RedisUnavailable:
     return RedisUnavailable("it was given up before it was sent")
 
 
-def _packed(pool: Pool, call: Call) -> bytes:
+def _packed(pool: Pool, call: Call[Any]) -> bytes:
     if type(call) is Command:
         return pack((call.script.encode(), *encode(call.args)))
     return pack((b"EVALSHA", pool.scripts[call.script][1], b"1", call.key.encode(), *encode(call.args), *call.data))

@@ -324,7 +324,7 @@ class Pool:
                 raise reply
         self._prepared = True
 
-    def check_rights(self, connection: Any, calls: Iterable[Call]) -> None:
+    def check_rights(self, connection: Any, calls: Iterable[Call[Any]]) -> None:
         """Checks that the user may run all commands of these scripts: one that Redis refused after its first write
         would leave a transition half done. Redis is asked once, and again after it has refused something.
 

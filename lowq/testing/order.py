@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lowq.broker.delivery import handed_over
 from lowq.codec import decode_id, original_payload
 from lowq.group_commit.parts import pushed_items
 from lowq.store import Call
 from lowq.store.keys import queue_of_prefix
+from lowq.store.shard_replies import TakeReply
 from lowq.testing.pushes import short
 
 #: A shard: its store, and its prefix there.
@@ -64,7 +64,7 @@ class OrderCheck:
         self._shards: defaultdict[_Shard, defaultdict[bytes, _Id]] = defaultdict(lambda: defaultdict(_Id))
         self._appending: set[_Shard] = set()
         self._pushes = 0
-        self._followed: dict[str, Callable[[_Shard, Call, Any, Callable[[bytes], Any]], None]] = {
+        self._followed: dict[str, Callable[[_Shard, Call[Any], Any, Callable[[bytes], Any]], None]] = {
             "push": self._on_push,
             "ack_and_take": self._on_ack_and_take,
             "fail": self._on_fail,
@@ -76,7 +76,7 @@ class OrderCheck:
             "drop": self._on_drop,
         }
 
-    def note(self, store: int, call: Call, reply: Any, load: Callable[[bytes], Any]) -> None:
+    def note(self, store: int, call: Call[Any], reply: Any, load: Callable[[bytes], Any]) -> None:
         """A script was carried out."""
         follow = self._followed.get(call.script)
         if follow is not None:
@@ -111,7 +111,7 @@ class OrderCheck:
 
     # --- the scripts ---
 
-    def _on_push(self, shard: _Shard, call: Call, _reply: Any, _load: Any) -> None:
+    def _on_push(self, shard: _Shard, call: Call[Any], _reply: Any, _load: Any) -> None:
         if b"merge=latest" in call.data[4]:
             return
         if b"merge=append" in call.data[4]:
@@ -122,12 +122,12 @@ class OrderCheck:
                 payload = _Payload(data, float(score) if score else None, None if score else self._pushes)
                 self._put(shard, self._shards[shard][job_id], payload)
 
-    def _on_ack_and_take(self, shard: _Shard, call: Call, reply: Any, load: Callable[[bytes], Any]) -> None:
+    def _on_ack_and_take(self, shard: _Shard, call: Call[Any], reply: Any, load: Callable[[bytes], Any]) -> None:
         ids = self._shards[shard]
         for job_id in map(_bytes, call.args[7:]):
             if ids[job_id].delivery == int(call.args[6]):
                 ids[job_id].taken.clear()
-        for job_id, payloads in handed_over(reply):
+        for job_id, payloads in TakeReply.of(reply).jobs():
             queue = queue_of_prefix(call.key)[1]
             self.handed_over.add(queue)
             state = ids[job_id]
@@ -139,7 +139,7 @@ class OrderCheck:
             if problem:
                 self.problems.append((queue, f"id {decode_id(job_id)!r}: {problem}"))
 
-    def _on_fail(self, shard: _Shard, call: Call, reply: Any, _load: Any) -> None:
+    def _on_fail(self, shard: _Shard, call: Call[Any], reply: Any, _load: Any) -> None:
         for i, done in enumerate(reply):
             job_id, verdict = call.args[3 + 5 * i : 5 + 5 * i]
             if done != 1:
@@ -151,7 +151,7 @@ class OrderCheck:
                     state.taken.remove(lowest)
             self._put_back(shard, state)
 
-    def _on_release(self, shard: _Shard, call: Call, reply: Any, _load: Any) -> None:
+    def _on_release(self, shard: _Shard, call: Call[Any], reply: Any, _load: Any) -> None:
         for i, done in enumerate(reply):
             state = self._shards[shard][_bytes(call.args[4 + 3 * i])]
             if done == 2:
@@ -159,7 +159,7 @@ class OrderCheck:
             elif done == 1:
                 self._put_back(shard, state)
 
-    def _on_bury(self, shard: _Shard, call: Call, _reply: Any, _load: Any) -> None:
+    def _on_bury(self, shard: _Shard, call: Call[Any], _reply: Any, _load: Any) -> None:
         args = call.args[5:]
         while args:
             job_id, count = _bytes(args[0]), int(args[2])
@@ -170,7 +170,7 @@ class OrderCheck:
             else:
                 state.taken = [item for item in state.taken if payloads and item.data not in payloads]
 
-    def _on_acquire(self, shard: _Shard, _call: Call, reply: Any, _load: Any) -> None:
+    def _on_acquire(self, shard: _Shard, _call: Call[Any], reply: Any, _load: Any) -> None:
         if reply[0] in (b"acquired", b"restoring"):
             for job_id in reply[3:]:
                 _forget_payloads(self._shards[shard][job_id])
@@ -178,17 +178,17 @@ class OrderCheck:
             for state in self._shards[shard].values():
                 self._put_back(shard, state)
 
-    def _on_delete(self, shard: _Shard, call: Call, reply: Any, _load: Any) -> None:
+    def _on_delete(self, shard: _Shard, call: Call[Any], reply: Any, _load: Any) -> None:
         for job_id, done in zip(call.args[4:], reply, strict=True):
             if done:
                 self._shards[shard][_bytes(job_id)].waiting.clear()
 
-    def _on_kick(self, shard: _Shard, call: Call, reply: Any, _load: Any) -> None:
+    def _on_kick(self, shard: _Shard, call: Call[Any], reply: Any, _load: Any) -> None:
         for job_id, done in zip(call.args[3:], reply, strict=True):
             if done:
                 self._shards[shard][_bytes(job_id)] = _Id(is_followed=False)
 
-    def _on_drop(self, shard: _Shard, _call: Call, _reply: Any, _load: Any) -> None:
+    def _on_drop(self, shard: _Shard, _call: Call[Any], _reply: Any, _load: Any) -> None:
         self._shards.pop(shard, None)
 
     # --- what waits ---

@@ -68,7 +68,7 @@ class Pushes:
     def __init__(self) -> None:
         self.all: list[Pushed] = []
 
-    def note(self, store: int, call: Call, load: Callable[[bytes], Any]) -> None:
+    def note(self, store: int, call: Call[Any], load: Callable[[bytes], Any]) -> None:
         """A push was carried out."""
         namespace, queue = queue_of_prefix(call.key)
         place = store, namespace, queue

@@ -233,7 +233,7 @@ class Sandbox:
                 "drain after crash()"
             )
 
-    def note(self, app: Lowq, store: int, calls: Sequence[Call], replies: Sequence[Any]) -> None:
+    def note(self, app: Lowq, store: int, calls: Sequence[Call[Any]], replies: Sequence[Any]) -> None:
         """These calls were carried out."""
         for call, reply in zip(calls, replies, strict=True):
             if type(call) is Command or isinstance(reply, Exception):
@@ -258,7 +258,7 @@ class _SandboxClient(Client):
 
     def start(
         self,
-        calls: Sequence[Call],
+        calls: Sequence[Call[Any]],
         *,
         lend: bool = False,  # noqa: ARG002  # the store answers before anybody could borrow the connection
         deadline: Deadline | None = None,

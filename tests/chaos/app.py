@@ -101,7 +101,7 @@ def record_acknowledgements() -> None:
         finished = list(self._finished)
         delivery = took(self, reply)
         if finished:
-            history.acked(number_of_prefix(self._prefix), finished)
+            history.acked(number_of_prefix(self._scripts.prefix), finished)
         return delivery
 
     InFlight.took = noting  # type: ignore[method-assign]  # only in this process
@@ -119,7 +119,7 @@ def record_takes() -> None:
     take_call, took = InFlight.take_call, InFlight.took
     sent: dict[InFlight, float] = {}
 
-    def sending(self: InFlight, limit: int, now: float | None = None) -> Call:
+    def sending(self: InFlight, limit: int, now: float | None = None) -> Call[Any]:
         sent[self] = time.monotonic()
         return take_call(self, limit, now)
 

@@ -8,12 +8,13 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from lowq import Lowq
-from lowq.broker.delivery import Delivery, Failure, jobs_end
+from lowq.broker.delivery import Delivery, Failure
 from lowq.broker.lease import Lease
 from lowq.broker.shard import Shard
 from lowq.codec import EncodedJob, load_payload
 from lowq.store import Call, Client
 from lowq.store.keys import SHARD_KEYS, shard_prefix
+from lowq.store.shard_replies import TakeReply
 from tests.leases import run_out
 from tests.waiting import PATIENCE
 
@@ -73,7 +74,7 @@ def handed(delivery: Delivery) -> dict[str, list[Any]]:
 
 def jobs_of(reply: list[Any]) -> list[list[bytes]]:
     """The jobs in a reply of `ack_and_take`: [id, perform_at, retry_count, payload, score...]."""
-    jobs, items = [], iter(reply[4 : jobs_end(reply)])
+    jobs, items = [], iter(TakeReply.of(reply).items)
     for item in items:
         if isinstance(item, list):
             jobs.append(item)
@@ -171,7 +172,7 @@ class ShardRig:
     def run(self, script: str, *args: str | bytes | int | float) -> Any:
         return self.client.run(script, self.prefix, *args)
 
-    def lose_reply(self, call: Call) -> None:
+    def lose_reply(self, call: Call[Any]) -> None:
         """The call gets through, and its reply gets lost."""
         (reply,) = self.client.run_many([call])
         assert not isinstance(reply, Exception), reply

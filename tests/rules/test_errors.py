@@ -132,7 +132,7 @@ MEANINGS: dict[type[Exception], type[LowqError]] = {
 }
 
 
-CALL = Call("ack_and_take", "lowq:v1:{Orders:3}:", [])
+CALL = Call[Any]("ack_and_take", "lowq:v1:{Orders:3}:", [])
 
 
 def test_every_exception_of_redis_py_becomes_one_of_ours_and_none_shows_the_password() -> None:

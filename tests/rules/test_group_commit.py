@@ -67,7 +67,7 @@ class Gate:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         #: The pushes' calls of each write.
-        self.writes: list[list[Call]] = []
+        self.writes: list[list[Call[Any]]] = []
         #: How many of the next ones wait until it is opened.
         self.holds = 0
         self.opened = threading.Event()
@@ -75,7 +75,7 @@ class Gate:
         self.instead: dict[int, Callable[[Callable[[], list[Any]]], Any]] = {}
         start = Client.start
 
-        def waiting(client: Client, calls: Sequence[Call], **options: Any) -> Any:
+        def waiting(client: Client, calls: Sequence[Call[Any]], **options: Any) -> Any:
             if not calls or calls[0].script != "push":
                 return start(client, calls, **options)
             self.writes.append(list(calls))

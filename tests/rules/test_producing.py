@@ -496,7 +496,7 @@ class Refusing:
         self.calls = 0
         start = Client.start
 
-        def refuse(client: Client, calls: Sequence[Call], **options: Any) -> Any:
+        def refuse(client: Client, calls: Sequence[Call[Any]], **options: Any) -> Any:
             sent = list(calls)
             for position, call in enumerate(calls):
                 if call.script == "push":
@@ -629,7 +629,7 @@ class TestOrderWhateverIsRefused:
         Refusing(monkeypatch, {1: BUSY})
         start, prefix = Client.start, shard_prefix("lowq", "Orders", 0)
 
-        def lose(self: Client, calls: list[Call], **options: Any) -> Any:
+        def lose(self: Client, calls: list[Call[Any]], **options: Any) -> Any:
             if calls[0].script == "push" and calls[0].data[2] == b"1":
                 self.command("DEL", prefix + "pushed")
             return start(self, calls, **options)

@@ -11,7 +11,7 @@ import pytest
 import lowq
 from lowq.errors import ConfigError, ScriptError, ShardsCountError
 from lowq.queue import Queue
-from lowq.store import Client
+from lowq.store import Call, Client
 from lowq.store.keys import queues_key
 from tests.rows import case
 from tests.waiting import NEVER, until
@@ -159,15 +159,15 @@ def test_two_that_declare_different_options_at_once_lose_none(
 ) -> None:
     app, other = make_app(), make_app()
     declared(app, shards_count=4)
-    run, declares = Client.run, [False]
+    call, declares = Client.call, [False]
 
-    def meanwhile(client: Client, script: str, key: str, *args: Any, **options: Any) -> Any:
-        if client is app.client and b"ttl" in str(args).encode() and not declares[0]:
+    def meanwhile(client: Client, asked: Call[Any], **options: Any) -> Any:
+        if client is app.client and "ttl" in str(asked.args) and not declares[0]:
             declares[0] = True
             declared(other, capacity=5)
-        return run(client, script, key, *args, **options)
+        return call(client, asked, **options)
 
-    monkeypatch.setattr(Client, "run", meanwhile)
+    monkeypatch.setattr(Client, "call", meanwhile)
     declared(app, ttl=60)
     assert declares == [True]
     assert entry(app)["options"] == {"ttl": 60.0, "capacity": 5}

@@ -162,7 +162,7 @@ class Tasks:
                 if not reports.are_due():
                     continue
                 reply = tasks.report(self._app, task.id, "running", done, total)
-                if reply.cancel:
+                if reply.is_cancelled:
                     outcome = "cancelled"
                     break
                 if reply.state != "running":

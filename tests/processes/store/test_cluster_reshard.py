@@ -43,7 +43,7 @@ def test_replicas_confirm_each_step_where_there_are_any(
         with case(url), closing(lowq.Lowq(redis_url=url)) as app:
             queue, start, confirmed = filled(app, 5), app.client.start, set[str]()
 
-            def start_noted(calls: Sequence[Call], **options: Any) -> Any:
+            def start_noted(calls: Sequence[Call[Any]], **options: Any) -> Any:
                 if options.get("wait") is not None:
                     confirmed.update(call.script for call in calls)  # noqa: B023  # called at once
                 return start(calls, **options)  # noqa: B023

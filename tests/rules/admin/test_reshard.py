@@ -821,7 +821,7 @@ def test_calls_that_come_late_change_nothing(app: lowq.Lowq) -> None:
     """Those of a mover that was replaced, out of a connection that hung."""
     queue = app.queue("Orders", 2)
     queue.push([{"id": n, "payload": n} for n in range(30)])
-    scripts, sent = {"move_out", "move_in", "open_shard", "prepare_shard", "seal"}, list[Call]()
+    scripts, sent = {"move_out", "move_in", "open_shard", "prepare_shard", "seal"}, list[Call[Any]]()
     with hooked(app, after=lambda calls: sent.extend(call for call in calls if call.script in scripts)):
         queue.reshard(3)
     assert {call.script for call in sent} == scripts

@@ -195,7 +195,7 @@ def test_a_forged_record_costs_its_own_row(rig: QueueRig) -> None:
             rig.client.command("HSET", KEY, "forged", forged, "../x", f"done 1 1 1 1 1 0 {len(FACTS)} {FACTS}")
             assert [found.id for found in tasks.all_tasks(rig.app)] == ["one"]
             assert tasks.find_task(rig.app, "forged") is None
-            assert tasks.report(rig.app, "forged", "running", 1, None).cancel is False
+            assert tasks.report(rig.app, "forged", "running", 1, None).is_cancelled is False
             tasks.cancel(rig.app, "forged")
             tasks.begin(rig.app, task("two"))
             assert [found.id for found in tasks.all_tasks(rig.app)] == ["two", "one"]

@@ -38,9 +38,9 @@ class Line:
         self.address: tuple[str, int] | None = None
         self.age = float("inf")
         self.on_send: Callable[[], object] = lambda: None
-        self.calls: list[Call] = []
+        self.calls: list[Call[Any]] = []
 
-    def run_many(self, calls: Sequence[Call], repeats: int = 0) -> list[Any]:
+    def run_many(self, calls: Sequence[Call[Any]], repeats: int = 0) -> list[Any]:
         self.on_send()
         replies: list[Any] = []
         for call in calls:

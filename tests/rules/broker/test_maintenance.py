@@ -18,6 +18,7 @@ from lowq.broker.splitter import Members
 from lowq.broker.sweeper import Sweeper
 from lowq.errors import RedisUnavailable, ScriptError, ShardsCountError
 from lowq.store import Call, Client, Refusal
+from lowq.store.registry import Registration
 from tests.waiting import PATIENCE, until
 
 #: Seconds. A third of it is longer than a test waits, so no round comes by itself meanwhile.
@@ -34,12 +35,12 @@ class Registry:
         self.others: list[str] = []
         #: Seconds until the first of them will have been silent for too long.
         self.first_silent = b""
-        self.heartbeats: list[Call] = []
+        self.heartbeats: list[Call[Any]] = []
         self.refusal: Refusal | None = None
         #: What happens while heartbeats are under way. One that returns an error keeps the answer from coming.
         self.meanwhile: list[Callable[[], object]] = []
 
-    def run_many(self, calls: Sequence[Call], repeats: int = 0) -> list[Any]:
+    def run_many(self, calls: Sequence[Call[Any]], repeats: int = 0) -> list[Any]:
         reply: list[bytes] = [self.first_silent, b"1800000000.000000"]
         if part := str(calls[0].args[2]):
             reply += [ME.name.encode(), part.encode()]
@@ -74,7 +75,7 @@ class Rig:
             cast(Client, self.registry), Membership(ME, "lowq", silence=TTL, shares=shares), cast(Leases, self.leases),
             list, Outage(), divide=lambda members: self.divide(members),  # noqa: PLW0108  # it may change
             lease_ttl=TTL, poll_interval=1000 * TTL,
-            registrations=lambda: [Call("register", "q", ["", "q", 4])], on_ready=self._on_ready,
+            registrations=lambda: [Registration("queues", "q", 4)], on_ready=self._on_ready,
             on_fatal=self.fatal.append, sweeper=Sweeper(list, [], 500), clock=lambda: clock.now() + self.late,
         )  # fmt: skip
 

@@ -31,12 +31,12 @@ class Redis:
         self.takes = 0.0
         self.left = 100
         self.loses_replies = False
-        self.calls: list[Call] = []
+        self.calls: list[Call[Any]] = []
 
-    def run_many(self, calls: Sequence[Call], **_options: Any) -> list[Any]:
+    def run_many(self, calls: Sequence[Call[Any]], **_options: Any) -> list[Any]:
         return [self._run(call) for call in calls]
 
-    def _run(self, call: Call) -> Any:
+    def _run(self, call: Call[Any]) -> Any:
         self.calls.append(call)
         self.now += self.takes
         if self.loses_replies:

@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 )
 
 from lowq.broker import in_flight
-from lowq.broker.delivery import HAS_EXPIRIES, HAS_LEVELS, HAS_TRACES, Failure
+from lowq.broker.delivery import Failure
 from lowq.broker.shard import Shard
 from lowq.codec import APPENDED
 from lowq.doctor.jobs import JobScanner
@@ -42,6 +42,8 @@ from tests.rules.model import JITTER, LEVEL, Model, Refused
 from tests.rules.support import NOW, REMAINS, REMEMBERED, TTL, ShardRig, job, jobs_of
 from tests.tiers import often
 
+#: Bits of the state in a reply of `ack_and_take`.
+HAS_TRACES, HAS_EXPIRIES, HAS_LEVELS = 4, 16, 64
 MAX_PAYLOADS = 2
 #: Three short payloads fit, or a long one and a short one; the others fill a reply by themselves.
 MAX_BYTES = 330
@@ -106,15 +108,18 @@ class Link:
         self.on_lost: Callable[[], None] | None = None
         self.reply: Any = None
         #: The last call, as it was sent.
-        self.call = Call("", "", [])
+        self.last_call = Call[Any]("", "", [])
 
     def run(self, script: str, key: str, *args: str | bytes | int | float) -> Any:
-        (reply,) = self.run_many([Call(script, key, args)])
+        return self.call(Call[Any](script, key, args))
+
+    def call(self, call: Call[Any]) -> Any:
+        (reply,) = self.run_many([call])
         if isinstance(reply, Exception):
             raise reply
-        return reply
+        return call.read(reply)
 
-    def run_many(self, calls: Sequence[Call]) -> list[Any]:
+    def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
         on_lost, self.on_lost = self.on_lost, None
         if on_lost is not None:
             self._client.run_many(calls)
@@ -123,8 +128,8 @@ class Link:
                 if call.script == "push":
                     call.args[2] = "1"
         replies = self._client.run_many(calls)
-        (self.reply,), (self.call,) = replies, calls
-        if self.call.script == "ack_and_take" and isinstance(self.reply, list):
+        (self.reply,), (self.last_call,) = replies, calls
+        if self.last_call.script == "ack_and_take" and isinstance(self.reply, list):
             reply = list(self.reply)
             jobs = jobs_of(reply)
             if reply[2] & HAS_LEVELS:  # which test_priority looks at
@@ -190,9 +195,9 @@ class ShardMachine(RuleBasedStateMachine):
         #: Processes that lost the shard and may not have noticed.
         self.ghosts: list[Process] = []
         #: The last outcome that was reported: the call, and what it does to the model.
-        self.outcome: tuple[Call, Callable[[], Any]] | None = None
+        self.outcome: tuple[Call[Any], Callable[[], Any]] | None = None
         #: A call of an operator that was given up, and repeated.
-        self.given_up: Call | None = None
+        self.given_up: Call[Any] | None = None
 
     # --- how a step runs ---
 
@@ -511,7 +516,7 @@ class ShardMachine(RuleBasedStateMachine):
         cited = self.now, _token_in_hand(process.shard), process.delivery
         if self._step(act, lambda: apply(*cited), lost) is None:
             process.lost_the_shard()
-        self.outcome = self.link.call, lambda: apply(*cited)
+        self.outcome = self.link.last_call, lambda: apply(*cited)
         process.hand = [job_id for job_id in process.hand if job_id not in ids]
 
     @precondition(lambda self: self.owner.pending)

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -95,7 +96,7 @@ def test_a_reply_is_waited_for_no_longer_than_is_left(now: list[float], monkeypa
     monkeypatch.setattr("lowq.store.client.servers_for", lambda *_: servers)
     client = Client("redis://nowhere", size=1, timeout=1.0)
     for key in pools:
-        assert client.start([Call("push", key, ())])() == [1]  # it is prepared
+        assert client.start([Call[Any]("push", key, ())])() == [1]  # it is prepared
     rows: list[tuple[str, str, list[int], list[float]]] = [
         ("a small call is written at once", "a", [10], [3.0]),
         ("the second reply has what the first left", "aa", [10, 10], [3.0, 2.0]),
@@ -106,7 +107,7 @@ def test_a_reply_is_waited_for_no_longer_than_is_left(now: list[float], monkeypa
     for rule, keys, sizes, expected in rows:
         with case(rule):
             waited.clear()
-            calls = [Call("push", key, (), [b"x" * size]) for key, size in zip(keys, sizes, strict=True)]
+            calls = [Call[Any]("push", key, (), [b"x" * size]) for key, size in zip(keys, sizes, strict=True)]
             assert client.start(calls, deadline=Deadline(60.0, until=now[0] + 3.0))() == [1] * len(calls)
             assert waited == expected
     for pool in pools.values():

@@ -92,5 +92,5 @@ class Hand:
 def heartbeat(app: lowq.Lowq, node: str, at: float, silence: float = 3600.0, **details: Any) -> None:
     """A heartbeat of a node, then."""
     says = msgspec.json.encode(details)
-    call = Call("heartbeat", nodes_key(app.config.namespace), [repr(at), node, "", says, silence])
+    call = Call[Any]("heartbeat", nodes_key(app.config.namespace), [repr(at), node, "", says, silence])
     app.client.run(call.script, call.key, *call.args)

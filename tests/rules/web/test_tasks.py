@@ -16,7 +16,7 @@ import lowq
 import lowq_web
 from lowq.admin import tasks as registry
 from lowq.queue import Queue
-from lowq.store import Client
+from lowq.store import Call, Client
 from lowq_web import stats_cache, tasks
 from lowq_web.journal import Actor
 from lowq_web.stats_cache import StatsCache
@@ -187,7 +187,7 @@ def test_so_many_run_on_all_dashboards_together(
 def test_a_task_reports_a_few_times_a_second_whatever_its_steps_take(
     app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now, reports, run = 1000.0, list[str](), Client.run
+    now, reports, call = 1000.0, list[str](), Client.call
 
     def steps(*_args: Any, **_options: Any) -> Iterator[lowq.Step]:
         nonlocal now
@@ -195,12 +195,12 @@ def test_a_task_reports_a_few_times_a_second_whatever_its_steps_take(
             now += 0.01
             yield lowq.Step(done, 1000)
 
-    def counted(self: Client, script: str, *args: Any, **options: Any) -> Any:
-        reports.append(script)
-        return run(self, script, *args, **options)
+    def counted(self: Client, asked: Call[Any], **options: Any) -> Any:
+        reports.append(asked.script)
+        return call(self, asked, **options)
 
     monkeypatch.setattr(Queue, "bulk", steps)
-    monkeypatch.setattr(Client, "run", counted)
+    monkeypatch.setattr(Client, "call", counted)
     app.queue("Orders", 1).push({"id": 1})
     background = Tasks(app, StatsCache(app), clock=lambda: now)
     task = background.start(Actor("ann"), "Orders", "delete", lowq.JobFilter())
@@ -250,26 +250,26 @@ def test_the_end_is_written_when_redis_answers_again_or_given_up(
     app: lowq.Lowq, steps: Steps, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tasks, "END_PAUSE", 0.0)
-    run, now, tried = Client.run, 1000.0, 0
+    call, now, tried = Client.call, 1000.0, 0
     app.queue("Orders", 1).push({"id": 1})
     # In the last row each call takes as long as Redis may leave it unanswered.
     unavailable, refused = lowq.RedisUnavailable("Redis does not answer"), lowq.RedisRefused("NOPERM")
     rows: list[tuple[Exception, float, int]] = [(unavailable, 0.1, 6), (refused, 0.1, 1), (unavailable, 20.5, 3)]
     for error, takes, attempts in rows:
 
-        def away(self: Client, script: str, *args: Any, row: Any = (error, takes, attempts), **options: Any) -> Any:
+        def away(self: Client, asked: Call[Any], row: Any = (error, takes, attempts), **options: Any) -> Any:
             nonlocal now, tried
-            if script == "task_report":
+            if asked.script == "task_report":
                 now, tried = now + row[1], tried + 1
                 if tried < 6:
                     raise row[0]
-            return run(self, script, *args, **options)
+            return call(self, asked, **options)
 
         with case(error, takes), monkeypatch.context() as patch:
             steps.ends, tried = False, 0
             background = Tasks(app, StatsCache(app), clock=lambda: now)
             task = background.start(Actor("ann"), "Orders", "delete", lowq.JobFilter()).id
-            patch.setattr(Client, "run", away)
+            patch.setattr(Client, "call", away)
             steps.ends = True
             steps.go()
             no_threads()
