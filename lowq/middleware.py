@@ -95,7 +95,11 @@ def wrap_async(
                 if called:
                     raise MiddlewareError(f"middleware {_name(chain[position])} called call_next() twice")
                 called = True
-                await at(position + 1)
+                try:
+                    await at(position + 1)
+                except Exception:
+                    finished = True  # the middleware may swallow it; not so what ends the task
+                    raise
                 finished = True
 
             await chain[position](worker, batch, call_next)

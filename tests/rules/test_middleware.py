@@ -92,3 +92,19 @@ def test_one_that_does_not_call_the_next_once_fails_the_batch() -> None:
             assert found is None if said is None else said in (found or "")
             # An error goes out through all of them.
             assert events == ["a in", *[{"1": [7]}] * performs, "a out"]
+
+
+def test_an_async_one_may_swallow_an_error_as_a_plain_one_may() -> None:
+    async def forgive_async(worker: Any, batch: Any, call_next: Next) -> None:
+        with pytest.raises(ZeroDivisionError):
+            await call_next()
+
+    app = lowq.Lowq(redis_url="memory://", server_middlewares=[forgive_async])
+
+    @app.worker(shards_count=1)
+    async def orders(payloads_by_id: dict[str, list[Any]]) -> None:
+        raise ZeroDivisionError
+
+    orders.push("1", 7)
+    drain(orders)
+    assert orders.queue.peek("1") is None
