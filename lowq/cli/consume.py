@@ -332,10 +332,11 @@ class _Tail:
         stream = self._stream
         if not isinstance(stream, io.BufferedReader):
             return
-        while data := stream.read1(2**16):
-            self._kept = (self._kept + data)[-4 * KEPT_ERROR :]
-            with suppress(OSError, ValueError):  # nobody reads ours; the command goes on all the same
-                click.echo(data, err=True, nl=False)
+        with stream:
+            while data := stream.read1(2**16):
+                self._kept = (self._kept + data)[-4 * KEPT_ERROR :]
+                with suppress(OSError, ValueError):  # nobody reads ours; the command goes on all the same
+                    click.echo(data, err=True, nl=False)
 
     def join(self) -> None:
         """Waits for its end, though not for that of processes that the command has left behind."""

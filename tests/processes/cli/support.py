@@ -98,7 +98,7 @@ class Process:
 
     @property
     def err(self) -> str:
-        return self._err.read_text()
+        return self._err.read_text(errors="replace")
 
     @property
     def stdin(self) -> IO[bytes]:

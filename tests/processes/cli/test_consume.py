@@ -108,8 +108,9 @@ case "$1" in bad) echo no such address >&2; exit 3;; busy) exit 75;; esac
     queue.push([{"id": "bad", "score": 1}, {"id": "busy", "score": 1}])
     queue.push({"id": "flood", "payload": "x" * 500_000, "score": 1})
     words = ("-c", "2", "--idle", "0.3", "--", "sh", "-c", script, "sh", "{id}")
-    process = start("consume", "mail", "--redis-url", cli.url, *words)
+    process = start("consume", "mail", "--redis-url", cli.url, *words, environment={"PYTHONDEVMODE": "1"})
     assert process.wait() == 0
+    assert "ResourceWarning" not in process.err  # as it says in this mode of what was left open
     assert (process.folder / "good.got").read_text().split("\n") == ['{"n":1}', '{"n":2}', ""]
     assert (process.folder / "good.env").read_text() == "mail good -1\n"
     failed = {job.id: (job.error, job.retry_count) for job in queue.jobs("retrying").jobs}
