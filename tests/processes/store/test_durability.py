@@ -23,7 +23,7 @@ from tests.processes.support import until
 from tests.redis_cluster import RedisCluster
 from tests.redis_server import RedisServer
 from tests.sentinel import Sentinel
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, auntil
 
 MakeQueue = Callable[..., Queue]
 
@@ -253,6 +253,43 @@ class TestReplicated:
 
         asyncio.run(push())
         assert payloads_of(queue, 42) == list(range(200))
+
+    def test_a_cancelled_one_under_way_is_not_overtaken_by_one_that_waits_for_less(
+        self, pair: Pair, make_queue: MakeQueue
+    ) -> None:
+        queue = make_queue(pair.primary.url, shards_count=1, durability_timeout=60.0)
+        queue.push(0)
+
+        async def push() -> None:
+            pair.proxy.hold()
+            cancelled = asyncio.create_task(queue.apush(42, 1))
+            await auntil(pair.is_waited_for, "push that waits")
+            cancelled.cancel()
+            await asyncio.wait([cancelled])
+            later = asyncio.create_task(queue.apush(42, 2, durability="none"))
+            await asyncio.sleep(0)
+            assert await queue.apush(7, durability="none") == 1
+            assert not later.done()
+            pair.proxy.heal()
+            assert await later == 1
+
+        asyncio.run(push())
+        assert payloads_of(queue, 42) == [1, 2]
+
+    def test_nor_does_a_reshard_change_the_order_of_an_id(self, pair: Pair, make_queue: MakeQueue) -> None:
+        queue = make_queue(pair.primary.url, shards_count=1, durability_timeout=60.0)
+        mover = make_queue(pair.primary.url, shards_count=1)
+        durabilities: list[Durability] = ["replicated", "none"]
+
+        async def push(start: int) -> None:
+            pushes = (queue.apush(42, n, durability=durabilities[n % 2]) for n in range(start, start + 20))
+            assert await asyncio.gather(*pushes) == [1] * 20
+
+        for start, count in (0, 2), (20, 3), (40, 4):
+            queue.push(0)
+            mover.reshard(count)
+            asyncio.run(push(start))
+        assert payloads_of(mover, 42) == list(range(60))
 
     def test_those_who_wait_hold_no_connection_that_others_need(self, pair: Pair, make_queue: MakeQueue) -> None:
         queue = make_queue(pair.primary.url, client_pool_size=1, durability_timeout=60.0)
