@@ -12,7 +12,7 @@ from lowq.broker.outage import Outage
 from lowq.broker.permits import MOST_UNUSED_SECONDS, STARVED_SECONDS, UNUSED_SECONDS, Permits
 from lowq.broker.queue_permits import QueuePermits
 from lowq.broker.scheduler import LagScheduler
-from lowq.errors import RedisUnavailable
+from lowq.errors import RedisUnavailable, ScriptError
 from lowq.limits import Limit
 from lowq.store import Call, Client
 from tests.rows import case
@@ -30,7 +30,7 @@ class Redis:
         self.now = 1000.0
         self.takes = 0.0
         self.left = 100
-        self.loses_replies = False
+        self.loses_replies = self.spoilt = False
         self.calls: list[Call[Any]] = []
 
     def run_many(self, calls: Sequence[Call[Any]], **_options: Any) -> list[Any]:
@@ -41,6 +41,8 @@ class Redis:
         self.now += self.takes
         if self.loses_replies:
             return RedisUnavailable("the reply was lost")
+        if self.spoilt:
+            return ScriptError("WRONGTYPE")
         more = int(call.args[6])
         granted = min(more, self.left)
         self.left -= granted
@@ -129,6 +131,17 @@ def test_a_call_that_is_repeated_counts_from_when_it_was_sent_first() -> None:
     process.redis.loses_replies = False
     process.turns(after=0.9 * TTL)
     assert process.redis.stated == [("0", 1), ("0", 1), ("1", 0)], "it has stated it anew at once"
+    assert process.dispatcher.pick(0) is not None
+
+
+def test_a_key_that_is_not_lowqs_stops_nothing_and_is_asked_again() -> None:
+    process = Process(Concurrency(10))
+    process.wants(1)
+    process.redis.spoilt = True
+    process.permits.turn()
+    assert process.dispatcher.pick(0) is None
+    process.redis.spoilt = False
+    process.turns(after=TTL)
     assert process.dispatcher.pick(0) is not None
 
 

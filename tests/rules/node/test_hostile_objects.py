@@ -322,6 +322,16 @@ def test_a_payload_that_can_not_be_decoded_is_buried_whatever_the_codec_raises(
     assert "queue 'Orders', id '1': " in caplog.text
 
 
+def test_what_a_codec_raises_to_stop_the_process_stops_the_node(make_app: MakeApp) -> None:
+    for name in ("thread", "loop"):
+        with case(name):
+            app, driver = make_app(load_payload=stops), Driver(name)
+            worker = driver.worker(app, fails)
+            worker.push("1", "payload")
+            assert type(driver.perform(app, worker)) is Stop
+            assert worker.queue.stats().taken == 1
+
+
 def test_a_codec_that_fails_the_second_time_keeps_the_worker_from_nothing(make_app: MakeApp, driver: Driver) -> None:
     calls: list[bytes] = []
 

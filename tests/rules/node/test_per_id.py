@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import lowq
+from lowq import clock
 from lowq.node.execution import WorkerRuntime
 from lowq.testing import drain
 from lowq.workers import Worker
@@ -14,6 +15,7 @@ from tests.rows import case
 from tests.rules.node.conftest import MakeApp
 from tests.rules.node.drivers import Driver, job_of, states
 from tests.rules.thread_rig import ThreadRig
+from tests.waiting import NEVER
 
 IDS = "abcd"
 
@@ -114,6 +116,21 @@ def test_a_merge_function_goes_before_it(app: lowq.Lowq, driver: Driver) -> None
     assert states(worker, IDS) == {"a": None, "b": ("retrying", 0), "c": None, "d": None}
 
 
+def test_an_id_that_expires_behind_a_slow_one_does_not_begin(app: lowq.Lowq) -> None:
+    seen: list[str] = []
+    ahead = 0.0
+
+    def handler(job_id: str, _payloads: list[Any]) -> None:
+        nonlocal ahead
+        seen.append(job_id)
+        ahead = 2 * NEVER
+
+    worker = Driver("thread").worker(app, handler, per_id=True)
+    worker.perform_async({"id": job_id, "score": 1, **({"ttl": NEVER} if job_id == "c" else {})} for job_id in IDS)
+    ThreadRig(app, worker, lambda: clock.now() + ahead).turn()
+    assert seen == ["a", "b", "d"]
+
+
 def test_a_batch_that_is_cancelled_acknowledges_what_is_done_and_charges_nothing(app: lowq.Lowq) -> None:
     begun = asyncio.Event()
 
@@ -151,11 +168,12 @@ def test_something_awaited_that_is_cancelled_fails_its_id_alone(app: lowq.Lowq) 
     assert "what the handler awaited was cancelled" in (job_of(orders, "b").error or "")
 
 
-def test_when_the_shard_is_to_be_given_up_or_not_surely_held_no_other_id_begins(make_app: MakeApp) -> None:
+def test_when_the_node_stops_or_the_shard_is_given_up_or_not_surely_held_no_other_id_begins(make_app: MakeApp) -> None:
     """Those wait again, uncharged."""
     rows: list[tuple[str, Callable[[ThreadRig], object]]] = [
         ("given up", lambda rig: rig.dispatcher.leave(rig.shards)),
         ("lost", lambda rig: rig.shards[0].lease.lose()),
+        ("the node stops", lambda rig: rig.stopping.set()),
     ]
     for name, happens in rows:
         with case(name):

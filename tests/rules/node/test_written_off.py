@@ -1,7 +1,7 @@
 """A handler that does not come back within ttr: what its successor reports, and what it itself can still do."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -9,9 +9,10 @@ import pytest
 import lowq
 from lowq.broker.dispatcher import is_ready
 from lowq.broker.lease import Lease
-from lowq.errors import LeaseLost
+from lowq.errors import LeaseLost, RedisUnavailable
 from lowq.node.activity import ThreadActivity
 from lowq.node.worker_thread import WorkerThread
+from lowq.store import Call, Client
 from tests.leases import run_out
 from tests.rules.support import TTL
 from tests.rules.thread_rig import ThreadRig
@@ -109,9 +110,22 @@ def hanging(store_url: str) -> Iterator[Hanging]:
     made.close()
 
 
-def test_what_the_handler_has_said_of_ids_holds_and_the_others_are_charged_a_crash(hanging: Hanging) -> None:
+@pytest.mark.parametrize("failures", [0, 2])
+def test_what_the_handler_has_said_of_ids_holds_and_the_others_are_charged_a_crash(
+    hanging: Hanging, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    """Once Redis is there."""
+    run_many, left = Client.run_many, [RedisUnavailable("away")] * failures
+
+    def run(client: Client, calls: Sequence[Call[Any]], **options: Any) -> list[Any]:
+        if left and any(call.script == "release" for call in calls):
+            raise left.pop()
+        return run_many(client, calls, **options)
+
+    monkeypatch.setattr(Client, "run_many", run)
     hanging.write_off()
     until(hanging.is_reported, "report of what was in hand")
+    assert left == []
     assert hanging.queue.peek("done") is None
     buried, unknown = hanging.queue.peek("buried"), hanging.queue.peek("unknown")
     assert buried is not None
