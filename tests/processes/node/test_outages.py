@@ -105,11 +105,12 @@ def test_redis_away_for_longer_than_the_lease_loses_nothing_and_charges_nobody(
 def test_a_node_stops_while_redis_is_away_and_tells_it_what_finished_if_it_comes_back(
     make_rig: MakeRig, own_server: RedisServer
 ) -> None:
-    rig = make_rig(own_server.url, LOWQ_LEASE_TTL=NEVER, ORDERS_SPLITTER="all")
-    node = rig.node().holds_all()
-    idle = rig.node(LOWQ_SHUTDOWN_TIMEOUT=1).stands_by()
+    rig = make_rig(own_server.url, LOWQ_LEASE_TTL=NEVER)
+    nodes = [rig.node().holds_all(), rig.node()]
+    until(lambda: all(node.held() for node in nodes), "shards of each node")
     rig.push("a", 1, do="wait")
-    rig.begun("a", 1)
+    (performed,) = rig.begun("a", 1)
+    idle, node = sorted(nodes, key=lambda one: one.pid == performed.pid)
     own_server.kill()
     idle.says("does not answer")
     assert idle.stop() == 0

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from lowq.codec import load_payload
 from lowq.node.node import Node
 from tests.leases import run_out
 from tests.processes.support import PATIENCE, until
+from tests.redis_server import free_port
 
 
 @pytest.fixture
@@ -56,6 +58,23 @@ def test_jobs_taken_under_a_lease_that_changed_hands_before_the_reply_was_read_a
     with pytest.raises(lowq.LeaseLost):
         old.in_flight.took(reply)
     assert old.in_flight.take(1).jobs == []
+
+
+def test_new_code_waits_for_a_redis_that_is_away_when_it_starts(caplog: pytest.LogCaptureFixture) -> None:
+    app = lowq.Lowq(redis_url=f"redis://127.0.0.1:{free_port()}")
+
+    @app.worker(shards_count=1)
+    def orders(payloads_by_id: dict[str, list[Any]]) -> None:
+        raise AssertionError("there is no job")
+
+    node = Node(app, resumes_as="0" * 16)
+    with ThreadPoolExecutor(1) as executor:
+        start = executor.submit(node.start)
+        until(lambda: "trying until it is back" in caplog.text or start.done(), "what it says of Redis")
+        assert not start.done()
+        node.request_stop()
+        assert isinstance(start.exception(), lowq.RedisUnavailable)
+    app.close()
 
 
 def test_nodes_inside_an_application_leave_nothing_behind(app: lowq.Lowq) -> None:

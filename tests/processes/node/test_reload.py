@@ -15,6 +15,7 @@ from tests.processes.supervising import SOURCE, Supervise, SupervisorProcess, co
 from tests.processes.support import NEVER, Rig, until
 from tests.redis_server import free_port
 from tests.rows import case
+from tests.tiers import often
 
 
 def loaded(rig: Rig, pid: int) -> list[int]:
@@ -174,13 +175,22 @@ def test_asked_for_again_while_it_checks_it_checks_again(make_rig: MakeRig, supe
 
 
 @pytest.mark.threads_only
-def test_term_while_the_new_code_is_checked_stops_it(make_rig: MakeRig, supervise: Supervise) -> None:
+@pytest.mark.parametrize("while_it", often(["checks", "finishes"], ["finishes"]))
+def test_term_during_a_reload_stops_it(make_rig: MakeRig, supervise: Supervise, while_it: str) -> None:
     rig = make_rig(LOWQ_LEASE_TTL=NEVER)
     node = start(rig, supervise)
-    write_code(rig, 2, "import time\ntime.sleep(600)\n")
+    if while_it == "checks":
+        write_code(rig, 2, "import time\ntime.sleep(600)\n")
+    else:
+        rig.push("a", 1, do="wait")
+        rig.begun("a", 1)
+        write_code(rig, 2)
     node.signal(signal.SIGHUP)
-    node.says("it checks the new code")
-    assert node.stop() == 0
+    node.says("it checks the new code" if while_it == "checks" else "changes to the new code")
+    node.signal(signal.SIGTERM)
+    node.says(" stops")
+    Path(f"{rig.history.path}.go").touch()
+    assert node.wait() == 0
     assert loaded(rig, node.pid) == [1]
     assert leases(rig) == {}
     assert rig.client.hlen("lowq:v1:nodes") == 0

@@ -1,6 +1,7 @@
 """Users of Redis that may do only what docs/rights.md says, on a real server."""
 
 import asyncio
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,20 @@ def _leave_in_flight(server: RedisServer, rig: Rig, job_id: str) -> None:
         rig.client.delete(f"{rig.prefix(shard)}lease")
         rig.client.hset(f"{rig.prefix(shard)}meta", "leased_until", 1)
     app.close()
+
+
+def test_the_age_of_a_server_is_guessed_from_its_scripts_when_it_may_not_be_asked(server: RedisServer) -> None:
+    first, second = app_of(server, NODE), app_of(server, NODE)
+    first.client.command("TIME")
+    assert first.client.server_age() < math.inf  # nothing of lowq's was there: it may have been started just now
+    second.client.command("TIME")
+    assert second.client.server_age() == math.inf
+    with redis.Redis.from_url(server.url) as client:
+        client.script_flush()  # as a restart does
+    second.queue("Orders", 1).push([{"id": 1}])
+    assert second.client.server_age() < math.inf
+    first.close()
+    second.close()
 
 
 def test_without_info_the_server_is_unknown_and_without_config_its_snapshots(server: RedisServer) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import redis
 
-from lowq.store import names
+from lowq.store import Client, names
 from lowq.store.names import find_addresses
 from tests.waiting import NEVER, PATIENCE, until
 
@@ -28,7 +29,8 @@ class NameServer:
             raise socket.gaierror(socket.EAI_NONAME, "no address")
         if host == NAME:
             self.asked += 1
-            self.answers.wait(PATIENCE)
+            if not self.answers.wait(PATIENCE):
+                raise socket.gaierror(socket.EAI_AGAIN, "try again")
             if isinstance(self.says, OSError):
                 raise self.says
             host = self.says
@@ -72,6 +74,25 @@ def test_the_last_known_address_is_used_in_an_outage(server: NameServer, monkeyp
     monkeypatch.setattr(names, "PATIENCE", NEVER)
     server.answers.set()
     until(lambda: look_up() == "127.0.0.3", "what it says when it answers again")
+
+
+def test_a_client_connects_anew_without_an_answer(
+    server: NameServer, monkeypatch: pytest.MonkeyPatch, redis_url: str
+) -> None:
+    client = Client(
+        redis_url.replace("127.0.0.1", NAME).replace("localhost", NAME),
+        size=1,
+        timeout=PATIENCE,
+        socket_timeout=PATIENCE,
+    )
+    client.command("CLIENT", "SETNAME", "ours")
+    ours = client.command("CLIENT", "ID")
+    server.answers.clear()
+    monkeypatch.setattr(names, "PATIENCE", 0.01)
+    with redis.Redis.from_url(redis_url) as other:
+        other.client_kill_filter(_id=ours)
+    assert client.command("PING")
+    client.close()
 
 
 def test_nothing_is_known(server: NameServer) -> None:
