@@ -1,10 +1,12 @@
 """Several processes of the dashboard behind one balancer, which gives each request to the next one."""
 
 import itertools
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
 import lowq
@@ -12,6 +14,7 @@ import lowq_web
 from lowq.admin import handover
 from lowq.admin.logins import record_failure
 from lowq_web import confirmations, logins
+from lowq_web.passwords import Attempt
 from tests.rows import case
 from tests.rules.web.confirming import confirm
 from tests.rules.web.conftest import OWN
@@ -96,6 +99,17 @@ def test_without_redis_only_the_notice_is_missing(
     assert browser.get(f"{location}?said=1-{'x' * 16}").status_code == 200
 
 
+def test_a_notice_that_somebody_has_written_is_only_text(browser: Any, app: lowq.Lowq) -> None:
+    key = "lowq:v1:notices"
+    for forged in ("", "null", "[]", '{"text": 5}', json.dumps({"text": "<script>alert(1)</script>"})):
+        with case(forged):
+            address = browser.post("/queues/Orders/pause").headers["location"]
+            slot, _, token = address.partition("said=")[2].partition("-")
+            app.client.command("HSET", key, slot, f"{token} {forged}", key=key)
+            page = browser.get(address)
+            assert (page.status_code, "<script>alert" in page.text) == (200, False)
+
+
 # --- failed logins ---
 
 
@@ -122,7 +136,7 @@ def another(client: TestClient, address: str = "testclient") -> TestClient:
 def test_a_guesser_waits_at_all_of_them(pair: list[TestClient], app: lowq.Lowq) -> None:
     one, other = pair
     assert status(other) == 200, "from now on it remembers the password, and this browser"
-    assert record_failure(app, "testclient", "ann", 900) == 1
+    assert status(another(one), "wrong") == 401
     for client in (another(one), another(other)):
         assert [status(client, password) for password in ("wrong", "s3cret")] == [429, 429]
     assert status(another(one, "192.0.2.7")) == 200
@@ -134,7 +148,20 @@ def test_while_redis_is_away_each_counts_alone(pair: list[TestClient], monkeypat
     def away(*_args: object) -> int:
         raise lowq.RedisUnavailable("Redis does not answer")
 
+    one, other = pair
     monkeypatch.setattr(logins, "find_failures", away)
     monkeypatch.setattr(logins, "record_failure", away)
-    one, other = pair
     assert (status(one, "wrong"), status(one), status(other)) == (401, 429, 200)
+    assert status(other) == 200, "the browser shows its cookie"
+    monkeypatch.setattr(logins, "find_failures", pytest.fail)
+    assert status(other) == 200, "whom it knows it does not ask Redis about"
+
+
+@pytest.mark.usefixtures("long_pauses")
+def test_a_guess_that_has_waited_for_its_turn_learns_what_failed_elsewhere_meanwhile(app: lowq.Lowq) -> None:
+    auth, attempt = lowq_web.BasicAuth(USERS).shared(app), Attempt("ann", "s3cret", "192.0.2.1", "")
+    assert auth.recall(attempt) is None
+    record_failure(app, "192.0.2.1", "ann", 900)
+    with pytest.raises(HTTPException) as refused:
+        auth.verify(attempt)
+    assert refused.value.status_code == 429
