@@ -58,6 +58,18 @@ class TestHostileText:
                 assert re.findall(r"\d+", reader.page(moved.headers["location"]).of_role("status")) == ["1"]
                 assert queue.stats().due == 1
 
+    def test_an_id_of_bytes_that_are_no_text_has_a_page_and_can_be_deleted_there(
+        self, client: TestClient, app: lowq.Lowq
+    ) -> None:
+        prefix = shard_prefix("lowq", "Orders", 0)
+        app.register("Orders", 1)
+        app.client.command("ZADD", prefix.encode() + b"payloads:raw\xff", 5, b'"v"')
+        app.client.command("ZADD", prefix + "due", time.time() - 1, b"raw\xff")
+        page = Reader(client).page("/queues/Orders/job?id=raw%FF")
+        (box,) = (box for box in page.find("form", has="Delete").every("input") if box.attributes.get("name") == "id")
+        act(client, "/queues/Orders/act", do="delete selected", id=box.attributes["value"])
+        assert app.queue("Orders").stats().length == 0
+
     def test_payloads_errors_reasons_and_names_are_only_text(self) -> None:
         for word in HOSTILE:
             with case(word), dashboard() as (app, client):
@@ -108,6 +120,10 @@ class TestRedaction:
         for path in ("queues/Orders/jobs", "jobs"):
             found = client.get(f"/api/v1/{path}?payload=Password:hunter2").json()
             assert found.get("jobs", found.get("found")) == [], "nobody finds what is masked"
+        app.queue("Orders").push({"id": "dead", "payload": payload})
+        app.queue("Orders").bury(["dead"])
+        for path in ("/queues/Orders?", "/jobs?list=dead&"):
+            assert "No job matches." in client.get(f"{path}payload=Password:hunter2").text, path
         for path in paths:
             answer = client.get(path)
             assert answer.status_code == 200, path

@@ -104,6 +104,19 @@ class TestSlowClients:
                     until(lambda: not server.connections, "end of the connection")
                 assert "Traceback" not in caplog.text
 
+    def test_what_comes_drop_by_drop_gets_no_more_time(self, app: lowq.Lowq) -> None:
+        with serving(app) as server, server.connect() as connection:
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nX-Slow: ")
+
+            def is_closed() -> bool:
+                try:
+                    connection.sendall(b"x")
+                except OSError:
+                    return True
+                return False
+
+            until(is_closed, "end of the connection")
+
     def test_a_reader_who_takes_nothing_is_not_waited_for(self, app: lowq.Lowq) -> None:
         app.queue("Big", 1).push({"id": n, "payload": "x" * 50_000, "delay": 60} for n in range(100))
         with serving(app) as server, server.connect() as connection:
