@@ -4,11 +4,13 @@ import logging
 from typing import Any
 
 import pytest
+from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
 import lowq
 import lowq_web
-from lowq_web.proxies import TrustedProxies
+from lowq_web import proxies
+from lowq_web.proxies import TrustedProxies, UserHeader
 from tests.rows import case
 from tests.rules.web.conftest import OWN, Open, dashboard
 
@@ -119,6 +121,20 @@ class TestUserHeader:
                 assert (line.levelno, "198.51.100.7" in line.getMessage()) == (logging.WARNING, True)
                 assert ("X-Forwarded-User" in line.getMessage()) is ("x-forwarded-user" in headers)
                 assert client.get("/healthz").status_code == 200
+
+    def test_a_stranger_is_logged_once_a_minute_and_so_many_are_remembered(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(proxies, "_REMEMBERED", 2)
+        now = [0.0]
+        header = UserHeader("X-Forwarded-User", TrustedProxies([PROXY]), clock=lambda: now[0])
+        # Of three the first is forgotten when the last comes.
+        for number, later, logged in ((0, 0, 1), (1, 0, 2), (2, 0, 3), (2, 59, 3), (0, 0, 4), (0, 60, 5)):
+            with case(number, later):
+                now[0] += later
+                with pytest.raises(HTTPException):
+                    header.named(scope(f"192.0.2.{number}", ("X-Forwarded-User", "ann")))
+                assert len(caplog.records) == logged
 
     def test_hostile_names_are_only_text(self, client: TestClient) -> None:
         for name in (b"<script>alert(1)</script>", "\xe4nn".encode(), b"a\tb", b"\xff\xfe"):

@@ -57,6 +57,8 @@ class TestWithoutAuthentication:
             ("host", "evil.example.com", "evil.example.com"),  # a name that was pointed here
             ("host", "127.0.0.1%evil.example.com", "evil.example.com"), ("host", "[", "name '['"),
             ("x-forwarded-for", "198.51.100.9", "proxy"), ("cf-connecting-ip", "198.51.100.9", "proxy"),
+            ("forwarded", "for=198.51.100.9", "proxy"), ("x-client-ip", "198.51.100.9", "proxy"),
+            ("host", "x@127.0.0.1", "x@127.0.0.1"),
             ("referer", "https://dash.example.com/", "dash.example.com"), ("origin", "http://[", "http://["),
         ]  # fmt: skip
         rows: list[tuple[dict[str, Any], str]] = [

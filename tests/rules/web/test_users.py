@@ -240,6 +240,18 @@ class TestCost:
             assert status(other(client), "ann", password) == 429
         assert len(scrypts) == 2
 
+    def test_so_many_right_passwords_are_remembered(
+        self, client: TestClient, scrypts: Counted, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(passwords, "REMEMBERED", 1)
+        for name, password, hashes in (
+            ("ann", "s3cret", 1),
+            ("bob", "other", 2),
+            ("bob", "other", 2),
+            ("ann", "s3cret", 3),
+        ):
+            assert (status(other(client), name, password), len(scrypts)) == (200, hashes)
+
     def test_of_guesses_that_come_together_one_is_looked_at(self, users: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         looked_at, let_go, fits = list[str](), threading.Event(), PasswordHash.fits
 
