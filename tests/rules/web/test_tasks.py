@@ -231,10 +231,13 @@ def test_the_task_of_a_process_that_dies_is_interrupted(redis_url: str, monkeypa
 def test_started_again_it_is_bound_to_the_same_jobs(
     pair: tuple[TestClient, TestClient], steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks, "REPORT_INTERVAL", 0.0)
+    """Cancelled where it runs it ends at its next step, however seldom it reports."""
+    monkeypatch.setattr(tasks, "REPORT_INTERVAL", NEVER)
     one, other = pair
     wanted = {"state": "morgue", "match": "1*", "error": "no <order>", "error_group": "0123456789ab", "shard": 2}
     task = start(one, all=wanted)
+    steps.go()
+    until(lambda: seen(one, task)["total"], "its first report")
     assert one.post(f"/api/v1/tasks/{task}/cancel", json={}).status_code == 202
     steps.go()
     in_state(other, task, "cancelled")
