@@ -55,18 +55,35 @@ class Redis:
 
 
 class Process:
-    """A process with a thread and a queue "q", which has limits and jobs in four shards."""
+    """A process with some threads and a queue "q", which has limits and jobs in four shards. ``beside``: a queue
+    "other" without limits has work, too, and has had a batch of the first thread, so the turn is that of "q".
+    """
 
-    def __init__(self, *limits: Limit, waiting: Waiting | None = None) -> None:
+    def __init__(self, *limits: Limit, waiting: Waiting | None = None, beside: bool = False, threads: int = 1) -> None:
         self.redis = Redis()
-        shares, shards = {"q": Share(limits=limits)}, [shard("q", index, due=0.0) for index in range(4)]
+        shares, names = {"q": Share(limits=limits)}, ["q"]
+        if beside:
+            shares["other"], names = Share(), ["other", "q"]
+        due = {"q": self.redis.now + beside, "other": 0.0}
+        shards = [shard(name, index, due=due[name]) for name in names for index in range(4)]
         self.waiting = waiting
         clock = self.clock
-        self.dispatcher = Dispatcher([shards], [{"q": LagScheduler()}], shares, clock=clock)
+        self.dispatcher = Dispatcher(
+            [shards] * threads, [dict.fromkeys(names, LagScheduler())] * threads, shares, clock=clock
+        )
         self.permits = Permits(
-            cast(Client, self.redis), "lowq", "me", shares, {"q": self.dispatcher}, TTL, Outage(),
+            cast(Client, self.redis), "lowq", "me", shares, dict.fromkeys(names, self.dispatcher), TTL, Outage(),
             on_fatal=lambda _error: None, clock=clock,
         )  # fmt: skip
+
+        if beside:
+            assert self.picks() == "other"
+            self.redis.now += 1
+
+    def picks(self, thread: int = 0) -> str | None:
+        """The queue of what the thread is given."""
+        found = self.dispatcher.pick(thread)
+        return None if found is None else found.queue
 
     def clock(self) -> float:
         if self.waiting is not None:
@@ -95,6 +112,35 @@ def test_what_comes_late_from_a_redis_that_is_far_away_can_be_used(waiting: Wait
         process.redis.takes = 0.3
         process.permits.turn()
         assert future.result(PATIENCE) is not None
+
+
+def test_a_thread_waits_for_the_answer_for_a_moment_when_it_is_the_queues_turn() -> None:
+    for how, then in (("granted", "q"), ("none left", "other"), ("reply lost", "other"), ("no answer", "other")):
+        with case(how):
+            process = Process(Rate(10), beside=True)
+            assert process.picks() is None, "not yet: else all threads are with other queues when it comes"
+            process.redis.left = 0 if how == "none left" else 100
+            process.redis.loses_replies = how == "reply lost"
+            if how == "no answer":
+                process.redis.now += 1
+            else:
+                process.permits.turn()
+            assert [process.picks(), process.picks()] == [then] * 2, "and it does not wait again"
+
+
+def test_a_thread_does_not_wait_while_it_is_not_the_queues_turn() -> None:
+    process = Process(Rate(1), beside=True, threads=2)
+    assert process.picks() is None
+    process.permits.turn()
+    assert [process.picks(0), process.picks(1)] == ["q", "other"]
+
+
+def test_an_event_loop_keeps_a_place_until_the_answer_comes() -> None:
+    process = Process(Rate(10), beside=True)
+    assert process.picks() is None, "the first batch of the other one has ended"
+    assert [found.queue for found in process.dispatcher.pick_many(2, ())] == ["other"]
+    process.permits.turn()
+    assert [found.queue for found in process.dispatcher.pick_many(1, ())] == ["q"]
 
 
 @pytest.mark.parametrize("own", [True, False])
