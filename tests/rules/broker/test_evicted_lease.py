@@ -83,6 +83,15 @@ def test_a_clock_that_stepped_back_does_not_keep_a_dead_owners_for_longer_than_a
     assert isinstance(rig.owner("second").lease.acquire(TTL, back + TTL + 1), Lease)
 
 
+def test_a_clock_that_stepped_back_does_not_keep_it_again_once_its_key_has_run_out(rig: ShardRig) -> None:
+    rig.run("acquire", repr(NOW + 1), "first", int(TTL * 1000), rig.shards_count, 3, 1, "", 0)
+    rig.client.command("PEXPIRE", rig.prefix + "lease", int(100 * TTL * 1000))  # as it looks after a step back
+    back = NOW - 86_400
+    assert isinstance(rig.owner("second").lease.acquire(TTL, back), LeaseDenied)
+    evict(rig)  # by its time
+    assert isinstance(rig.owner("second").lease.acquire(TTL, back + TTL + 1), Lease)
+
+
 def test_a_shard_with_such_a_lease_is_not_dropped(rig: ShardRig) -> None:
     assert rig.run("drop", repr(NOW + 1), "", 500, "1") == [2, 0]
     evict(rig)

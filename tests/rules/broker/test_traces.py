@@ -131,6 +131,23 @@ def test_what_somebody_else_wrote_is_replaced_and_holds_nobody_up(owned: ShardRi
     assert take(owned) == {"a": ("three",)}
 
 
+def test_a_key_of_another_type_holds_nobody_up_either(owned: ShardRig) -> None:
+    def spoil(name: str) -> None:
+        owned.client.command("DEL", owned.prefix + name)
+        owned.client.command("LPUSH", owned.prefix + name, "x")
+
+    spoil("traces:a")
+    push(owned, "a", "one")
+    assert take(owned) == {"a": ("one",)}
+    spoil("taken:traces:a")
+    push(owned, "a", "two", "w")
+    owned.shard.in_flight.release([("a", None)], NOW)
+    assert take(owned) == {"a": ("two",)}
+    owned.shard.in_flight.release([("a", None)], NOW)
+    spoil("traces:a")
+    assert take(owned) == {"a": ()}
+
+
 # --- the ends of jobs ---
 
 

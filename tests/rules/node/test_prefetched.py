@@ -77,6 +77,13 @@ def test_the_next_batch_is_begun_only_if_the_lease_is_surely_held_and_the_node_g
         assert isinstance(lease, Lease)
         assert not lease.resumed
 
+    def lose(made: Prefetched) -> None:
+        run_out(made.app.client, made.shard.prefix)
+
+    def lose_and_fail(made: Prefetched) -> None:
+        lose(made)
+        raise ValueError
+
     def assert_taken(made: Prefetched) -> None:
         assert made.in_flight() == 2, "both were taken in one delivery"
 
@@ -85,6 +92,8 @@ def test_the_next_batch_is_begun_only_if_the_lease_is_surely_held_and_the_node_g
         ("a pause within the lease", lambda _: suspend(TTL - 1), True),
         ("a pause past the lease", lambda _: suspend(TTL), False),
         ("somebody else's meanwhile", change_hands, False),
+        ("lost in Redis, says the next take", lose, True),
+        ("lost in Redis, says the report of a failure", lose_and_fail, False),
         ("known to be lost", lambda made: made.shard.lease.lose(), False),
         ("the node stops", lambda made: made.rig.stopping.set(), False),
         ("to be given up", lambda made: made.rig.dispatcher.leave([made.shard]), False),
@@ -99,6 +108,9 @@ def test_the_next_batch_is_begun_only_if_the_lease_is_surely_held_and_the_node_g
                 job = job_of(made.worker, "b")
                 assert (job.state, job.retry_count, job.crashes) == ("due", -1, 0)
                 assert made.in_flight() == 1  # the other one, which the next delivery acknowledges
+            if meanwhile is lose:
+                made.turn()
+            assert made.rig.maintenance.doubted == [made.shard] * name.startswith("lost in Redis")
             if name == "to be given up":
                 made.turn()  # acknowledges, and takes nothing
                 assert made.in_flight() == 0
