@@ -46,3 +46,4 @@ def test_a_lone_node_has_all_its_shards_back_at_once_after_redis_lost_its_data(m
         until(lambda: sum(map(len, fences.values())) == count, "all jobs")  # noqa: B023  # called at once
         app.client.command("FLUSHALL")
     assert all(of_shard == sorted(of_shard) for of_shard in fences.values())
+    until(lambda: "work" in [info.name for info in app.queues()], "its queue in the registry")

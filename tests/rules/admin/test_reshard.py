@@ -354,6 +354,11 @@ def test_what_can_not_be_done(app: lowq.Lowq) -> None:
         with case(count), pytest.raises(ConfigError, match="shards_count"):
             queue.reshard(count)
     assert queue.reshard(2) is None
+    heartbeat = partial(app.client.run, "heartbeat", NODES, "", "host:1:a", "")
+    heartbeat(json.dumps({"queues": ["Orders"], "strict": True}), 60)
+    with pytest.raises(ConfigError, match="strict about"):
+        queue.reshard(3)
+    heartbeat("", 60)
     next(reshard(app, "Orders", 3))
     for count in (4, 2):
         with case(count), pytest.raises(Resharding, match="lowq reshard Orders 3"):
