@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -667,6 +668,16 @@ def test_when_redis_goes_away_half_way_what_was_accepted_is_in_and_the_rest_of_a
         assert queue.push(error.rest) == total - error.accepted
         assert read[0] == total
         assert all_ids(queue) == {str(number) for number in range(total)}
+
+
+def test_a_push_without_redis_says_so_in_few_lines() -> None:
+    app = lowq.Lowq(redis_url="redis://127.0.0.1:1", push_timeout=0.1)
+    with pytest.raises(lowq.RedisUnavailable) as caught:
+        app.queue("Orders", 3).push(1)
+    lines = "".join(traceback.format_exception(caught.value)).splitlines()
+    assert not [line for line in lines if "site-packages" in line]
+    assert lines[0].startswith("redis.exceptions.")
+    assert lines.count("Traceback (most recent call last):") == 1
 
 
 def test_a_source_may_use_the_application_while_it_is_read_even_with_one_connection(store_url: str) -> None:

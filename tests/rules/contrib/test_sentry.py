@@ -327,6 +327,13 @@ def test_an_observer_that_raises_harms_nothing(
     assert [str(info[1]) for info in logged if info] == ["push", "leave", "ended"]
 
 
+def test_one_that_makes_what_is_no_observation_harms_nothing_either(app: lowq.Lowq) -> None:
+    observing(app, object, object)
+    worker = make_worker(app)
+    push(worker, "a")
+    assert drain(worker).performed == 1
+
+
 def test_a_batch_that_is_cancelled_has_ended_after_its_handler_was_left(app: lowq.Lowq) -> None:
     heard: list[str] = []
 
