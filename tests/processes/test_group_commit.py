@@ -384,6 +384,31 @@ def test_who_performs_a_batch_waits_until_its_deadline_and_the_others_as_long_as
     assert order(queue) == [0, 1, 2, 5]  # what it gave up before it was sent is not sent any more
 
 
+def test_an_attempt_is_given_up_in_time_for_a_repeat_however_late_the_next_check_was_to_be(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = lowq.Lowq(redis_url=server.url, push_timeout=NEVER)
+    queue = app.queue("Orders", 1)
+    queue.push("first")
+
+    async def main() -> None:
+        await connect(queue)  # and a check is due in half of NEVER
+        loop, checks = asyncio.get_running_loop(), []
+        call_later = loop.call_later
+
+        def noted(seconds: float, *args: Any, **options: Any) -> asyncio.TimerHandle:
+            checks.append(seconds)
+            return call_later(seconds, *args, **options)
+
+        monkeypatch.setattr(loop, "call_later", noted)
+        with within_batch(NEVER / 8):
+            assert await queue.apush({"id": "x"}) == 1
+        assert min(checks) <= NEVER / 16
+
+    asyncio.run(main())
+    app.close()
+
+
 def test_the_first_one_who_uses_a_queue_does_not_pass_its_deadline_on(app: lowq.Lowq, server: RedisServer) -> None:
     app.client.command("PING")
     queue = app.queue("Fresh", 3)

@@ -22,7 +22,7 @@ from tests.processes.supervising import (
     lives,
     write_code,
 )
-from tests.processes.support import PATIENCE, until
+from tests.processes.support import NEVER, PATIENCE, until
 
 pytestmark = pytest.mark.threads_only
 
@@ -72,6 +72,12 @@ def test_what_hangs_at_the_end_is_named_and_the_process_ends(make_rig: MakeRig, 
     for name, (line, _) in HANGS.items():
         (code_folder(rig) / f"{name}.py").write_text(HANGING.format(name=name, line=line))
         nodes[name] = supervise(rig, name=name, source=f"{name}.py")
+    (code_folder(rig) / "patient.py").write_text(HANGING.format(name="patient", line=HANGS["on_server_stop"][0]))
+    patient = supervise(rig, name="patient", source="patient.py", environment={"LOWQ_SHUTDOWN_TIMEOUT": f"{NEVER}"})
+    for said in (" starts: ", " stops"):  # a second INT ends what the node would wait for
+        patient.says(said)
+        patient.signal(signal.SIGINT)
+    assert patient.wait() == 3
     for name, (_, number) in HANGS.items():
         nodes[name].says(" starts: ")
         nodes[name].signal(number)

@@ -289,13 +289,21 @@ def test_ctrl_c_in_a_terminal_stops_each_process_once(
     terminal.close()
 
 
-def test_a_terminal_that_is_closed_stops_it(make_rig: MakeRig, supervise: Supervise, terminal: Terminal) -> None:
+@pytest.mark.parametrize("nohup", often([False, True], [True]), ids=["plain", "nohup"])
+def test_a_terminal_that_is_closed_stops_it_unless_nohup(
+    make_rig: MakeRig, supervise: Supervise, terminal: Terminal, nohup: bool
+) -> None:
     rig = make_rig()
-    with hangup(ignored=False):
+    with hangup(ignored=nohup):
         supervisor = terminal.start(supervise, rig, "--processes", "1")
     terminal.until("is ready")
     (pid,) = until(lambda: [node.pid for node in rig.app.nodes()], "a heartbeat")
     terminal.close()
+    if nohup:
+        rig.push("a", 1)
+        rig.done("a", 1)
+        assert supervisor.process.poll() is None
+        supervisor.signal(signal.SIGTERM)
     assert supervisor.wait() == 0
     until(lambda: not lives(pid), "end of its process")
 
