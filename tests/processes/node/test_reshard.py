@@ -13,7 +13,7 @@ from tests.processes.conftest import MakeRig
 @pytest.mark.timeout(600)  # on a busy machine more is pushed meanwhile than is judged in the usual time
 def test_a_queue_is_resharded_under_load(make_rig: MakeRig) -> None:
     rig = make_rig(ORDERS_SHARDS=6, ORDERS_BATCH=5, ORDERS_WORK=0.002)
-    for kind in ({}, {"ORDERS_CONSUMER": "1"}):
+    for kind in ({}, {"ORDERS_ASYNC": "1"}, {"ORDERS_CONSUMER": "1"}):
         rig.node(**kind).says(" starts")
     finish = rig.produce(1, ids=20, versions=2, rounds=0, pause=0.1)
     rig.performed(30)
