@@ -976,7 +976,7 @@ local function write_crashes(prefix, id, _, uncharged)
   sound(prefix, id, (read_crashes(prefix, id)), uncharged)
 end"""),
     bug("the owner resumes when some of its jobs wait again", "acquire",
-        HDEL="if args[2] == 'owner' then table.remove(args, 2) end"),
+        HDEL="if args[2] == 'owner' then table.remove(args, 2) end", policies="append"),
     bug("the lease is given before all is restored", "acquire",
         EXISTS="if string.sub(key, -5) == 'taken' then return 0 end"),
     bug("sparing lasts", "acquire", HDEL="if args[2] == 'uncharged' then return 0 end"),
