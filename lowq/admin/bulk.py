@@ -421,7 +421,7 @@ class _Bulk:
             walk.took(page)
             looked += max(len(walk.ready), 1)
             found = walk.ready[::-1]
-            for moment in (_Shard(shard.prefix, *reply) for reply in moments):
+            for moment in moments:
                 found = [
                     (value, job_id)
                     for value, job_id in found
