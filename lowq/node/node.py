@@ -684,9 +684,9 @@ class Node:
 
     def quiet(self) -> None:
         """Takes nothing more and finishes what runs; shards that rest are given up, so that other nodes work them."""
-        log.warning("node %s goes quiet: it takes nothing more", self.name, extra={"event": "quiet"})
+        self._go_quiet()  # before it says so
         self._reload.call_off(self.name)
-        self._go_quiet()
+        log.warning("node %s goes quiet: it takes nothing more", self.name, extra={"event": "quiet"})
 
     def _go_quiet(self) -> None:
         self.broker.quiet()
@@ -697,11 +697,11 @@ class Node:
         """
         if not self.draining:
             self.draining = True
+            self._go_quiet()  # before it says so
+            self._reload.call_off(self.name)
             log.info(
                 "node %s drains: it ends when it has finished what it performs", self.name, extra={"event": "drain"}
             )
-            self._reload.call_off(self.name)
-            self._go_quiet()
 
     def _has_drained(self) -> bool:
         return self.draining and not any(performer.is_alive() for performer in self._performers())
