@@ -22,8 +22,6 @@ from lowq.admin.actions import Acted
 from lowq.admin.audit import AuditEntry
 from lowq.admin.bulk import Step
 from lowq.application import Lowq, default
-from lowq.broker.scheduler import LagScheduler, Schedulable, Scheduler, SeqScheduler
-from lowq.broker.splitter import BalancedSplitter, ByNodeSplitter, DefaultSplitter
 from lowq.consumer import AsyncConsumer, AsyncConsumerJob, Consumer, ConsumerJob
 from lowq.errors import (
     ConfigError,
@@ -66,20 +64,22 @@ from lowq.inspection.schedules import ScheduleInfo
 from lowq.inspection.server_info import RedisInfo
 from lowq.inspection.statistics import Statistics
 from lowq.job import Job, JobDict
-from lowq.job_events import JobEvent
 from lowq.limits import Concurrency, Rate
-from lowq.metrics.counters import Span
-from lowq.metrics.history import History, HistoryPoint
-from lowq.metrics.slowest import SlowBatch
-from lowq.metrics.times import Histogram, StretchTimes, Times, TotalTimes
-from lowq.node.execution import Execution, current
-from lowq.node.log_context import LogContext
 from lowq.node.node import Node
-from lowq.producer import Jobs
+from lowq.observe.counters import Span
+from lowq.observe.history import History, HistoryPoint
+from lowq.observe.job_events import JobEvent
+from lowq.observe.log_context import LogContext
+from lowq.observe.slowest import SlowBatch
+from lowq.observe.times import Histogram, StretchTimes, Times, TotalTimes
+from lowq.push.producer import Jobs
 from lowq.queue import Queue
 from lowq.settings import Config
+from lowq.shards.scheduler import LagScheduler, Schedulable, Scheduler, SeqScheduler
+from lowq.shards.splitter import BalancedSplitter, ByNodeSplitter, DefaultSplitter
 from lowq.store import Durability
 from lowq.version import VERSION
+from lowq.work.handler import Execution, current
 from lowq.workers import Worker
 
 __version__ = VERSION

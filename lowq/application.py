@@ -21,7 +21,6 @@ from lowq.admin.layouts import RegistryCheck
 from lowq.admin.schedules import pause_schedule, resume_schedule
 from lowq.doctor import Finding
 from lowq.errors import ConfigError, ScriptError, ShardsCountError, UnknownNodeError
-from lowq.group_commit import GroupCommit
 from lowq.inspection import queries
 from lowq.inspection.all_queues import FoundPage, pages_of_all
 from lowq.inspection.job_filter import FilterOptions, JobFilter
@@ -32,12 +31,13 @@ from lowq.inspection.schedules import schedules as read_schedules
 from lowq.inspection.server_info import RedisInfo, redis_info
 from lowq.inspection.stuck import StuckBatch, stuck_batches
 from lowq.job import State
-from lowq.job_events import FLUSH_SECONDS, JobEvents, QueueEvents
 from lowq.logs import get_log
-from lowq.metrics.error_groups import ErrorGroup, read_error_groups
-from lowq.metrics.export import MetricsExporter
-from lowq.observers import Observer
+from lowq.observe.error_groups import ErrorGroup, read_error_groups
+from lowq.observe.graphite_statsd import MetricsExporter
+from lowq.observe.job_events import FLUSH_SECONDS, JobEvents, QueueEvents
+from lowq.observe.observers import Observer
 from lowq.payload_types import PayloadType
+from lowq.push.group_commit import GroupCommit
 from lowq.queue import Queue
 from lowq.queue_options import FIELDS, HandleOptions, QueueOptions, checked_options
 from lowq.reading import Source

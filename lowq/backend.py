@@ -3,10 +3,10 @@
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
-from lowq.group_commit import GroupCommit
-from lowq.job_events import FLUSH_SECONDS, QueueEvents
-from lowq.observers import Observer
+from lowq.observe.job_events import FLUSH_SECONDS, QueueEvents
+from lowq.observe.observers import Observer
 from lowq.payload_types import PayloadType
+from lowq.push.group_commit import GroupCommit
 from lowq.queue_options import QueueOptions
 from lowq.reading import Source
 from lowq.routes import Routes

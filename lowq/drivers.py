@@ -26,10 +26,10 @@ GROUPS: Mapping[str, str] = {
 #: kind -> name -> where it is. Those of merge policies without a place are Redis's own.
 _OWN: Mapping[str, Mapping[str, str]] = {
     "splitter": {
-        "balanced": "lowq.broker.splitter:BalancedSplitter",
-        "default": "lowq.broker.splitter:DefaultSplitter",
+        "balanced": "lowq.shards.splitter:BalancedSplitter",
+        "default": "lowq.shards.splitter:DefaultSplitter",
     },
-    "scheduler": {"lag": "lowq.broker.scheduler:LagScheduler", "seq": "lowq.broker.scheduler:SeqScheduler"},
+    "scheduler": {"lag": "lowq.shards.scheduler:LagScheduler", "seq": "lowq.shards.scheduler:SeqScheduler"},
     "codec": {"json": "lowq.codec"},
     "merge": {},
     "queue": {"default": "lowq.queue:Queue"},

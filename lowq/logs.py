@@ -3,11 +3,11 @@ itself logs through stdlib logging and sets nothing up.
 
 ::
 
-    text   2027-01-01 13:04:05.123+01:00 WARNING lowq.broker  Redis is back after 3.2 s
-    json   {"time": "2027-01-01T12:04:05.123Z", "level": "WARNING", "logger": "lowq.broker",
+    text   2027-01-01 13:04:05.123+01:00 WARNING lowq.shards  Redis is back after 3.2 s
+    json   {"time": "2027-01-01T12:04:05.123Z", "level": "WARNING", "logger": "lowq.shards",
             "message": "Redis is back after 3.2 s", "event": "recovery", "seconds": 3.2}
 
-A process of a supervisor has its name in each line: ``WARNING [2.1] lowq.broker`` or ``"process": "2.1"``.
+A process of a supervisor has its name in each line: ``WARNING [2.1] lowq.shards`` or ``"process": "2.1"``.
 """
 
 import json

@@ -14,20 +14,20 @@ from lowq.admin.bulk import Step, bulk, meant_by, snapshot
 from lowq.admin.release import release_all
 from lowq.admin.reshard import ReshardProgress, reshard, reshard_progress
 from lowq.backend import Backend
-from lowq.broker.outage import Outage
 from lowq.codec import decode_id, lookup_id
 from lowq.consumer import AsyncConsumer, Consumer, check_consumer
 from lowq.errors import ConfigError, JobError, LowqError, QueueInUse, Resharding, UnknownQueueError
 from lowq.fresh_id import fresh_id
-from lowq.group_commit import GRACE, limit_of_caller, no_answer
 from lowq.inspection.calls import TOGETHER, ask
 from lowq.inspection.job_filter import FilterOptions, JobFilter, Snapshot
 from lowq.inspection.queries import Queries, as_ids
 from lowq.job import JobDict, JobId, JobOptions, P, State, Untyped, new_job
-from lowq.producer import Jobs, Target, apush, check_jobs, push, push_ticks, reader_of, tick_payload
+from lowq.push.group_commit import GRACE, limit_of_caller, no_answer
+from lowq.push.producer import Jobs, Target, apush, check_jobs, push, push_ticks, reader_of, tick_payload
 from lowq.queue_options import QueueOptions, checked_durability, room_timeout
 from lowq.settings import dump_text
 from lowq.sharding import Layout, Layouts
+from lowq.shards.outage import Outage
 from lowq.shared_lookup import SharedLookup
 from lowq.store import Command, Durability, Refusal, untrusted
 from lowq.store.keys import MAX_SHARDS, error_groups_key, history_key, queues_key
@@ -352,7 +352,7 @@ class Queue(Queries, Generic[P]):
         return job_id
 
     def push_ticks(self, schedule: str, ticks: Sequence[float], record: bytes, new_record: bytes) -> bool:
-        """Pushes ticks of a schedule, for its turn in a node; see `lowq.producer.push_ticks`."""
+        """Pushes ticks of a schedule, for its turn in a node; see `lowq.push.producer.push_ticks`."""
         return push_ticks(self._target(), schedule, ticks, record, new_record)
 
     def push_tick(self, schedule: str, planned_at: float) -> None:

@@ -23,8 +23,8 @@ from lowq.error_policies import (
     checked_retry_in,
 )
 from lowq.errors import ConfigError
-from lowq.job_events import Listener
 from lowq.logs import get_log
+from lowq.observe.job_events import Listener
 
 log = get_log(__name__)
 

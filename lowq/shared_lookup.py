@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
-from lowq.group_commit import copy_of, run_in_own_thread
+from lowq.push.group_commit import copy_of, run_in_own_thread
 
 T = TypeVar("T")
 #: Turns of the loop in which those who came earlier go on when the result is there; three would do. Who has not by then

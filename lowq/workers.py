@@ -21,12 +21,12 @@ from lowq.error_policies import (
     checked_retry_in,
 )
 from lowq.errors import ConfigError, JobError
-from lowq.group_commit.own_thread import in_own_thread
 from lowq.job import Job, JobDict, JobId, JobOptions, P, Untyped, new_job
-from lowq.job_events import Listener
 from lowq.limits import Limit, checked_limits
+from lowq.observe.job_events import Listener
 from lowq.payload_types import PayloadType, annotated_type, payload_type, type_argument
-from lowq.producer import Jobs
+from lowq.push.own_thread import in_own_thread
+from lowq.push.producer import Jobs
 from lowq.queue import Queue
 from lowq.queue_options import (
     DeclaredOptions,

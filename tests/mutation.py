@@ -2,7 +2,7 @@
 fail.
 
     python -m tests.mutation --count 400 --seed 1
-    python -m tests.mutation --only lowq/group_commit --count 40 --show      # what would be changed, and no more
+    python -m tests.mutation --only lowq/push --count 40 --show      # what would be changed, and no more
 
 First all tests of the tiers `TIERS` run once, and `coverage` notes which of them runs which line (``--map FILE`` keeps
 that for the next time, or reads it). Then each mutant runs, in a copy of the tree, the tests that run its line, fastest

@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 
 import lowq
-from lowq.broker.inflow import Inflow
-from lowq.metrics.counters import BOUNDS, WAIT_BOUNDS, Counted, record_call
-from lowq.metrics.slowest import EndedBatch
+from lowq.observe.counters import BOUNDS, WAIT_BOUNDS, Counted, record_call
+from lowq.observe.slowest import EndedBatch
+from lowq.shards.inflow import Inflow
 from lowq.store.keys import history_key
 
 _NOTHING = Counted(0, 0, 0.0, (0,) * (len(BOUNDS) + 1))

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from lowq.codec import decode_id
 from lowq.errors import LowqError
-from lowq.job_events import JobEventKind, QueueEvents
+from lowq.observe.job_events import JobEventKind, QueueEvents
 from lowq.store import REPEATS, Call, Client, may_repeat, shard_replies
 from lowq.store.shard import ShardScripts
 

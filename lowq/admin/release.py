@@ -3,10 +3,10 @@
 import secrets
 from collections.abc import Sequence
 
-from lowq.broker.in_flight import log_poisoned
-from lowq.broker.lease import LeaseDenied, ShardLease
 from lowq.errors import LeaseLost
 from lowq.inspection.calls import TOGETHER
+from lowq.shards.in_flight import log_poisoned
+from lowq.shards.lease import LeaseDenied, ShardLease
 from lowq.store import Client, Command
 
 #: Seconds that a shard is nobody else's should this process die in between.

@@ -44,8 +44,6 @@ from lowq.admin.layouts import (
     set_layouts,
 )
 from lowq.backend import Backend
-from lowq.broker.in_flight import log_poisoned
-from lowq.broker.lease import LeaseDenied, ShardLease, seconds_since_outage
 from lowq.clock import now as monotonic
 from lowq.errors import ConfigError, LeaseLost, RedisRefused, RedisUnavailable, Resharding
 from lowq.inspection.calls import read_stats
@@ -54,6 +52,8 @@ from lowq.logs import get_log
 from lowq.queue_options import QueueOptions, check_whole
 from lowq.schedules import is_internal
 from lowq.sharding import Layout, Layouts
+from lowq.shards.in_flight import log_poisoned
+from lowq.shards.lease import LeaseDenied, ShardLease, seconds_since_outage
 from lowq.store import Call, Client, Command, NotConfirmed, Subscription, Wait, slot_of
 from lowq.store.keys import queues_key
 from lowq.store.scripts import time_of

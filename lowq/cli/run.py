@@ -23,10 +23,10 @@ from lowq.cli.supervised import program, reporting, supervised_option, trace_of,
 from lowq.cli.web import DASHBOARD_OPTIONS, Address, announce, dashboard, log_options, with_dashboard_options
 from lowq.errors import ConfigError, LowqError, RedisUnavailable, ShardsCountError
 from lowq.logs import LogFormat, get_log
-from lowq.node import log_context
 from lowq.node.node import EXIT_CUT_SHORT, Node
 from lowq.node.process_end import end_process_by
 from lowq.node.signals import HeldSignals
+from lowq.observe import log_context
 from lowq.store import new_store
 from lowq.store.embedded import serving
 from lowq.supervisor.process import Supervised

@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 from lowq.consumer.consumer import Caller, Consumer
 from lowq.consumer.job import ConsumerJob
 from lowq.errors import ConsumerClosed
-from lowq.group_commit.own_thread import run_in_own_thread
+from lowq.push.own_thread import run_in_own_thread
 
 T = TypeVar("T")
 

@@ -38,15 +38,6 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from lowq.backend import Backend
-from lowq.broker.broker import Broker, WorkerGroup
-from lowq.broker.delivery import Delivery, Failure
-from lowq.broker.in_flight import Report
-from lowq.broker.lease import LeaseDenied
-from lowq.broker.leases import log_restored
-from lowq.broker.membership import Identity
-from lowq.broker.scheduler import LagScheduler
-from lowq.broker.shard import Shard, lag_of, shards_of
-from lowq.broker.splitter import BalancedSplitter
 from lowq.clock import now as monotonic
 from lowq.codec import MAX_TIME, decode_id, future_delay
 from lowq.consumer.in_hand import HeldDelivery, InHand
@@ -62,12 +53,21 @@ from lowq.errors import (
     SessionInUse,
 )
 from lowq.logs import describe, get_log
-from lowq.metrics.error_groups import ErrorCounts, ErrorRecorder
+from lowq.observe.error_groups import ErrorCounts, ErrorRecorder
 from lowq.queue_options import MergeFunction, QueueOptions, merged
 from lowq.reading import Reading
 from lowq.retry import default_retry_in, is_exhausted
 from lowq.settings import Config, cut_error, dump_text
 from lowq.sharding import Layout, Layouts
+from lowq.shards.broker import Broker, WorkerGroup
+from lowq.shards.delivery import Delivery, Failure
+from lowq.shards.in_flight import Report
+from lowq.shards.lease import LeaseDenied
+from lowq.shards.leases import log_restored
+from lowq.shards.membership import Identity
+from lowq.shards.scheduler import LagScheduler
+from lowq.shards.shard import Shard, lag_of, shards_of
+from lowq.shards.splitter import BalancedSplitter
 from lowq.store import Call, Client
 from lowq.version import VERSION
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import inf
 from threading import get_ident
 
-from lowq.broker.shard import Shard
+from lowq.shards.shard import Shard
 
 
 @dataclass(slots=True, eq=False)

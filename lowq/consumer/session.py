@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
-from lowq.broker.shard import Shard
 from lowq.errors import ConfigError, SessionInUse
 from lowq.settings import Config
+from lowq.shards.shard import Shard
 from lowq.store import Call, Client, Command, registry
 from lowq.store.keys import session_key
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from lowq.application import Lowq, default
 from lowq.errors import ConfigError
-from lowq.observers import MAX_TRACE_BYTES, Batch, BatchObservation, BatchResult, Observer, PushObservation
+from lowq.observe.observers import MAX_TRACE_BYTES, Batch, BatchObservation, BatchResult, Observer, PushObservation
 from lowq.version import VERSION
 
 try:

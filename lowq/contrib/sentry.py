@@ -13,7 +13,7 @@ from typing import Any
 
 from lowq.application import Lowq, default
 from lowq.errors import ConfigError
-from lowq.observers import Batch, BatchObservation, BatchResult, JobFailure, Observer
+from lowq.observe.observers import Batch, BatchObservation, BatchResult, JobFailure, Observer
 
 try:
     import sentry_sdk

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from lowq.inspection.figures import Stats
 from lowq.inspection.overview import QueueOverview
-from lowq.metrics.flow import Flow
+from lowq.observe.flow import Flow
 
 #: A queue whose backlog is what its nodes perform in so many seconds keeps up: what is due is always some jobs that
 #: have just come.

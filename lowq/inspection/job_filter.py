@@ -18,7 +18,7 @@ from lowq.errors import ConfigError
 from lowq.inspection.content import PayloadField, check_text
 from lowq.inspection.pattern import check_pattern
 from lowq.job import Job, State
-from lowq.metrics.error_groups import FINGERPRINT, error_fingerprint
+from lowq.observe.error_groups import FINGERPRINT, error_fingerprint
 
 OrderBy = Literal["perform_at", "retry_count", "buried_at", "id"]
 

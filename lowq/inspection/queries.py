@@ -43,12 +43,12 @@ from lowq.inspection.registry import (
 from lowq.inspection.sifting import STEP, Chunk, sift
 from lowq.inspection.statistics import Statistics, read_statistics
 from lowq.job import Job, JobId, State
-from lowq.metrics.counters import Span
-from lowq.metrics.error_groups import ErrorGroup, read_error_groups
-from lowq.metrics.flow import read_flows
-from lowq.metrics.history import History, history
-from lowq.metrics.slowest import SlowBatch, read_slowest
-from lowq.metrics.times import Times, TotalTimes, perform_times, read_times, wait_times
+from lowq.observe.counters import Span
+from lowq.observe.error_groups import ErrorGroup, read_error_groups
+from lowq.observe.flow import read_flows
+from lowq.observe.history import History, history
+from lowq.observe.slowest import SlowBatch, read_slowest
+from lowq.observe.times import Times, TotalTimes, perform_times, read_times, wait_times
 from lowq.retry import MAX_RETRY_COUNT
 from lowq.routes import READ_AGAIN
 from lowq.sharding import Layout, Layouts

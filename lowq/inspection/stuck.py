@@ -9,8 +9,8 @@ from lowq.clock import Clock, now
 from lowq.errors import RedisRefused, RedisUnavailable
 from lowq.inspection.calls import read_stats
 from lowq.inspection.registry import NodeInfo, all_queues, nodes
-from lowq.metrics.counters import BOUNDS
-from lowq.metrics.times import TotalTimes, perform_times
+from lowq.observe.counters import BOUNDS
+from lowq.observe.times import TotalTimes, perform_times
 
 #: A batch is stuck when it has been running for longer than this, seconds, and for longer than so many times what 95 %
 #: of the batches of its queue take.

@@ -21,39 +21,39 @@ from typing import Any, TypeVar
 
 from lowq import drivers
 from lowq.application import Lowq
-from lowq.broker.activity import Activity, Performing
-from lowq.broker.broker import Broker, WorkerGroup
-from lowq.broker.fairness import Share
-from lowq.broker.membership import Identity
-from lowq.broker.outage import Outage
-from lowq.broker.scheduler import LagScheduler, Scheduler
-from lowq.broker.shard import Shard, lag_of, shards_of, take_inflow
-from lowq.broker.splitter import Splitter
 from lowq.clock import now
 from lowq.duration import duration
 from lowq.errors import ConfigError, LowqError, QueueInUse, RedisRefused
 from lowq.inspection.registry import QueueInfo, all_queues
 from lowq.inspection.stuck import StuckLimits
 from lowq.logs import describe, flush, get_log
-from lowq.metrics.counters import Recorder, Tally
-from lowq.metrics.error_groups import ErrorCounts, ErrorRecorder
-from lowq.node.activity import BatchActivity, ThreadActivity
-from lowq.node.event_loop import EventLoop
-from lowq.node.execution import WorkerRuntime
-from lowq.node.instances import Instances, has_life
 from lowq.node.process_end import LEEWAY, end_process_by
 from lowq.node.readings import node_source
 from lowq.node.reload import NewCode, Reload
 from lowq.node.schedules import QueueSchedules
 from lowq.node.signals import HeldSignals, Request, Signals
 from lowq.node.watchdog import Watchdog
-from lowq.node.worker_thread import WorkerThread
+from lowq.observe.counters import Recorder, Tally
+from lowq.observe.error_groups import ErrorCounts, ErrorRecorder
 from lowq.schedules import is_internal, schedules_queue
 from lowq.sharding import Layout, Layouts
+from lowq.shards.activity import Activity, Performing
+from lowq.shards.broker import Broker, WorkerGroup
+from lowq.shards.fairness import Share
+from lowq.shards.membership import Identity
+from lowq.shards.outage import Outage
+from lowq.shards.scheduler import LagScheduler, Scheduler
+from lowq.shards.shard import Shard, lag_of, shards_of, take_inflow
+from lowq.shards.splitter import Splitter
 from lowq.store import Client
 from lowq.store.keys import nodes_key
 from lowq.store.registry import rights
 from lowq.version import VERSION
+from lowq.work.activity import BatchActivity, ThreadActivity
+from lowq.work.event_loop import EventLoop
+from lowq.work.handler import WorkerRuntime
+from lowq.work.instances import Instances, has_life
+from lowq.work.threads import WorkerThread
 from lowq.workers import (
     Worker,
     is_async,

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from lowq.broker.activity import Activity
-from lowq.broker.shard import Shard, lag_of
-from lowq.metrics.counters import Tally, count
+from lowq.observe.counters import Tally, count
 from lowq.reading import Reading, Source
+from lowq.shards.activity import Activity
+from lowq.shards.shard import Shard, lag_of
 
 
 def node_source(

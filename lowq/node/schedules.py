@@ -33,17 +33,17 @@ from lowq.admin.schedules import look_call
 from lowq.application import Lowq
 from lowq.codec import EncodedJob, dump_payload, encode_id
 from lowq.errors import LowqError
-from lowq.group_commit import PLAIN, Part
 from lowq.inspection.schedules import declared_by_nodes, read_record, set_record
 from lowq.logs import describe, get_log
-from lowq.node.execution import current
 from lowq.payload_types import PayloadType
-from lowq.producer import ANEW, CALL_JOBS
+from lowq.push.group_commit import PLAIN, Part
+from lowq.push.producer import ANEW, CALL_JOBS
 from lowq.queue import Queue
 from lowq.schedules import Record, Schedule, grace_of, schedules_queue
 from lowq.store import Call, Client, Command
 from lowq.store.keys import shard_prefix
 from lowq.store.scripts import time_of
+from lowq.work.handler import current
 from lowq.workers import Worker, build_worker, schedules_of
 
 log = get_log("lowq.node")

@@ -9,12 +9,12 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from lowq.broker.activity import Performing
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.duration import LONGEST_WAIT
 from lowq.logs import get_log
-from lowq.node.activity import BatchActivity
+from lowq.shards.activity import Performing
+from lowq.work.activity import BatchActivity
 
 log = get_log("lowq.node")
 

@@ -59,7 +59,7 @@ SHARD_KEYS: tuple[Key, ...] = (
         "due",
         ("zset",),
         "id -> priority * 2**33 + perform_at (Unix time, seconds): everything that waits",
-        ("producer", "broker", "admin", "doctor"),
+        ("push", "shards", "admin", "doctor"),
         "while a job waits",
         has_ids=True,
     ),
@@ -67,14 +67,14 @@ SHARD_KEYS: tuple[Key, ...] = (
         "payloads:<id>",
         ("zset", "string"),
         "payload bytes -> score: what waits for the id. See below",
-        ("producer", "broker", "admin", "doctor"),
+        ("push", "shards", "admin", "doctor"),
         "while the id waits",
     ),
     Key(
         "retries",
         ("zset",),
         "id -> retry_count, of waiting ids that failed at least once",
-        ("broker", "admin", "doctor"),
+        ("shards", "admin", "doctor"),
         "until the id is performed, buried or deleted",
         has_ids=True,
     ),
@@ -82,7 +82,7 @@ SHARD_KEYS: tuple[Key, ...] = (
         "errors",
         ("hash",),
         "id -> last error, of ids that failed",
-        ("broker", "admin", "doctor"),
+        ("shards", "admin", "doctor"),
         "as `retries`",
         has_ids=True,
     ),
@@ -90,7 +90,7 @@ SHARD_KEYS: tuple[Key, ...] = (
         "solo",
         ("set",),
         "ids that must be taken alone",
-        ("broker", "admin", "doctor"),
+        ("shards", "admin", "doctor"),
         "until the id is performed, fails alone, or is buried or deleted",
         has_ids=True,
     ),
@@ -98,7 +98,7 @@ SHARD_KEYS: tuple[Key, ...] = (
         "debounced",
         ("zset",),
         "id -> until when it may be put off by more payloads (Unix time, seconds): of a queue with `debounce`",
-        ("producer", "broker", "admin", "doctor"),
+        ("push", "shards", "admin", "doctor"),
         "while the id waits for more",
         has_ids=True,
     ),
@@ -106,7 +106,7 @@ SHARD_KEYS: tuple[Key, ...] = (
         "taken",
         ("hash",),
         'id -> "delivery perform_at retry_count level[,expires] taken_at": what is in flight. See below',
-        ("broker", "admin", "doctor"),
+        ("shards", "admin", "doctor"),
         "while a job is in flight",
         has_ids=True,
     ),
@@ -114,7 +114,7 @@ SHARD_KEYS: tuple[Key, ...] = (
         "taken:payloads:<id>",
         ("zset",),
         "payload bytes -> score: what is in flight for the id, unless `taken` holds it",
-        ("broker", "admin", "doctor"),
+        ("shards", "admin", "doctor"),
         "while the id is in flight",
     ),
     Key(
@@ -122,7 +122,7 @@ SHARD_KEYS: tuple[Key, ...] = (
         ("hash",),
         "id -> times that an owner died with it in flight; behind that, after a space, times that one stopped with it "
         "in flight, uncharged",
-        ("broker", "admin", "doctor"),
+        ("shards", "admin", "doctor"),
         "until the id is performed, buried or deleted",
         has_ids=True,
     ),
@@ -130,7 +130,7 @@ SHARD_KEYS: tuple[Key, ...] = (
         "morgue",
         ("zset",),
         "id -> buried_at (Unix time, seconds)",
-        ("broker", "admin", "doctor"),
+        ("shards", "admin", "doctor"),
         "until the last id is kicked or deleted",
         has_ids=True,
     ),
@@ -138,14 +138,14 @@ SHARD_KEYS: tuple[Key, ...] = (
         "morgue:payloads:<id>",
         ("zset", "string"),
         "payload bytes -> score",
-        ("broker", "admin", "doctor"),
+        ("shards", "admin", "doctor"),
         "until the id is kicked or deleted",
     ),
     Key(
         "morgue:errors",
         ("hash",),
         "id -> why it was buried",
-        ("broker", "admin", "doctor"),
+        ("shards", "admin", "doctor"),
         "as `morgue`",
         has_ids=True,
     ),
@@ -153,7 +153,7 @@ SHARD_KEYS: tuple[Key, ...] = (
         "expires",
         ("zset",),
         "id -> when the first of its payloads that wait expires (Unix time, seconds): those with a ttl",
-        ("producer", "broker", "admin", "doctor"),
+        ("push", "shards", "admin", "doctor"),
         "while such a payload waits",
         has_ids=True,
     ),
@@ -161,28 +161,28 @@ SHARD_KEYS: tuple[Key, ...] = (
         "expires:<id>",
         ("zset",),
         "payload bytes -> when it expires: where several payloads wait for the id, or a long one",
-        ("producer", "broker", "admin", "doctor"),
+        ("push", "shards", "admin", "doctor"),
         "as `expires`",
     ),
     Key(
         "taken:expires:<id>",
         ("zset",),
         "payload bytes -> when it expires, unless `taken` says it",
-        ("broker", "admin", "doctor"),
+        ("shards", "admin", "doctor"),
         "while the id is in flight",
     ),
     Key(
         "traces:<id>",
         ("string",),
         '"context\\n" each, oldest first: the spans that pushed what waits. The latest 32, of up to 256 bytes',
-        ("producer", "broker", "admin", "doctor"),
+        ("push", "shards", "admin", "doctor"),
         "while the id waits, a week at most",
     ),
     Key(
         "taken:traces:<id>",
         ("string",),
         "the same of what is in flight",
-        ("broker", "admin", "doctor"),
+        ("shards", "admin", "doctor"),
         "while the id is in flight, a week at most",
     ),
     Key(
@@ -190,14 +190,14 @@ SHARD_KEYS: tuple[Key, ...] = (
         ("list",),
         "tokens of the latest push calls, newest first: of the last `keep` seconds at least, and never fewer than "
         "1,000. At most 500,000",
-        ("producer",),
+        ("push",),
         "for good",
     ),
     Key(
         "repeated",
         ("zset",),
         "token -> slot: of push calls that were repeated lately, for as long. At most 10,000",
-        ("producer",),
+        ("push",),
         "until no such token is left",
     ),
     Key(
@@ -213,14 +213,14 @@ SHARD_KEYS: tuple[Key, ...] = (
         "schedule -> its record: JSON, percent-encoded where it has spaces or equals signs. `table` is its time table, "
         "`settled` the moment up to which all ticks were pushed or skipped, `last` the tick that was pushed last (Unix "
         "time, seconds); `paused_at`, `paused_by`, and `unknown_since` when no node knows it",
-        ("producer", "node", "admin"),
+        ("push", "node", "admin"),
         "an entry until no node has known the schedule for an hour",
     ),
     Key(
         "meta",
         ("hash",),
         "",
-        ("producer", "broker", "admin", "doctor"),
+        ("push", "shards", "admin", "doctor"),
         "for good",
         fields={
             "shards_count": "",
@@ -258,33 +258,33 @@ SHARD_KEYS: tuple[Key, ...] = (
             "came": "the last step that had come from any of them when the shard was opened",
         },
     ),
-    Key("lease", ("string",), 'the owner\'s token "nonce:fence"', ("broker", "doctor"), "expires (PX) if not renewed"),
+    Key("lease", ("string",), 'the owner\'s token "nonce:fence"', ("shards", "doctor"), "expires (PX) if not renewed"),
     Key(
         "consumer",
         ("string",),
         "1: a consumer holds the shard, which is woken also while something is in flight",
-        ("broker",),
+        ("shards",),
         "expires (PX) if not renewed with the lease",
     ),
     Key(
         "wake",
         ("channel",),
         "the shard may have work earlier than its owner believes: delay, seconds, and a priority above 0",
-        ("producer", "broker", "admin"),
+        ("push", "shards", "admin"),
         "",
     ),
     Key(
         "lease_released",
         ("channel",),
         "the lease was given up: those who wait may try, in so many milliseconds",
-        ("broker",),
+        ("shards",),
         "",
     ),
     Key(
         "room",
         ("channel",),
         "there may be room in a queue with `capacity`, in which a push did not fit: nothing",
-        ("broker", "admin"),
+        ("shards", "admin"),
         "",
     ),
 )
@@ -296,7 +296,7 @@ QUEUES = Key(
     'seconds, "by": who, "replicas": [[slot, count], ...]}, "options": {...}}: the epoch grows with each reshard that '
     "has ended (absent: 0), and `reshard` is there while one is under way; `replicas`, if there are any, says how many "
     "of a primary confirm what it writes, each count for the slots up to its own",
-    ("application", "broker", "admin", "doctor"),
+    ("application", "shards", "admin", "doctor"),
     "an entry until its queue is dropped",
 )
 NODES = Key(
@@ -304,7 +304,7 @@ NODES = Key(
     ("hash",),
     'node -> "heartbeat_at silence bytes part details": Unix seconds of the server; seconds of silence after which it '
     "is dead; the length of the part; two JSON objects, of which the part says what the node serves",
-    ("broker", "doctor"),
+    ("shards", "doctor"),
     "an entry until its node ends, or others have found it dead",
 )
 NODES_CHANNEL = Key(
@@ -312,7 +312,7 @@ NODES_CHANNEL = Key(
     ("channel",),
     "what a node has a part in has changed: the node that noticed; or a command to a node: JSON "
     '{"to": node, "do": "quiet", "stop" or "reload"}',
-    ("broker", "application"),
+    ("shards", "application"),
     "",
 )
 HISTORY = Key(
@@ -323,7 +323,7 @@ HISTORY = Key(
     '"perform:seconds", "wait:seconds": all of that together; '
     '"times:width:slot" -> "number waits performs", each "bucket:count,..." or "-"; '
     '"slow:slot:n" -> "at seconds count shard id", a slow batch',
-    ("metrics", "admin"),
+    ("observe", "admin"),
     "expires a month after a node last wrote to it",
 )
 ERROR_GROUPS = Key(
@@ -331,7 +331,7 @@ ERROR_GROUPS = Key(
     ("hash",),
     'fingerprint -> "count first last hours size sample_id text": failures that are alike; times are Unix seconds, '
     'hours "n:count;..." of the last 24, size the bytes of sample_id. At most 200',
-    ("metrics", "admin"),
+    ("observe", "admin"),
     "expires a month after the last failure",
 )
 AUDIT = Key(
@@ -378,7 +378,7 @@ SESSION = Key(
     "session:<session>",
     ("string",),
     "which consumer has the session: random, one for each start of one. The session in the name is a digest of it",
-    ("broker",),
+    ("shards",),
     "expires (PX) if not renewed",
 )
 LIMIT = Key(
@@ -386,7 +386,7 @@ LIMIT = Key(
     ("hash",),
     '"holder:name" -> "call held granted slot since waits_until asked ttl": what a queue of a node has of a limit over '
     'all nodes; "slot:number" -> how many permits of a rate were granted in that 400th of its time',
-    ("broker",),
+    ("shards",),
     "expires (PX) after twice the time of the rate, or of a lease",
 )
 LIMIT_CHANNEL = Key(
@@ -394,7 +394,7 @@ LIMIT_CHANNEL = Key(
     ("channel",),
     'there may be permits for these holders, parted by spaces; "? holder": that one waits, so what is not needed is to '
     "be given back",
-    ("broker",),
+    ("shards",),
     "",
 )
 #: Below the namespace.

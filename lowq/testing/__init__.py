@@ -16,10 +16,10 @@ from typing import Any
 
 from lowq.application import Lowq, default
 from lowq.job import Job
-from lowq.node.execution import Execution, current_execution
 from lowq.testing.drainer import Drained, adrain, drain, limits_unwatched, worker_of
 from lowq.testing.pushes import Pushed
 from lowq.testing.sandbox import Sandbox, SandboxClock, sandbox
+from lowq.work.handler import Execution, current_execution
 from lowq.workers import time_limits_of
 
 __all__ = [

@@ -17,17 +17,17 @@ from typing import Any, Protocol, TypeVar
 
 from lowq import clock
 from lowq.application import Lowq
-from lowq.broker.lease import Lease, LeaseDenied
-from lowq.broker.shard import Shard, shards_of
 from lowq.errors import ConfigError, LowqError, QueueFull, QueueInUse
 from lowq.logs import describe
-from lowq.node import job_log
-from lowq.node.execution import WorkerRuntime, aperform, end_observed, log_begin, perform
-from lowq.node.instances import Instances, has_life
-from lowq.node.outcome import Outcome, anotify_worker, conclude, decodable_jobs, log_remarks, report
-from lowq.node.own_context import OwnContext
 from lowq.node.schedules import take_turn
-from lowq.node.time_limits import TimeLimits
+from lowq.observe import job_log
+from lowq.shards.lease import Lease, LeaseDenied
+from lowq.shards.shard import Shard, shards_of
+from lowq.work.handler import WorkerRuntime, aperform, end_observed, log_begin, perform
+from lowq.work.instances import Instances, has_life
+from lowq.work.outcome import Outcome, anotify_worker, conclude, decodable_jobs, log_remarks, report
+from lowq.work.own_context import OwnContext
+from lowq.work.time_limits import TimeLimits
 from lowq.workers import Worker, is_async, payload_type_of, schedules_of
 
 T = TypeVar("T")

@@ -13,11 +13,10 @@ from functools import partial
 from typing import Any, Unpack
 
 from lowq.application import Lowq, all_embedded
-from lowq.broker.shard import Shard
 from lowq.codec import delay_seconds
 from lowq.errors import ConfigError, JobError
 from lowq.job import JobId, JobOptions
-from lowq.node.execution import current_execution
+from lowq.shards.shard import Shard
 from lowq.store import Call, Client, Command, Wait, new_store
 from lowq.store.deadline import Deadline
 from lowq.store.keys import queue_of_prefix
@@ -26,6 +25,7 @@ from lowq.testing import drainer
 from lowq.testing.drainer import ERRORS_KEPT, Drained, worker_of
 from lowq.testing.order import OrderCheck
 from lowq.testing.pushes import ANYTHING, Place, Pushed, Pushes, place_in
+from lowq.work.handler import current_execution
 from lowq.workers import Worker
 
 #: Scripts that bring no jobs into a shard where none were. What another may do is not known here, so a shard that it

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import lowq
-from lowq.broker.delivery import Delivery
-from lowq.broker.in_flight import InFlight
 from lowq.doctor.shards import Place
+from lowq.shards.delivery import Delivery
+from lowq.shards.in_flight import InFlight
 from lowq.store import Call
 from tests.chaos import broken, death
 from tests.chaos.load import Load, produce

@@ -10,21 +10,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lowq.broker import dispatcher, maintenance
-from lowq.broker.delivery import Delivery, TakenJob
-from lowq.broker.in_flight import InFlight
-from lowq.broker.lease import ShardLease
-from lowq.broker.outage import Outage
-from lowq.broker.shard import Shard
-from lowq.broker.sweeper import Sweeper
 from lowq.consumer import ConsumerJob
 from lowq.consumer.consumer import Caller, Consumer
 from lowq.consumer.in_hand import InHand
-from lowq.node.pace import Pace
-from lowq.producer import ANEW, Target
+from lowq.push.producer import ANEW, Target
 from lowq.sharding import Layout
+from lowq.shards import dispatcher, maintenance
+from lowq.shards.delivery import Delivery, TakenJob
+from lowq.shards.in_flight import InFlight
+from lowq.shards.lease import ShardLease
+from lowq.shards.outage import Outage
+from lowq.shards.shard import Shard
+from lowq.shards.sweeper import Sweeper
 from lowq.store import Client
 from lowq.store.scripts import load_scripts
+from lowq.work.pace import Pace
 from tests.mutants import ACKED_STAY, ANY_DELIVERY, NEVER_PUSHED, NO_FENCE, break_scripts, having
 
 

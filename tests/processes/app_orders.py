@@ -31,10 +31,10 @@ from pathlib import Path
 from typing import Any
 
 import lowq
-from lowq.broker.scheduler import Schedulable
-from lowq.broker.shard import Shard
 from lowq.consumer import Consumer
 from lowq.node.node import Node
+from lowq.shards.scheduler import Schedulable
+from lowq.shards.shard import Shard
 from tests.history import History, PushedJob
 
 #: Environment variable -> default.

@@ -21,7 +21,7 @@ from redis.crc import key_slot
 
 import lowq
 from lowq.errors import PushInterrupted, RedisUnavailable
-from lowq.group_commit import loops
+from lowq.push import loops
 from lowq.queue import Queue
 from lowq.sharding import shard_of
 from lowq.store import Client, Deadline, LoopConnection

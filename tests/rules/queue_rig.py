@@ -4,11 +4,11 @@ import itertools
 from typing import Any
 
 from lowq import Lowq
-from lowq.broker.delivery import Failure
-from lowq.broker.lease import Lease
-from lowq.broker.shard import Shard
 from lowq.codec import EncodedJob, load_payload
 from lowq.sharding import shard_of
+from lowq.shards.delivery import Failure
+from lowq.shards.lease import Lease
+from lowq.shards.shard import Shard
 from lowq.store.keys import shard_prefix
 from tests.rules.support import NOW, TTL
 

@@ -8,10 +8,10 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from lowq import Lowq
-from lowq.broker.delivery import Delivery, Failure
-from lowq.broker.lease import Lease
-from lowq.broker.shard import Shard
 from lowq.codec import EncodedJob, load_payload
+from lowq.shards.delivery import Delivery, Failure
+from lowq.shards.lease import Lease
+from lowq.shards.shard import Shard
 from lowq.store import Call, Client
 from lowq.store.keys import SHARD_KEYS, shard_prefix
 from lowq.store.shard_replies import TakeReply

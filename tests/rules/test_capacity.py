@@ -10,7 +10,7 @@ import pytest
 
 import lowq
 from lowq.errors import ConfigError, QueueFull
-from lowq.group_commit import refused
+from lowq.push import refused
 from lowq.queue import Queue
 from lowq.store.keys import shard_prefix
 from lowq.store.translate import Refusal

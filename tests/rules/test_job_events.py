@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import lowq
-from lowq.broker.lease import Lease
-from lowq.broker.shard import shards_of
-from lowq.job_events import JobEvents
+from lowq.observe.job_events import JobEvents
+from lowq.shards.lease import Lease
+from lowq.shards.shard import shards_of
 from lowq.testing import adrain, drain
 from lowq.workers import Worker
 from tests.leases import run_out
@@ -356,7 +356,7 @@ def test_the_oldest_events_are_dropped_and_counted(caplog: pytest.LogCaptureFixt
 
 
 def test_the_thread_ends_when_nothing_happens_and_comes_back(monkeypatch: pytest.MonkeyPatch, events: Events) -> None:
-    monkeypatch.setattr("lowq.job_events.IDLE_SECONDS", 0.01)
+    monkeypatch.setattr("lowq.observe.job_events.IDLE_SECONDS", 0.01)
     threads: list[threading.Thread] = []
 
     def callback(event: lowq.JobEvent) -> None:

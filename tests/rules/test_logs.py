@@ -162,7 +162,7 @@ def test_without_handlers_of_the_application_text_of_level_info_goes_to_the_stre
     with fresh_root():
         stream = io.StringIO()
         configure("json", "debug", stream)
-        logging.getLogger("lowq.broker").debug("taken", extra={"event": "taken"})
+        logging.getLogger("lowq.shards").debug("taken", extra={"event": "taken"})
         assert json.loads(stream.getvalue())["event"] == "taken"
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from lowq.codec import EncodedJob
-from lowq.group_commit.parts import EXTENDED, PLAIN, TIMED, push_arguments, pushed_items
+from lowq.push.parts import EXTENDED, PLAIN, TIMED, push_arguments, pushed_items
 from lowq.store.keys import queue_of_prefix, shard_prefix
 from tests.rows import case
 

@@ -10,7 +10,7 @@ import pytest
 import lowq
 from lowq.admin.reshard import reshard
 from lowq.errors import QueueFull
-from lowq.observers import Observer, PushObservation
+from lowq.observe.observers import Observer, PushObservation
 from lowq.queue import Queue
 from lowq.store.keys import shard_prefix
 from tests.rows import case

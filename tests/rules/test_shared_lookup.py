@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lowq import shared_lookup
-from lowq.group_commit import run_in_own_thread
+from lowq.push.group_commit import run_in_own_thread
 from lowq.shared_lookup import SharedLookup
 from tests.waiting import NEVER, PATIENCE, auntil, until
 

@@ -17,10 +17,10 @@ from starlette.testclient import TestClient
 
 import lowq_web
 from lowq import Lowq
-from lowq.broker.lease import Lease
-from lowq.broker.shard import Shard
 from lowq.cli import main
 from lowq.codec import load_payload
+from lowq.shards.lease import Lease
+from lowq.shards.shard import Shard
 from lowq.store.keys import audit_key, history_key, nodes_key, queues_key, shard_prefix, tasks_key
 from tests.rows import case
 from tests.tiers import real_redis_often

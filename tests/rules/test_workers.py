@@ -12,7 +12,7 @@ import pytest
 import lowq
 import lowq.testing
 from lowq.errors import ConfigError
-from lowq.producer import Jobs
+from lowq.push.producer import Jobs
 from lowq.retry import default_retry_in
 from lowq.workers import Worker, options_of, time_limits_of
 from tests.rows import case

@@ -7,20 +7,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import lowq
-from lowq.broker.activity import Performing
-from lowq.broker.dispatcher import Dispatcher
-from lowq.broker.fairness import Share
-from lowq.broker.lease import Lease
-from lowq.broker.outage import Outage
-from lowq.broker.scheduler import LagScheduler
-from lowq.broker.server_clock import ServerClock
-from lowq.broker.shard import Shard, shards_of
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
-from lowq.node.activity import ThreadActivity
-from lowq.node.execution import WorkerRuntime
-from lowq.node.worker_thread import WorkerThread
+from lowq.shards.activity import Performing
+from lowq.shards.dispatcher import Dispatcher
+from lowq.shards.fairness import Share
+from lowq.shards.lease import Lease
+from lowq.shards.outage import Outage
+from lowq.shards.scheduler import LagScheduler
+from lowq.shards.server_clock import ServerClock
+from lowq.shards.shard import Shard, shards_of
 from lowq.store import Client
+from lowq.work.activity import ThreadActivity
+from lowq.work.handler import WorkerRuntime
+from lowq.work.threads import WorkerThread
 from lowq.workers import Worker
 from tests.rules.support import TTL
 from tests.waiting import PATIENCE

@@ -17,7 +17,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 import lowq
-from lowq.metrics.times import PERCENTILES
+from lowq.observe.times import PERCENTILES
 from lowq.store import untrusted
 from lowq_web import documents, openapi
 from lowq_web.context import context_of, queue_of

@@ -14,7 +14,7 @@ from lowq.inspection.job_filter import OrderBy
 from lowq.inspection.queries import NodeInfo
 from lowq.inspection.stuck import StuckBatch
 from lowq.job import State
-from lowq.metrics.error_groups import ErrorGroup
+from lowq.observe.error_groups import ErrorGroup
 from lowq.store.keys import MAX_SHARDS
 from lowq_web.actions import MAX_IDS
 from lowq_web.received import Received

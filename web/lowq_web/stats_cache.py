@@ -18,8 +18,8 @@ import lowq
 from lowq.inspection.forecast import forecasts_of
 from lowq.inspection.queries import NodeInfo
 from lowq.inspection.stuck import StuckBatch, stuck_batches
-from lowq.metrics.flow import Flow, read_flows
-from lowq.metrics.total_history import total_history
+from lowq.observe.flow import Flow, read_flows
+from lowq.observe.total_history import total_history
 from lowq.store.scripts import time_of
 from lowq_web.single_flight import SingleFlight
 

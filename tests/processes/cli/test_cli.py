@@ -19,9 +19,9 @@ import pytest
 from click.testing import CliRunner
 
 from lowq.cli import main
-from lowq.metrics.counters import BOUNDS, WAIT_BOUNDS, Counted, record_call
-from lowq.metrics.error_groups import error_fingerprint
-from lowq.metrics.slowest import EndedBatch
+from lowq.observe.counters import BOUNDS, WAIT_BOUNDS, Counted, record_call
+from lowq.observe.error_groups import error_fingerprint
+from lowq.observe.slowest import EndedBatch
 from tests.processes.cli.support import WORKERS, Cli, Start, lines_of, working_in
 from tests.redis_server import RedisServer
 from tests.rows import case

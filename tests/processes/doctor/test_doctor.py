@@ -11,9 +11,9 @@ import redis
 from click.testing import CliRunner, Result
 
 from lowq import Lowq
-from lowq.broker.shard import Shard
 from lowq.cli import main
 from lowq.doctor import Finding
+from lowq.shards.shard import Shard
 from lowq.store.keys import nodes_key, shard_prefix
 from tests.processes.conftest import MakeRig
 from tests.processes.support import TTL, until

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import lowq
-from lowq.node import event_loop
 from lowq.store import Client
+from lowq.work import event_loop
 from tests.processes.node.conftest import Start, is_idle
 from tests.waiting import NEVER, PATIENCE, until
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import lowq
-from lowq.broker.dispatcher import Dispatcher
-from lowq.broker.scheduler import LagScheduler
 from lowq.errors import RedisUnavailable, ScriptError
 from lowq.sharding import shard_of
+from lowq.shards.dispatcher import Dispatcher
+from lowq.shards.scheduler import LagScheduler
 from lowq.store import Client
 from tests.processes.node.conftest import Start, is_idle
 from tests.processes.node.test_event_loop import error_of

@@ -9,10 +9,10 @@ import pytest
 
 import lowq
 from lowq import clock
-from lowq.broker.lease import Lease
-from lowq.broker.shard import Shard
 from lowq.codec import load_payload
 from lowq.node.node import Node
+from lowq.shards.lease import Lease
+from lowq.shards.shard import Shard
 from tests.leases import run_out
 from tests.processes.support import PATIENCE, until
 from tests.redis_server import free_port

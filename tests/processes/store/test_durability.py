@@ -13,8 +13,8 @@ import pytest
 import redis
 
 import lowq
-from lowq import producer
 from lowq.errors import ConfigError, NotReplicated, PushInterrupted, RedisRefused
+from lowq.push import producer
 from lowq.queue import Queue
 from lowq.store import Client, Command, Durability, NotConfirmed, Wait
 from lowq.store.keys import shard_prefix

@@ -7,9 +7,9 @@ from redis.crc import key_slot
 import lowq
 import lowq.contrib.otel
 from lowq.admin import tasks
-from lowq.broker.lease import Lease
-from lowq.broker.shard import Shard
 from lowq.errors import PushInterrupted, RedisUnavailable
+from lowq.shards.lease import Lease
+from lowq.shards.shard import Shard
 from lowq.store.keys import queues_key, shard_prefix, tasks_key
 from tests.redis_cluster import RedisCluster
 

@@ -9,7 +9,7 @@ import lowq
 from lowq.admin.bulk import Step
 from lowq.inspection import queries
 from lowq.job import State
-from lowq.metrics.error_groups import error_fingerprint
+from lowq.observe.error_groups import error_fingerprint
 from tests.rows import case
 from tests.rules.queue_rig import SHARDS, QueueRig
 from tests.rules.support import NOW, job

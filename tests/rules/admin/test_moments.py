@@ -10,8 +10,8 @@ import pytest
 from lowq.admin import bulk
 from lowq.admin.actions import Acted
 from lowq.admin.bulk import Step
-from lowq.broker.delivery import Failure
 from lowq.errors import ConfigError
+from lowq.shards.delivery import Failure
 from tests.rows import case
 from tests.rules.queue_rig import QueueRig
 from tests.rules.support import NOW, job

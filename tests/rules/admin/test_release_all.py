@@ -7,12 +7,12 @@ from contextlib import closing
 import pytest
 
 import lowq
-from lowq.broker.lease import Lease
-from lowq.broker.shard import Shard, shards_of
 from lowq.consumer import ConsumerJob
 from lowq.errors import LeaseLost, UnknownQueueError
 from lowq.queue import Queue
 from lowq.queue_options import QueueOptions
+from lowq.shards.lease import Lease
+from lowq.shards.shard import Shard, shards_of
 from tests.waiting import NEVER, PATIENCE, until
 
 pytestmark = pytest.mark.parametrize("store_url", ["redis"], indirect=True)

@@ -16,15 +16,15 @@ import pytest
 
 import lowq
 from lowq.admin.reshard import reshard
-from lowq.broker.delivery import Failure
-from lowq.broker.lease import Lease, LeaseDenied
-from lowq.broker.shard import Shard, shards_of
 from lowq.consumer import Consumer
 from lowq.errors import ConfigError, PushInterrupted, RedisRefused, RedisUnavailable, Resharding, UnknownQueueError
 from lowq.job import Job
 from lowq.queue import Queue
 from lowq.queue_options import QueueOptions
 from lowq.sharding import Layout
+from lowq.shards.delivery import Failure
+from lowq.shards.lease import Lease, LeaseDenied
+from lowq.shards.shard import Shard, shards_of
 from lowq.store import Call, Client, Refusal
 from lowq.store.keys import shard_prefix
 from tests.leases import run_out

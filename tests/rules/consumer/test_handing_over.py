@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import lowq
-from lowq.broker.in_flight import InFlight
 from lowq.clock import now
 from lowq.consumer import Consumer
 from lowq.errors import NotTaken, RedisUnavailable, SessionInUse
 from lowq.queue import Queue
+from lowq.shards.in_flight import InFlight
 from lowq.store.keys import shard_prefix
 from tests.rows import case
 from tests.rules.consumer.line import Hook, Line, take

@@ -82,7 +82,7 @@ def telemetry() -> Iterator[Telemetry]:
 
 @pytest.fixture
 def app(redis_url: str, telemetry: Telemetry) -> Iterator[lowq.Lowq]:
-    """On one store: what is kept of a trace is tested in tests/rules/broker/test_traces.py."""
+    """On one store: what is kept of a trace is tested in tests/rules/shards/test_traces.py."""
     with closing(lowq.Lowq(redis_url=redis_url)) as app:
         telemetry.instrument(app)
         yield app

@@ -19,7 +19,7 @@ import lowq
 import lowq.contrib.sentry
 from lowq.errors import ConfigError, LeaseLost
 from lowq.job import Job
-from lowq.observers import Batch, BatchObservation, Observer
+from lowq.observe.observers import Batch, BatchObservation, Observer
 from lowq.store.keys import shard_prefix
 from lowq.testing import drain
 from lowq.workers import Worker
@@ -323,7 +323,7 @@ def test_an_observer_that_raises_harms_nothing(
     worker = make_worker(app, is_async=is_async)
     push(worker, "a")
     assert drain(worker).performed == 1
-    logged = [record.exc_info for record in caplog.records if record.name == "lowq.observers"]
+    logged = [record.exc_info for record in caplog.records if record.name == "lowq.observe.observers"]
     assert [str(info[1]) for info in logged if info] == ["push", "leave", "ended"]
 
 

@@ -6,12 +6,12 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from lowq import Lowq
-from lowq.broker.lease import Lease
-from lowq.broker.shard import Shard
 from lowq.codec import load_payload
 from lowq.doctor import KINDS, Finding
 from lowq.job import Job
 from lowq.sharding import shard_of
+from lowq.shards.lease import Lease
+from lowq.shards.shard import Shard
 from lowq.store.keys import nodes_key, shard_prefix
 from tests.leases import run_out
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from lowq import Lowq
-from lowq.broker.delivery import Failure
-from lowq.broker.lease import Lease
 from lowq.doctor.jobs import PAYLOADS, SETS
 from lowq.errors import UnknownQueueError
+from lowq.shards.delivery import Failure
+from lowq.shards.lease import Lease
 from lowq.store.keys import shard_prefix
 from tests.rows import case
 from tests.rules.doctor.clinic import OTHER, SHARDS, TTL, A, B, Clinic, ids_of, new_clinic

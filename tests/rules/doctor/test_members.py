@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lowq.broker.delivery import Failure
+from lowq.shards.delivery import Failure
 from lowq.store.keys import nodes_key, queues_key
 from tests.rows import case
 from tests.rules.doctor.clinic import SHARDS, A, B, Clinic, PassingTime, ids_of, new_clinic

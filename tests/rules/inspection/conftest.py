@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from lowq.broker.membership import Identity, Membership
+from lowq.shards.membership import Identity, Membership
 from tests.rules.queue_rig import SHARDS, QueueRig
 
 

@@ -4,13 +4,13 @@ from typing import cast
 
 import pytest
 
-from lowq.broker.activity import Performing
-from lowq.broker.delivery import TakenJob
-from lowq.broker.shard import Shard
-from lowq.metrics.counters import WAIT_BOUNDS, Tally
-from lowq.metrics.slowest import FLOOR
-from lowq.node.batch import WAITS_READ, count_batch, count_waits
-from lowq.node.outcome import Outcome
+from lowq.observe.counters import WAIT_BOUNDS, Tally
+from lowq.observe.slowest import FLOOR
+from lowq.shards.activity import Performing
+from lowq.shards.delivery import TakenJob
+from lowq.shards.shard import Shard
+from lowq.work.batch import WAITS_READ, count_batch, count_waits
+from lowq.work.outcome import Outcome
 from tests.rows import case
 
 #: What Redis's clock is ahead, and the time in it.

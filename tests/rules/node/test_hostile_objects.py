@@ -300,7 +300,7 @@ def test_when_nothing_works_any_more_the_charge_is_a_plain_one(
             raise MemoryError
         return find_policy(*args)
 
-    monkeypatch.setattr("lowq.node.outcome.find_policy", fails_at_first)
+    monkeypatch.setattr("lowq.work.outcome.find_policy", fails_at_first)
     worker = driver.worker(app, fails)
     worker.push("1")
     driver.perform(app, worker)

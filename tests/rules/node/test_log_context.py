@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import lowq
-from lowq.node import job_log
+from lowq.observe import job_log
 from lowq.testing import drain
 from lowq.workers import Worker
 from tests.rules.node.conftest import MakeApp

@@ -244,7 +244,7 @@ def test_the_applications_policies_hold_where_a_worker_says_nothing(app: lowq.Lo
 def test_pauses_grow_and_in_the_end_it_is_charged(
     app: lowq.Lowq, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lowq.node.outcome.NO_REDIS_PAUSES", (None, 0.1, 0.2))
+    monkeypatch.setattr("lowq.work.outcome.NO_REDIS_PAUSES", (None, 0.1, 0.2))
     runs: list[tuple[float, float]] = []
 
     def handler(payloads_by_id: PayloadsById) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 import lowq
 from lowq import clock
-from lowq.node.execution import WorkerRuntime
 from lowq.testing import drain
+from lowq.work.handler import WorkerRuntime
 from lowq.workers import Worker
 from tests.rows import case
 from tests.rules.node.conftest import MakeApp

@@ -8,7 +8,7 @@ import pytest
 
 import lowq
 from lowq import clock
-from lowq.broker.lease import Lease
+from lowq.shards.lease import Lease
 from tests.leases import run_out
 from tests.rows import case
 from tests.rules.node.conftest import MakeApp

@@ -5,8 +5,8 @@ from typing import Any, cast
 import pytest
 
 import lowq
-from lowq.node.activity import ThreadActivity
 from lowq.node.watchdog import Watchdog
+from lowq.work.activity import ThreadActivity
 from tests.rows import case
 from tests.rules.node.conftest import MakeApp
 from tests.waiting import until

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from lowq.errors import TimeLimitExceeded
-from lowq.node.time_limits import (
+from lowq.store import caller_deadline, caller_limit
+from lowq.work.time_limits import (
     DROPPED_AFTER,
     TimeLimits,
     WrittenOff,
     interrupt_of_this_thread,
 )
-from lowq.store import caller_deadline, caller_limit
 from tests.waiting import PATIENCE
 
 
@@ -301,7 +301,7 @@ def run_alone(code: str) -> str:
 TRACED = """
     import sys, threading
     from lowq.errors import TimeLimitExceeded
-    from lowq.node.time_limits import interrupt_of_this_thread
+    from lowq.work.time_limits import interrupt_of_this_thread
 
     def trace_a_call():
         seen = []
@@ -342,7 +342,7 @@ DROPPED = """
     import sys
     sys.unraisablehook = lambda dropped: print(dropped.exc_type.__name__)
     from lowq.errors import TimeLimitExceeded
-    from lowq.node.time_limits import TimeLimits, interrupt_of_this_thread
+    from lowq.work.time_limits import TimeLimits, interrupt_of_this_thread
 
     class Fails:
         def __init__(self, error):

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 import lowq
-from lowq.broker.dispatcher import is_ready
-from lowq.broker.lease import Lease
 from lowq.errors import LeaseLost, RedisUnavailable
-from lowq.node.activity import ThreadActivity
-from lowq.node.worker_thread import WorkerThread
+from lowq.shards.dispatcher import is_ready
+from lowq.shards.lease import Lease
 from lowq.store import Call, Client
+from lowq.work.activity import ThreadActivity
+from lowq.work.threads import WorkerThread
 from tests.leases import run_out
 from tests.rules.support import TTL
 from tests.rules.thread_rig import ThreadRig

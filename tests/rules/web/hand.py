@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 import lowq
-from lowq.broker.delivery import Failure
-from lowq.broker.lease import Lease
-from lowq.broker.shard import Shard
 from lowq.codec import load_payload
 from lowq.sharding import shard_of
+from lowq.shards.delivery import Failure
+from lowq.shards.lease import Lease
+from lowq.shards.shard import Shard
 from lowq.store import Call
 from lowq.store.keys import nodes_key, shard_prefix
 from tests.leases import run_out

@@ -12,7 +12,7 @@ import yaml
 
 import lowq
 import lowq_web
-from lowq.metrics.counters import BOUNDS, Counted, record_call
+from lowq.observe.counters import BOUNDS, Counted, record_call
 from lowq.store.keys import history_key
 from lowq_web.metrics import AllFigures
 from tests.rows import case

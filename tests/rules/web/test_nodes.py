@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 import lowq
 from lowq.cli import main
 from lowq.inspection.stuck import StuckLimits
-from lowq.metrics.counters import BOUNDS
+from lowq.observe.counters import BOUNDS
 from tests.recorded import record
 from tests.rows import case
 from tests.rules.web.hand import heartbeat

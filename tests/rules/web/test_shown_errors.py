@@ -6,7 +6,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import lowq
-from lowq.metrics.error_groups import error_fingerprint
+from lowq.observe.error_groups import error_fingerprint
 from lowq.store.keys import error_groups_key
 from tests.rules.web.confirming import confirm
 from tests.rules.web.shown import Reader

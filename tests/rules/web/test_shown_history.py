@@ -9,9 +9,9 @@ import pytest
 from starlette.testclient import TestClient
 
 import lowq
-from lowq.broker.inflow import Inflow
 from lowq.cli import main
-from lowq.metrics.slowest import EndedBatch
+from lowq.observe.slowest import EndedBatch
+from lowq.shards.inflow import Inflow
 from lowq.store.keys import history_key, shard_prefix
 from tests.recorded import record
 from tests.rows import case

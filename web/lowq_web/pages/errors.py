@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lowq.metrics.error_groups import HOURS, most_frequent_first
+from lowq.observe.error_groups import HOURS, most_frequent_first
 from lowq_web.context import context_of
 from lowq_web.fields import query_of
 from lowq_web.pages.rendering import render

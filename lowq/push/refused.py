@@ -1,0 +1,355 @@
+"""Sends again what Redis has refused for now: jobs for which there was no room, or whose shard is sealed.
+
+::
+
+    refused --> sent again -+-> in, or refused for good ---------------> its caller is told
+                    ^       +-> no room: waits for it, as long as there is time, and is handed back then
+                    |       +-> sealed: goes to the shards where it belongs now
+                    +---------------+
+
+One thread does so for all callers of a queue, in the order in which they pushed: as long as jobs of an id are not in,
+whatever comes later for that id stays behind them, also of other callers (`Writer.share_calls` asks `Resender.has`).
+A call is carried out as a whole or not at all, so a repeat after a lost reply can't count anything twice.
+"""
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from lowq import clock
+from lowq.errors import LowqError, RedisRefused, RedisUnavailable
+from lowq.push.on_demand import OnDemandThread
+from lowq.push.parts import Part, new_token
+from lowq.push.requests import Outcome, Settled, is_full, is_misrouted, is_out_of_turn
+from lowq.store import Client, NotConfirmed, Refusal, Subscription
+
+#: Seconds after which those who wait for room ask again at the latest.
+ASK_AGAIN = 1.0
+#: Jobs of a shard that ask again at once: most of them won't fit.
+TOGETHER = 100
+#: Script calls that are sent at once.
+MOST_CALLS = 250
+#: Seconds that anybody waits for the lock of a `Resender`.
+BRIEFLY = 0.05
+#: Seconds for which a thread stays that has nothing more to send. Many queues may be used for the first time at once.
+IDLE = 0.1
+#: Layouts that a push follows at most, from one shard that was sealed to the next.
+MAX_LAYOUTS = 100
+#: Sends parts, each with what says whether its caller still wants it, until that monotonic time, and waits.
+Send = Callable[[Sequence[tuple[Part, Callable[[], bool]]], float], list[Outcome]]
+
+
+class RefusedPush:
+    """Parts of one push that are not in yet, in order.
+
+    ``known``: what is known of some of them, as of parts that were just sent. ``room_until``: monotonic time until
+    which it waits for room. ``give_up_at``: when its caller gives up. ``is_wanted``: whether the caller still waits.
+    ``end`` is called once, when nothing is left to be sent.
+    """
+
+    def __init__(
+        self,
+        send: Send,
+        parts: Iterable[Part],
+        known: Mapping[Part, Outcome],
+        room_until: float,
+        give_up_at: float,
+        is_wanted: Callable[[], bool],
+        end: Callable[[Settled], object],
+    ) -> None:
+        self.send = send
+        self.parts = list(parts)
+        self.room_until = room_until
+        self.give_up_at = give_up_at
+        self.is_wanted = is_wanted
+        self.end = end
+        #: The outcomes of what was sent last.
+        self.known = dict(known)
+        #: Parts for which there was no room.
+        self.full: set[Part] = set()
+        #: Whether parts may be out of turn because something before them was refused.
+        self.was_resent = False
+        self.settled = Settled()
+        #: Why the registry could not be read for one of the parts that were refused together.
+        self._unread: RedisUnavailable | None = None
+        self.ids = frozenset(item[0] for part in self.parts for item in part.items)
+
+    def note_outcomes(self, now: float) -> None:
+        """Takes out what is settled, and divides or reroutes what was refused. When something of a shard has failed for
+        good, the rest of the push that is for it is not sent: it must not overtake that, should it be pushed again.
+        """
+        known, self.known = self.known, {}
+        if not known:
+            return
+        failed: dict[str, Outcome] = {}
+        refused: set[str] = set()
+        self._unread = None
+        parts: list[Part] = []
+        for part in self.parts:
+            outcome, before = known.get(part), failed.get(part.prefix)
+            if outcome is True or isinstance(outcome, NotConfirmed):
+                self.settled.pairs.append((part, outcome))
+            elif before is not None:
+                self.settled.pairs.append((part, before))
+            elif outcome is None:
+                parts.append(part)
+            elif is_full(outcome):
+                parts += self._divide(part, outcome.detail)
+                refused.add(part.prefix)
+            elif is_misrouted(outcome):
+                try:
+                    parts += self._reroute(part, outcome, now)
+                    refused.add(part.prefix)
+                except LowqError as error:  # the registry can't be read just now
+                    self.settled.pairs.append((part, error))
+                    failed[part.prefix] = error
+            elif is_out_of_turn(outcome) and (part.prefix in refused or self.was_resent):
+                parts.append(part)  # another copy of it is sent, which need come after nothing
+            else:
+                self.settled.pairs.append((part, outcome))
+                failed[part.prefix] = outcome
+        self.settled.pairs += [(part, failed[part.prefix]) for part in parts if part.prefix in failed]
+        self.parts = [part for part in parts if part.prefix not in failed]
+
+    def _divide(self, part: Part, positions: str) -> list[Part]:
+        """What did not fit, and the rest, which is to be sent."""
+        left, fit = part.split(sorted(map(int, positions.split())))
+        self.full.add(left)
+        return [left] if fit is None else [left, fit]
+
+    def _reroute(self, part: Part, refusal: Refusal, now: float) -> list[Part]:
+        """Parts for the shards where the jobs belong now."""
+        assert part.target is not None
+        if part.hops >= MAX_LAYOUTS:
+            # A failover of the registry's primary may have lost that a reshard began or ended: it sends here and there.
+            raise RedisUnavailable(
+                f"queue {part.target.queue!r}: its shards and the registry disagree about their number, as after a "
+                "failover that has lost something of a reshard; begin that again, with `lowq reshard`, and push again"
+            )
+        says_where = refusal.code == "SEALED" and refusal.detail
+        if self._unread is not None and not says_where:
+            raise self._unread  # each read takes as long as the caller has time
+        try:
+            rerouted = part.target.reroute(part, refusal, now)
+        except RedisUnavailable as error:
+            if not says_where:
+                self._unread = error
+            raise
+        for other in rerouted:
+            other.hops = part.hops + 1
+        return rerouted
+
+    def hand_back(self, kept: set[bytes]) -> None:
+        """Its time to wait for room is over: ends it, unless something of it can still be sent. ``kept``: ids of what
+        other callers pushed before and that waits.
+        """
+        kept = set(kept)
+        for part in self.parts:
+            if part not in self.full and not kept.issuperset(part.ids()):
+                return
+            kept.update(part.ids())
+        self.settled.left += [job for part in self.parts for job in part.jobs]
+        self.parts = []
+
+    def give_up(self) -> None:
+        """Its caller waits no longer."""
+        for part in self.parts:
+            if part in self.full:
+                self.settled.left += part.jobs
+            else:
+                reason = RedisUnavailable("the push was given up before Redis had confirmed it")
+                self.settled.pairs.append((part, reason))
+        self.parts = []
+
+
+class Resender:
+    """The refused pushes of a queue. Safe for threads; all but `add` and `has` is done in a thread of its own."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        #: Of what follows. Nobody waits for it for long, and goes on without: a signal handler may push that has
+        #: interrupted who holds it. What may go wrong then is that a set of `_by_id` is dropped as it is filled.
+        self._lock = threading.RLock()
+        #: In the order in which they came; the values mean nothing. Others add, the thread takes out.
+        self._pushes: dict[RefusedPush, None] = {}
+        #: Id -> those of them that have it.
+        self._by_id: dict[bytes, set[RefusedPush]] = {}
+        self._thread = OnDemandThread(self._work, IDLE)
+        #: Hears where there is room, while somebody waits for it.
+        self._listener = OnDemandThread(self._listen, IDLE)
+        self._subscription: Subscription | None = None
+        #: Prefixes of the shards in which room is waited for.
+        self._rooms: frozenset[str] = frozenset()
+        #: Of those in which there may be some.
+        self._free: deque[str] = deque()
+
+    def has(self, part: Part) -> bool:
+        """Whether something of one of its ids is not in yet."""
+        return bool(self._by_id) and any(item[0] in self._by_id for item in part.items)
+
+    def add(self, push: RefusedPush) -> None:
+        """Has it sent again, behind those that were added before."""
+        try:
+            with self._locked_briefly():
+                for job_id in push.ids:
+                    self._by_id.setdefault(job_id, set()).add(push)
+                self._pushes[push] = None
+        except BaseException:  # of a signal handler
+            self._remove(push)
+            raise
+        if not self._thread.wake():
+            self._remove(push)
+            reason = RedisUnavailable("no thread could be started to send again what Redis had refused")
+            push.known = dict.fromkeys(push.parts, reason)
+            push.note_outcomes(clock.now())
+            push.end(push.settled)
+
+    @contextmanager
+    def _locked_briefly(self) -> Iterator[None]:
+        has_lock = self._lock.acquire(timeout=BRIEFLY)
+        try:
+            yield
+        finally:
+            if has_lock:
+                self._lock.release()
+
+    def _remove(self, push: RefusedPush) -> None:
+        with self._locked_briefly():
+            self._pushes.pop(push, None)
+            for job_id in push.ids:
+                pushes = self._by_id.get(job_id, set())
+                pushes.discard(push)
+                if not pushes:
+                    self._by_id.pop(job_id, None)
+
+    def _work(self) -> float | None:
+        pushes, now = list(self._pushes), clock.now()  # all that is known was heard before
+        for push in pushes:
+            push.note_outcomes(now)
+        pushes = self._end_settled(pushes)
+        batch = self._choose_batch(pushes)
+        if batch:
+            _send(batch)
+            # Where all fitted there may be room for more of those that wait.
+            refused = {part.prefix for push, part in batch if push.known[part] is not True}
+            self._free.extend({part.prefix for _, part in batch} - refused)
+            return 0.0
+        self._rooms = frozenset(part.prefix for push in pushes for part in push.full)
+        if self._rooms:
+            subscription = self._subscription
+            if subscription is not None:
+                subscription.add(f"{prefix}room" for prefix in self._rooms)
+            self._listener.wake()
+        if not pushes:
+            return None
+        until = min(min(push.room_until, push.give_up_at) for push in pushes)
+        return min(max(until - time.monotonic(), 0.001), ASK_AGAIN)
+
+    def _end_settled(self, pushes: list[RefusedPush]) -> list[RefusedPush]:
+        """Tells the callers of those that need no more. Returns the others."""
+        goes_on: list[RefusedPush] = []
+        kept: set[bytes] = set()
+        now = time.monotonic()
+        for push in pushes:
+            if push.parts and (push.give_up_at <= now or not push.is_wanted()):
+                push.give_up()
+            elif push.room_until <= now:
+                push.hand_back(kept)
+            if push.parts:
+                goes_on.append(push)
+                for part in push.parts:
+                    if part in push.full or kept.issuperset(part.ids()):
+                        kept.update(part.ids())
+            else:
+                self._remove(push)  # first of all: who pushes the id next need not come behind it any more
+                push.end(push.settled)
+        return goes_on
+
+    def _choose_batch(self, pushes: list[RefusedPush]) -> list[tuple[RefusedPush, Part]]:
+        """What can be sent now. Jobs behind which others of their id were chosen come after those, by `Part.after`."""
+        free = {self._free.popleft() for _ in range(len(self._free))}
+        asked: Counter[str] = Counter()
+        #: Ids of which something stays, and what was chosen last for the others.
+        staying: set[bytes] = set()
+        chosen: dict[bytes, tuple[Send, Part]] = {}
+        batch: list[tuple[RefusedPush, Part]] = []
+        for push in pushes:
+            parts: list[Part] = []
+            for part in push.parts:
+                ids = part.ids()
+                going = [i for i, job_id in enumerate(ids) if job_id not in staying] if len(batch) < MOST_CALLS else []
+                waits = part in push.full
+                if waits:
+                    going = going[: TOGETHER - asked[part.prefix]] if part.prefix in free else []
+                    asked[part.prefix] += len(going)
+                before = {chosen[ids[i]] for i in going if ids[i] in chosen}
+                if len(before) > 1 or any((send, other.prefix) != (push.send, part.prefix) for send, other in before):
+                    before, going = set(), [i for i in going if ids[i] not in chosen]
+                if not going:
+                    staying.update(ids)
+                    parts.append(part)
+                    continue
+                push.full.discard(part)
+                sent, stays = part.split(going)
+                for _, other in before:
+                    sent.after = other.token
+                sent.token = new_token()
+                batch.append((push, sent))
+                parts.append(sent)
+                chosen.update(dict.fromkeys(sent.ids(), (push.send, sent)))
+                if stays is not None:
+                    staying.update(stays.ids())
+                    parts.append(stays)
+                    if waits:
+                        push.full.add(stays)
+            push.parts = parts
+        return batch
+
+    def _listen(self) -> float | None:
+        rooms = self._rooms
+        if not rooms:
+            subscription, self._subscription = self._subscription, None
+            if subscription is not None:
+                subscription.close()
+            return None
+        if self._subscription is None:
+            self._subscription = self._client.subscribe()
+        try:
+            self._subscription.add(f"{prefix}room" for prefix in rooms)
+            event = self._subscription.get(ASK_AGAIN)
+        except (RedisUnavailable, RedisRefused):
+            self._free.extend(rooms)
+            self._thread.wake()
+            return 0.1
+        if event is None:
+            self._free.extend(rooms)
+        elif event[0] in ("message", "subscribe"):  # what became free before is found by asking once more
+            self._free.append(event[1].removesuffix("room"))
+        self._thread.wake()
+        return 0.0
+
+
+class Resenders(dict[str, Resender]):
+    """By queue; each is made when it is needed."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__()
+        self._client = client
+
+    def __missing__(self, queue: str) -> Resender:
+        return self.setdefault(queue, Resender(self._client))
+
+
+def _send(batch: Sequence[tuple[RefusedPush, Part]]) -> None:
+    """Sends parts and notes what became of them."""
+    by_send: dict[Send, list[tuple[RefusedPush, Part]]] = {}
+    for push, part in batch:
+        by_send.setdefault(push.send, []).append((push, part))
+    for send, some in by_send.items():
+        until = max(push.give_up_at for push, _ in some)
+        outcomes = send([(part, push.is_wanted) for push, part in some], until)
+        for (push, part), outcome in zip(some, outcomes, strict=True):
+            push.known[part] = outcome
+            push.was_resent = True

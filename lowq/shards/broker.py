@@ -1,0 +1,364 @@
+"""A broker: one object that holds shards of some queues and says which of them have work.
+
+::
+
+    others' messages -->  wakeups  --- a shard has work ----------->  dispatcher  --- a shard to work -->  whoever
+                             |                                             |                               works it
+                             +--- a lease is free, members changed -->  maintenance  <--- lost? acks? --------+
+                                                                   (membership, leases)
+
+It knows nothing of threads that work the shards, nor of what they do with the jobs: a node is a broker and threads, a
+consumer a broker and the caller's own code.
+"""
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from lowq.clock import Clock
+from lowq.clock import now as clock_now
+from lowq.errors import ConfigError
+from lowq.logs import get_log
+from lowq.queue_options import QueueOptions
+from lowq.settings import Config
+from lowq.sharding import Layout, Layouts, queue_of_layout
+from lowq.shards.activity import Activity
+from lowq.shards.dispatcher import Dispatcher, Schedules
+from lowq.shards.fairness import Share
+from lowq.shards.leases import Leases
+from lowq.shards.maintenance import Chore, HeartbeatExtra, MaintenanceLoop
+from lowq.shards.membership import Identity, Membership
+from lowq.shards.outage import Outage
+from lowq.shards.permits import Permits
+from lowq.shards.shard import Shard
+from lowq.shards.splitter import MembershipSplitter
+from lowq.shards.sweeper import Sweeper
+from lowq.shards.wakeups import Listener
+from lowq.store import Client
+from lowq.store.registry import Registration
+
+log = get_log("lowq.shards")
+
+#: What a splitter of the application's own is: shards -> groups of them, one for each thread.
+StaticSplitter = Callable[[Sequence[Shard]], Sequence[Sequence[Shard]]]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerGroup:
+    """Those who work the shards of some queues: the threads of a node, or its event loop, which works many at once."""
+
+    queues: Collection[str]
+    #: The schedulers, by queue, of each of them.
+    schedules: Sequence[Schedules]
+
+
+class Broker:
+    """Membership, leases, wake-ups and dispatch of the shards of some queues.
+
+    ``client`` is for those who work the shards and for wake-ups, ``maintenance_client`` for the maintenance loop alone,
+    which must wait for nobody. ``groups``: who works the shards; each queue is in one of them, and each group has a
+    dispatcher of its own, in the same order. ``shares``: what a queue may have of its group; of one that is not named,
+    the default. ``activities``: asked by the loop for what is being performed. ``registrations``: the queues' entries,
+    made anew with every heartbeat. ``more_details``: what the registry is to say of this process besides. ``queues``:
+    their options. ``layouts``: those of the queues that ``shards`` are of, by queue; ``make_shards``: makes those of
+    another layout, when ``read_layouts`` finds one in the reply to a registration; it is told what is served, and
+    which epochs shards contradict. ``chore``: called by the maintenance loop between what it does itself. ``resumes``:
+    the process has leases from before an exec, see `keep`.
+    ``on_ready``: it is a member and has asked for its shards. ``on_command``: somebody has sent it a command.
+
+    Raises:
+        ConfigError: the splitter returned what it was not given; whatever else it raises.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        shards: Sequence[Shard],
+        client: Client,
+        maintenance_client: Client,
+        config: Config,
+        *,
+        splitter: MembershipSplitter | StaticSplitter,
+        groups: Sequence[WorkerGroup],
+        shares: Mapping[str, Share],
+        activities: Callable[[], Sequence[Activity]],
+        registrations: Callable[[], Sequence[Registration]],
+        heartbeat_extras: Sequence[HeartbeatExtra] = (),
+        more_details: Callable[[], Mapping[str, Any]] = dict,
+        queues: Sequence[QueueOptions] = (),
+        layouts: Mapping[str, Layouts] | None = None,
+        make_shards: Callable[[str, Layout], Sequence[Shard]] | None = None,
+        read_layouts: Callable[[Registration, Any, Layouts | None, Collection[int]], Layouts | None] = lambda *_: None,
+        chore: Chore | None = None,
+        on_ready: Callable[[], object],
+        on_command: Callable[[str], object],
+        on_fatal: Callable[[BaseException], object],
+        resumes: bool = False,
+        clock: Clock = clock_now,
+    ) -> None:
+        self.name = identity.name
+        #: Shared with the leases. The maintenance loop adds shards when a queue is resharded, and removes those that
+        #: were left.
+        self.shards = list(shards)
+        self.outage = Outage(lambda: client.is_partial or maintenance_client.is_partial)
+        self._layouts = dict(layouts or {})
+        self._make_shards, self._read_layouts = make_shards, read_layouts
+        self._queues = dict(identity.queues)
+        self._groups = list(groups)
+        self.dispatchers = [
+            Dispatcher(
+                [[] for _ in group.schedules],
+                group.schedules,
+                {queue: shares.get(queue, Share()) for queue in group.queues},
+                self._left,
+                ask_for_permits=self._ask_for_permits,
+                clock=clock,
+            )
+            for group in groups
+        ]
+        by_queue = {
+            queue: dispatcher
+            for group, dispatcher in zip(groups, self.dispatchers, strict=True)
+            for queue in group.queues
+        }
+        self._splitter = splitter
+        self._on_command = on_command
+        membership = Membership(
+            identity,
+            config.namespace,
+            silence=config.lease_ttl,
+            shares=isinstance(splitter, MembershipSplitter),
+            clock=clock,
+        )
+        for queue in self._layouts:
+            self._note_current(queue)
+        self._divide({self.name: identity.queues})  # a splitter that can't do it fails here
+        self._permits = Permits(
+            client, config.namespace, identity.nonce, shares, by_queue, config.lease_ttl, self.outage,
+            on_fatal=on_fatal, clock=clock,
+        )  # fmt: skip
+        self._listener = Listener(
+            client,
+            self.shards,
+            membership.channel,
+            lambda shard, delay, level: by_queue[shard.queue].wake(shard, delay, level),
+            self._lease_released,
+            self._received,
+            self.outage.begin,
+            self._permits.channels,
+            self._permits.woken,
+            self._sealed,
+        )
+        leases = Leases(
+            maintenance_client, self.shards, by_queue, self._listener, config.lease_ttl, resumes=resumes, clock=clock
+        )  # fmt: skip
+        self.maintenance = MaintenanceLoop(
+            maintenance_client,
+            membership,
+            leases,
+            activities,
+            self.outage,
+            divide=self._divide,
+            lease_ttl=config.lease_ttl,
+            poll_interval=config.poll_interval,
+            registrations=registrations,
+            heartbeat_extras=heartbeat_extras,
+            on_registered=self._registered,
+            more_details=more_details,
+            on_ready=on_ready,
+            on_fatal=on_fatal,
+            sweeper=Sweeper(lambda: leases.held, queues, config.scan_size),
+            chore=chore,
+            clock=clock,
+        )
+        self._follow_seals(self.shards)
+
+    # --- life ---
+
+    def start(self) -> None:
+        """Becomes a member, and gets shards from then on."""
+        self.maintenance.start()
+        self._listener.start()
+        self._permits.start()
+
+    def quiet(self) -> None:
+        """Hands out nothing more, leaves the members, and gives up every shard as soon as nobody works it."""
+        for dispatcher in self.dispatchers:
+            dispatcher.close()
+        self.maintenance.quiet()
+
+    def finish(self) -> None:
+        """Hands out nothing more, and begins no batch of what was handed out. Membership and leases stay."""
+        for workers, dispatcher in zip(self._groups, self.dispatchers, strict=True):
+            dispatcher.leave([shard for shard in self.shards if shard.queue in workers.queues])
+            dispatcher.close()
+
+    def stop(self) -> None:
+        """Renews nothing any more: from here on the leases run out. After `quiet`."""
+        self._permits.close()
+        self.maintenance.stop()
+
+    def leave(self, seconds: float) -> None:
+        """Gives up all leases, after `stop`. Shards with jobs in flight are left to run out in ``seconds``, and their
+        jobs are not charged.
+
+        Raises:
+            RedisUnavailable
+        """
+        self.maintenance.leave(seconds)
+
+    def keep(self, nonce: str) -> None:
+        """Leaves leases and membership, after `stop`, to this process, which is about to run other code and asks for
+        them with that nonce. Nothing may be in flight.
+
+        Raises:
+            RedisUnavailable
+        """
+        self.maintenance.keep(nonce)
+
+    def give_up(self, seconds: float) -> None:
+        """As `leave`, and stays a member: this process is about to run other code.
+
+        Raises:
+            RedisUnavailable
+        """
+        self.maintenance.give_up(seconds)
+
+    def detach(self) -> None:
+        """Leaves all leases, after `stop`, with what is in flight, to a consumer with the same session.
+
+        Raises:
+            RedisUnavailable
+        """
+        self.maintenance.detach()
+
+    def close(self) -> None:
+        """Closes its own connections, after `leave`. The client that others use is theirs to close."""
+        self._listener.close()
+        self.maintenance.close()
+
+    # --- who works what ---
+
+    def _divide(self, members: Mapping[str, Mapping[str, int]]) -> list[Shard]:
+        """The shards that are to be held while these are the members, shared out to those who work them."""
+        if isinstance(self._splitter, MembershipSplitter):
+            groups = self._splitter.among(self.shards, members, self.name)
+        else:
+            groups = list(self._splitter(self.shards))
+        known = set(self.shards)
+        for shard in (shard for group in groups for shard in group):
+            if shard not in known:
+                raise ConfigError(f"the splitter returned {shard!r}, which it was not given")
+        for workers, dispatcher in zip(self._groups, self.dispatchers, strict=True):
+            dispatcher.assign(_fold(groups, workers))
+        return list(dict.fromkeys(shard for group in groups for shard in group if not shard.is_sealed))
+
+    # --- other layouts: when a queue is resharded ---
+
+    def _follow_seals(self, shards: Sequence[Shard]) -> None:
+        for shard in shards:
+            shard.in_flight.on_sealed = partial(self._sealed, shard)
+
+    def _sealed(self, shard: Shard) -> None:
+        self.maintenance.sealed(shard)
+
+    def _registered(self, call: Registration, reply: Any) -> Mapping[str, int] | None:
+        """Takes note of what the registry says of a queue; returns what this process serves from now on, layout ->
+        shards_count, when that has changed. Called by the maintenance loop.
+        """
+        queue = call.queue
+        known = self._layouts.get(queue)
+        shards = [shard for shard in self.shards if shard.queue == queue]
+        doubted = {shard.epoch for shard in shards if shard.is_sealed or shard.is_miscounted}
+        found = self._read_layouts(call, reply, known, doubted)
+        if found is None or found == known or self._make_shards is None:
+            return None
+        self._layouts[queue] = found
+        fresh = [layout for layout in found.all if known is None or layout not in known.all]
+        # A failover may have lost a layout of the registry, which is entered again: shards of it may be held still.
+        present = {shard.prefix: shard for shard in self.shards if shard.queue == queue and shard.layout in found.all}
+        made: list[Shard] = []
+        for shard in (shard for layout in fresh for shard in self._make_shards(queue, layout)):
+            if shard.prefix in present:
+                present[shard.prefix].is_sealed = False
+            else:
+                made.append(shard)
+        self._follow_seals(made)
+        self._listener.knows(made)
+        replaced = {shard.prefix: shard for shard in made}
+        for shard in self.shards:
+            if shard.queue == queue and shard.layout not in found.all:
+                shard.is_sealed = True  # all of its jobs were moved
+                if shard.epoch == found.current.epoch:
+                    _replace(shard, replaced.get(shard.prefix))
+            elif shard.queue == queue and found.next is None:
+                shard.is_sealed = False  # it was of a reshard that is gone with the queue, or lost: it says so again
+        # Those of the layout before last are let go of, unless they are still held.
+        self.shards[:] = [
+            shard for shard in self.shards if not shard.is_sealed or shard.lease.current is not None
+            or shard.layout in found.all
+        ] + made  # fmt: skip
+        log.info(
+            "queue %r: %s", queue,
+            f"{found.current.shards_count} shards now" if found.next is None
+            else f"is resharded from {found.current.shards_count} shards to {found.next.shards_count}",
+            extra={"event": "reshard", "queue": queue},
+        )  # fmt: skip
+        self._note_current(queue)
+        self._queues = {name: count for name, count in self._queues.items() if queue_of_layout(name) != queue}
+        self._queues |= {layout.name(queue): layout.shards_count for layout in found.all}
+        return self._queues
+
+    def _note_current(self, queue: str) -> None:
+        """The reshard that has made the layout that a queue has now has ended: its shards are open, whatever Redis has
+        lost of that.
+        """
+        current = self._layouts[queue].current
+        for shard in self.shards:
+            if shard.queue == queue and shard.epoch:
+                shard.lease.reshard = "opened" if shard.epoch == current.epoch else "prepared"
+
+    # --- what the dispatcher and the wake-ups pass on to what is made after them ---
+
+    def _ask_for_permits(self) -> None:
+        self._permits.nudge()
+
+    def _left(self, shard: Shard) -> None:
+        self.maintenance.left(shard)
+
+    def _lease_released(self, shard: Shard, delay: float) -> None:
+        self.maintenance.lease_released(shard, delay)
+
+    def _received(self, message: str) -> None:
+        """On the members' channel: the name of a member that noticed a change, or a command to one of them."""
+        if not message.startswith("{"):
+            if message != self.name:
+                self.maintenance.members_changed()
+            return
+        try:
+            sent = json.loads(message)
+            if sent["to"] != self.name:
+                return
+            command = sent["do"]
+        except (ValueError, LookupError, TypeError):
+            return  # not ours
+        self._on_command(command)
+
+
+def _replace(shard: Shard, other: Shard | None) -> None:
+    """The queue has another number of shards at the same epoch: it was made anew, or the registry had been wrong."""
+    shard.lease.lose()
+    if other is not None and shard.in_flight.in_hand:  # still performed: that lease is not to be resumed
+        other.lease.renew_nonce()
+
+
+def _fold(groups: Sequence[Sequence[Shard]], workers: WorkerGroup) -> list[list[Shard]]:
+    """The splitter's groups, one for each of the workers, with the shards of their queues: empty ones for those
+    without, folded when there are too many.
+    """
+    preferred: list[list[Shard]] = [[] for _ in workers.schedules]
+    for number, group in enumerate(groups):
+        preferred[number % len(preferred)] += [shard for shard in group if shard.queue in workers.queues]
+    return preferred

@@ -1,0 +1,105 @@
+"""Which queue a thread works next: every queue with due work has its share of the threads.
+
+Shares are kept twice, as neither is enough alone:
+
+1. By threads. No queue gets another thread while a second one would have less than its share even with one more. So a
+   queue of long batches cannot take all threads from a queue of short ones.
+2. By time. Threads don't divide by weights: 2 threads at 3:1 are 1.5 and 0.5. Which queue gets the thread in between is
+   decided by virtual time: the seconds of threads that a queue has used, divided by its weight. The least is next.
+
+The second is start-time fair queueing (Goyal, Vin and Cheng, "Start-time Fair Queuing: a scheduling algorithm for
+integrated services packet switching networks", 1996), with a batch as the packet and a thread as the link. As there, a
+queue saves up no credit: while it has nothing that a thread could work, its virtual time follows that of the queue that
+is served.
+
+Nothing here reads a clock or holds a lock: all of it belongs to the lock of the dispatcher.
+"""
+
+from collections.abc import Sequence
+from math import inf
+from operator import attrgetter
+from typing import NamedTuple
+
+from lowq.limits import Limit
+from lowq.shards.queue_permits import QueuePermits
+
+
+class Share(NamedTuple):
+    """What a queue may have of the threads of this process."""
+
+    #: Its part, compared with the weights of the other queues that have due work.
+    weight: float = 1
+    #: Threads that work it at once, at most; None: all.
+    max_threads: int | None = None
+    #: Its limits over all nodes.
+    limits: tuple[Limit, ...] = ()
+    #: Jobs of one batch.
+    batch_size: int = 1
+
+
+class QueueUse:
+    """What a queue has of the threads, and had. Times are monotonic seconds."""
+
+    __slots__ = (
+        "_counted_until", "max_threads", "permits", "queue", "rests_until", "running", "virtual_time", "weight",
+    )  # fmt: skip
+
+    def __init__(self, queue: str, share: Share, permits: QueuePermits | None = None) -> None:
+        self.queue = queue
+        self.weight, self.max_threads = share.weight, share.max_threads
+        #: None: it has no limits over all nodes.
+        self.permits = permits
+        #: Threads whose latest shard is of this queue.
+        self.running = 0
+        #: Seconds of threads used, divided by the weight. What runs counts while it runs.
+        self.virtual_time = 0.0
+        self._counted_until = 0.0
+        #: None of its shards is due before, as far as is known; -inf: some were when they were looked at.
+        self.rests_until = -inf
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has all the threads that it may have."""
+        if self.has_all_threads:
+            return True
+        return self.permits is not None and not self.permits.may_begin(self.running)
+
+    @property
+    def has_all_threads(self) -> bool:
+        """Whether it has as many threads as it may have in this process."""
+        return self.max_threads is not None and self.running >= self.max_threads
+
+    def awaits_answer(self, now: float) -> bool:
+        """Whether Redis is being asked if it may begin another batch."""
+        return self.permits is not None and now < self.permits.answer_until and not self.has_all_threads
+
+    def count_until(self, now: float) -> None:
+        """Adds what its threads have used since the last time. Before each change of `running`."""
+        self.virtual_time += self.running * (now - self._counted_until) / self.weight
+        self._counted_until = now
+
+    def begin(self, now: float) -> None:
+        """One more thread works it."""
+        self.count_until(now)
+        self.running += 1
+
+    def end(self, now: float) -> None:
+        """One thread less works it."""
+        self.count_until(now)
+        self.running -= 1
+        if self.permits is not None:
+            self.permits.end()
+
+    def catch_up(self, virtual_time: float) -> None:
+        """It had no use for a thread when the queue with that virtual time got one: it cannot claim it later."""
+        if self.virtual_time < virtual_time:
+            self.virtual_time = virtual_time
+
+
+def next_queue(waiting: Sequence[QueueUse]) -> QueueUse:
+    """Of the queues that could use a thread more, the one that gets it. Their use is counted until now."""
+    if len(waiting) == 1:
+        return waiting[0]
+    # A queue with as many threads for its weight as another would have with one more must wait.
+    least = min([(use.running + 1) / use.weight for use in waiting])
+    return min([use for use in waiting if use.running / use.weight < least], key=attrgetter("virtual_time"))

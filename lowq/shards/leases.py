@@ -1,0 +1,466 @@
+"""The leases of a node: gets those of the shards it wants, keeps them, gives up the others.
+
+::
+
+    wanted, somebody else's     stands by: tries when the lease runs out, or was given up
+    wanted, held                renewed every lease_ttl / 3
+    held, not wanted any more   leaves: no thread picks it; given up as soon as none works it
+    neither                     nothing
+    to be replaced              given up, wanted or not, and got anew if wanted; no thread picks it meanwhile
+
+A lease, seen from here, lasts from *before* its last renewal was sent. Past that the threads start nothing more of
+the shard. A lease that ran out while Redis was away, and that nobody took, is resumed with the same token.
+
+A replica that becomes the primary may lack the last renewals: there a lease ends before its holder stops. So when
+another server serves a shard than before, it is left to its holder for a whole lease. The last renewal by the old
+primary came before that, and so the holder has stopped by then, unless it renews the lease at the new one.
+"""
+
+import logging
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from lowq.clock import Clock
+from lowq.clock import now as clock_now
+from lowq.errors import LeaseLost, RedisUnavailable, ShardsCountError
+from lowq.logs import get_log
+from lowq.shards.dispatcher import Dispatcher
+from lowq.shards.lease import Lease, LeaseDenied, seconds_since_outage
+from lowq.shards.shard import Shard
+from lowq.shards.wakeups import Listener
+from lowq.store import Address, Call, Client
+from lowq.store.shard_replies import RenewReply
+
+log = get_log("lowq.shards")
+
+
+#: Scripts in one write.
+_WRITE = 250
+
+
+class Leases:
+    """Who holds what, of the shards that this node serves. Belongs to the maintenance loop."""
+
+    def __init__(
+        self,
+        client: Client,
+        shards: Sequence[Shard],
+        dispatchers: Mapping[str, Dispatcher],
+        listener: Listener,
+        lease_ttl: float,
+        *,
+        resumes: bool = False,
+        clock: Clock = clock_now,
+    ) -> None:
+        """``resumes``: the process has leases from before an exec, of whatever shards. They are resumed, and those that
+        are not wanted any more given up.
+        """
+        self._clock = clock
+        #: The first error that concerned only some shards, since `clear_trouble`.
+        self.trouble: Exception | None = None
+        self._client = client
+        #: More may come to it, see `Broker`.
+        self._shards = shards
+        #: By queue.
+        self._dispatchers = dispatchers
+        self._listener = listener
+        self._lease_ttl = lease_ttl
+        self._wanted: set[Shard] = set()
+        #: When to try for a wanted shard that is not held, or of which that is in doubt. Monotonic.
+        self._tries: dict[Shard, float] = dict.fromkeys(shards, 0.0) if resumes else {}
+        #: When Redis was last known to be away, monotonic.
+        self._away_at = -float("inf")
+        #: Shards that this node held last, and those that others were seen to hold.
+        self._mine: set[Shard] = set()
+        self._theirs: set[Shard] = set()
+        #: Shards to be surrendered, with the tokens of the leases that it is about.
+        self._to_replace: dict[Shard, str] = {}
+        #: Which server serves the shards, where that may change, and since when it is known to.
+        self._primaries: dict[Shard, tuple[Address, float]] = {}
+        self._logged = (-1, -1)
+        self._began = self._clock()
+
+    @property
+    def held(self) -> list[Shard]:
+        """The shards that this node holds, as far as it knows."""
+        return [shard for shard in self._shards if shard.lease.current is not None]
+
+    @property
+    def next_try(self) -> float:
+        """Monotonic time at which a lease is to be tried for."""
+        return min(self._tries.values(), default=float("inf"))
+
+    def clear_trouble(self) -> Exception | None:
+        """The first error that concerned only some shards, if there was one."""
+        trouble, self.trouble = self.trouble, None
+        return trouble
+
+    def was_away(self) -> None:
+        """Redis doesn't answer."""
+        self._away_at = self._clock()
+
+    def _dispatched(self, shards: Iterable[Shard]) -> list[tuple[Dispatcher, list[Shard]]]:
+        """The shards by the dispatcher that hands them out."""
+        groups: dict[Dispatcher, list[Shard]] = {}
+        for shard in shards:
+            groups.setdefault(self._dispatchers[shard.queue], []).append(shard)
+        return list(groups.items())
+
+    def _unclaimed(self, shards: Iterable[Shard]) -> dict[Shard, int]:
+        """Those of the shards that nobody works just now, with their wake-up counts."""
+        found: dict[Shard, int] = {}
+        for dispatcher, some in self._dispatched(shards):
+            found.update(dispatcher.unclaimed(some))
+        return found
+
+    # --- wishes ---
+
+    def want(self, shards: Iterable[Shard]) -> None:
+        """From now on the node is to hold these and no others."""
+        wanted = set(shards)
+        dropped, added = self._wanted - wanted, wanted - self._wanted
+        self._wanted = wanted
+        for shard in dropped:
+            self._tries.pop(shard, None)
+            self._theirs.discard(shard)
+        for dispatcher, some in self._dispatched(shard for shard in dropped if shard.lease.current is not None):
+            dispatcher.leave(some)
+        for dispatcher, some in self._dispatched(shard for shard in added if shard.lease.current is not None):
+            dispatcher.stay(some)
+        self._tries |= {shard: 0.0 for shard in added if shard.lease.current is None}
+        self._listener.forgets([shard for shard in dropped if shard.lease.current is None])
+
+    def leave_sealed(self) -> None:
+        """Shards were found sealed: they are to be given up."""
+        self.want(shard for shard in self._wanted if not shard.is_sealed)
+
+    def try_for(self, shard: Shard, at: float) -> None:
+        """Its lease may be had at that monotonic time, or it is in doubt whether it is still held."""
+        if shard in self._wanted or shard.lease.current is not None:
+            self._tries[shard] = at
+
+    def replace_lease(self, shard: Shard, token: str) -> None:
+        """Its lease is to be given up and got anew, if it is still the one with that token. No thread may have claimed
+        the shard.
+        """
+        self._to_replace[shard] = token
+
+    # --- what is sent to Redis ---
+
+    def _ask_all(
+        self, shards: list[Shard], call: Callable[[Shard], Call[Any]], note: Callable[[Shard, Any, float], None]
+    ) -> None:
+        """Runs one call per shard, in few writes. ``note`` gets the shard, its reply, and the monotonic time before it
+        was sent; an error of one shard keeps no other from being heard.
+
+        Raises:
+            RedisUnavailable: there was no answer for any shard.
+        """
+        for start in range(0, len(shards), _WRITE):
+            part = shards[start : start + _WRITE]
+            sent = self._clock()
+            replies = self._client.run_many([call(shard) for shard in part], repeats=0)
+            if all(isinstance(reply, RedisUnavailable) for reply in replies):
+                raise replies[0]
+            for shard, reply in zip(part, replies, strict=True):
+                try:
+                    note(shard, reply, sent)
+                except ShardsCountError as error:
+                    # The registry is read with each heartbeat, and followed, or put right.
+                    if not shard.is_miscounted:
+                        shard.is_miscounted = True
+                        log.error(
+                            "%r was made for %d shards, and the registry says %d: it is tried again", shard,
+                            error.existing, error.wanted, extra={"event": "shards_count", **_of(shard)},
+                        )  # fmt: skip
+                except Exception as error:
+                    self.trouble = self.trouble or error
+
+    def renew(self) -> None:
+        """Lengthens all leases held.
+
+        Raises:
+            RedisUnavailable
+        """
+        # Shards whose lease ran out, or was lost, go to `acquire`: its reply says which of the two, and it resumes when
+        # nobody came between.
+        for shard in self._wanted:
+            if shard.lease.current is None and shard not in self._tries:
+                self._tries[shard] = 0.0
+        # Of all: a shard may be wanted only when its holder is gone, with the primary.
+        for shard in self._shards:
+            self._free_at(shard)
+        self._ask_all(self.held, lambda shard: shard.lease.renew_call(self._lease_ttl), self._renewed)
+
+    def _renewed(self, shard: Shard, reply: Any, sent: float) -> None:
+        if isinstance(reply, LeaseLost):
+            self._tries[shard] = 0.0
+            # Until `acquire` says whether it is resumed, nothing of it is begun, or handed to a consumer's caller.
+            shard.lease.deadline = 0.0
+            return
+        if isinstance(reply, Exception):
+            raise reply
+        late = shard.lease.deadline <= self._clock()
+        shard.lease.deadline = sent + self._lease_ttl
+        renewed = RenewReply.of(reply)
+        if renewed is not None:
+            shard.inflow.note(shard.lease.token, renewed.pushed, renewed.backlog)
+            if renewed.sealed and not shard.is_sealed:
+                shard.in_flight.on_sealed()
+        if late:  # the threads have left it alone since
+            self._dispatchers[shard.queue].wake(shard)
+
+    def acquire(self, now: float) -> None:
+        """Tries for the shards whose time has come.
+
+        Raises:
+            RedisUnavailable
+        """
+        shards = [shard for shard, at in self._tries.items() if at <= now]
+        if not shards:
+            return
+        age = self._client.server_age()
+        back = seconds_since_outage(now, self._away_at, self._began, age)
+        if back < self._lease_ttl / 3:
+            for shard in shards:
+                if shard not in self._mine:
+                    self._tries[shard] = now - back + self._lease_ttl / 3
+            shards = [shard for shard in shards if shard in self._mine]
+        for shard in shards:
+            if shard not in self._mine and (free_at := self._free_at(shard)) > now:
+                self._tries[shard] = free_at
+        shards = [shard for shard in shards if self._tries[shard] <= now]
+        charge = back > self._lease_ttl and age > self._lease_ttl
+        gained: list[Shard] = []
+        waiting: list[Shard] = []
+
+        def note(shard: Shard, reply: Any, sent: float) -> None:
+            self._tries[shard] = self._clock() + 1.0  # should the reply be an error
+            had = shard.lease.current
+            lease = shard.lease.acquired(reply, sent + self._lease_ttl)
+            shard.is_miscounted = False
+            log_restored(shard, lease)
+            if isinstance(lease, LeaseDenied):
+                if lease.is_restoring:
+                    self._tries[shard] = 0.0  # in the next round: renewals come first
+                    return
+                self._stand_by(shard, lease, had)
+                if shard in self._wanted:
+                    waiting.append(shard)
+                return
+            del self._tries[shard]
+            self._mine.add(shard)
+            self._theirs.discard(shard)
+            gained.append(shard)
+
+        def call_for(shard: Shard) -> Call[Any]:
+            call = shard.lease.acquire_call(self._lease_ttl, charge=charge)
+            if shard not in self._mine:  # when it is sent it may be known that another server serves the shard
+                call.only_if = lambda: self._free_at(shard) <= now
+            return call
+
+        try:
+            self._ask_all(shards, call_for, note)
+        finally:
+            # The threads first: whatever goes wrong with the listener, a refresh finds what it would have received.
+            for dispatcher, some in self._dispatched(shard for shard in gained if shard in self._wanted):
+                dispatcher.stay(some)
+            for shard in gained:
+                self._dispatchers[shard.queue].wake(shard)
+            self._listener.holds(gained)
+            self._listener.waits(waiting)
+
+    def _free_at(self, shard: Shard) -> float:
+        """Until when the shard is left to who held it on another server. Monotonic."""
+        primary = self._client.address_of(shard.prefix)
+        known = self._primaries.get(shard)
+        if primary is not None and (known is None or known[0] != primary):
+            # A process that knew no other one knows nothing of a failover, either.
+            known = self._primaries[shard] = primary, -float("inf") if known is None else self._clock()
+        return -float("inf") if known is None else known[1] + self._lease_ttl
+
+    def _stand_by(self, shard: Shard, lease: LeaseDenied, had: Lease | None) -> None:
+        if had is not None:
+            log.warning(
+                "%r: the lease was lost to another node", shard, extra={"event": "lease_lost", **_of(shard)}
+            )  # fmt: skip
+        self._mine.discard(shard)
+        if lease.is_sealed:
+            shard.is_sealed = True
+            self._wanted.discard(shard)
+        if shard not in self._wanted:
+            del self._tries[shard]
+            return
+        self._theirs.add(shard)
+        # No longer than a lease, whatever Redis says: its clock may have stepped back.
+        seconds = min(lease.seconds, self._lease_ttl)
+        self._tries[shard] = self._clock() + seconds + random.uniform(0.01, 0.05)
+
+    def give_up(self) -> bool:
+        """Surrenders the shards that are not wanted any more and that no thread works; whether there were any.
+
+        Raises:
+            RedisUnavailable
+        """
+        unwanted = [shard for shard in self.held if shard not in self._wanted]
+        if not unwanted:
+            return False
+        # Again, as a shard may have been got by a call whose reply came late.
+        for dispatcher, some in self._dispatched(unwanted):
+            dispatcher.leave(some)
+        # No thread can claim them any more, so nobody here performs anything of them. Jobs in flight there may be
+        # all the same, after an outage: they are left to the next owner, and not charged.
+        resting = [shard for dispatcher, some in self._dispatched(unwanted) for shard in dispatcher.resting(some)]
+
+        def note(shard: Shard, reply: Any, _sent: float) -> None:
+            if isinstance(reply, Exception) and not isinstance(reply, LeaseLost):
+                raise reply
+            self._tries.pop(shard, None)
+            self._mine.discard(shard)
+            shard.lease.lose()
+            self._listener.forgets([shard])
+
+        self._ask_all(resting, lambda shard: shard.lease.surrender_call(0.0), note)
+        return bool(resting)
+
+    def surrender_replaced(self) -> bool:
+        """Surrenders the leases that are to be replaced, and lets threads have their shards when they come back.
+        Returns whether there were any.
+
+        What is in flight there, as could not be reported, is left to run out. Whatever becomes of the call, the next
+        lease has a higher fence: either somebody else had the shard meanwhile, or this process asks for it by another
+        nonce, as if it were another.
+
+        Raises:
+            RedisUnavailable
+        """
+        if not self._to_replace:
+            return False
+        for shard, token in list(self._to_replace.items()):
+            if shard.lease.token != token:  # lost meanwhile, and perhaps got again
+                self._surrendered(shard)
+        self._ask_all(list(self._to_replace), lambda shard: shard.lease.surrender_call(0.0), self._note_surrendered)
+        return True
+
+    def _note_surrendered(self, shard: Shard, reply: Any, _sent: float) -> None:
+        if isinstance(reply, Exception) and not isinstance(reply, LeaseLost):
+            raise reply
+        shard.lease.lose()
+        self._surrendered(shard)
+
+    def _surrendered(self, shard: Shard) -> None:
+        del self._to_replace[shard]
+        if shard.lease.current is None:
+            shard.lease.renew_nonce()
+            if shard in self._wanted:
+                self._tries[shard] = 0.0
+            else:
+                self._tries.pop(shard, None)
+                self._mine.discard(shard)
+                self._listener.forgets([shard])
+        self._dispatchers[shard.queue].unclaim(shard)
+
+    def refresh(self) -> None:
+        """Asks the idle shards when their next job is due, should a wake-up have been lost.
+
+        Raises:
+            RedisUnavailable
+        """
+        wakes = self._unclaimed(self.held)
+
+        def note(shard: Shard, reply: Any, _sent: float) -> None:
+            if isinstance(reply, LeaseLost):
+                self.try_for(shard, 0.0)
+                return
+            if isinstance(reply, Exception):
+                raise reply
+            state = shard.in_flight.read_state(reply)
+            # As of `Dispatcher.rest_for_failover`.
+            delay = 0.0 if shard.in_flight.unacknowledged else state.delay
+            self._dispatchers[shard.queue].refreshed(
+                shard, wakes[shard], delay, paused=state.paused, levels=state.levels
+            )
+
+        self._ask_all(list(wakes), lambda shard: shard.in_flight.refresh_call(), note)
+
+    def leave(self, seconds: float) -> None:
+        """Gives up all leases. Shards with jobs in flight are left to run out in ``seconds``, and their jobs are not
+        charged. Only once the maintenance loop has ended.
+
+        Raises:
+            RedisUnavailable
+        """
+        held = self.held
+        for start in range(0, len(held), _WRITE):
+            part = held[start : start + _WRITE]
+            replies = self._client.run_many([shard.lease.surrender_call(seconds) for shard in part], repeats=1)
+            if all(isinstance(reply, RedisUnavailable) for reply in replies):
+                raise replies[0]  # a process that is about to end doesn't wait for the others, too
+            for shard in part:
+                shard.lease.lose()
+
+    def detach(self) -> None:
+        """Leaves all leases, with what is in flight, to a consumer with the same session. As `leave`.
+
+        Raises:
+            RedisUnavailable
+        """
+        held = self.held
+        for start in range(0, len(held), _WRITE):
+            part = held[start : start + _WRITE]
+            replies = self._client.run_many([shard.lease.detach_call(self._lease_ttl) for shard in part])
+            for shard, reply in zip(part, replies, strict=True):
+                if isinstance(reply, Exception) and not isinstance(reply, LeaseLost):
+                    raise reply
+                shard.lease.lose()
+
+    def keep(self, nonce: str) -> None:
+        """Leaves the leases to this process, which is about to run other code and will ask for them with that nonce:
+        they get their whole time. Those that it couldn't resume, and those that are not wanted, are given up. Nothing
+        may be in flight. Only once the maintenance loop has ended.
+
+        Raises:
+            RedisUnavailable
+        """
+        kept = [shard for shard in self.held if shard in self._wanted and shard.lease.has_nonce(nonce)]
+        others = [shard for shard in self.held if shard not in set(kept)]
+
+        def note(_shard: Shard, reply: Any, _sent: float) -> None:
+            if isinstance(reply, Exception) and not isinstance(reply, LeaseLost):
+                raise reply
+
+        self._ask_all(kept, lambda shard: shard.lease.renew_call(self._lease_ttl), note)
+        self._ask_all(others, lambda shard: shard.lease.surrender_call(0.0), note)
+
+    # --- the log ---
+
+    def log_held(self) -> bool:
+        """Logs how many shards are held when that has changed; whether it has."""
+        held, wanted = len(self.held), len(self._wanted)
+        if (held, wanted) == self._logged:
+            return False
+        changed = held != self._logged[0]
+        # Where it goes and where it has got to; the steps between, one shard after another, are for who asks for them.
+        level = logging.INFO if held == wanted or wanted != self._logged[1] else logging.DEBUG
+        self._logged = held, wanted
+        others = f"; standing by for {len(self._theirs)} of other nodes" if self._theirs else ""
+        log.log(
+            level, "shards held: %d, wanted: %d of %d%s", held, wanted, len(self._shards), others,
+            extra={"event": "shards", "held": held, "wanted": wanted, "shards": len(self._shards)},
+        )  # fmt: skip
+        return changed
+
+
+def log_restored(shard: Shard, lease: Lease | LeaseDenied) -> None:
+    """What a call for a lease has found in flight."""
+    if lease.restored:
+        log.warning(
+            "%r: left in flight by an earlier owner and waiting again: %d", shard, lease.restored,
+            extra={"event": "restored", "jobs": lease.restored, **_of(shard)},
+        )  # fmt: skip
+    shard.in_flight.poisoned(lease.poisoned)
+
+
+def _of(shard: Shard) -> dict[str, Any]:
+    return {"queue": shard.queue, "shard": shard.index}

@@ -1,0 +1,505 @@
+"""The maintenance loop: the thread that keeps a node alive in Redis's eyes.
+
+One thread per node, with a connection of its own that waits for nothing else::
+
+    every lease_ttl / 3     renew all leases held; say that the node lives, and hear who else does
+    when nodes come or go   hear who shares the work now; want other shards, give up some
+    when its time has come  try for a wanted shard that somebody else has, or had
+    every poll_interval     ask the idle shards anew, should a wake-up have been lost
+    every second            sweep the shards whose payloads or buried jobs may expire
+    every 10 ms, while jobs of a delivery are finished and another of it is being performed: acknowledge the finished
+"""
+
+import os
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import nsmallest
+from itertools import accumulate
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Protocol
+
+from lowq.clock import Clock
+from lowq.clock import now as clock_now
+from lowq.duration import LONGEST_WAIT
+from lowq.errors import ConfigError, RedisUnavailable, ShardsCountError
+from lowq.logs import describe, get_log
+from lowq.shards.activity import Activity, PendingAcks, Performing
+from lowq.shards.leases import Leases
+from lowq.shards.membership import Membership
+from lowq.shards.outage import Outage
+from lowq.shards.server_clock import ServerClock
+from lowq.shards.shard import Shard
+from lowq.shards.splitter import Members
+from lowq.shards.sweeper import Sweeper
+from lowq.store import Call, Client, Refusal
+from lowq.store.registry import HeartbeatReply, Registration
+
+log = get_log("lowq.shards")
+
+#: Seconds between two looks at deliveries with finished, unacknowledged jobs.
+EARLY_ACK_INTERVAL = 0.01
+#: Seconds for which a heartbeat says how late the maintenance loop ran.
+LATE_SECONDS = 600.0
+
+#: Tasks of an event loop that a heartbeat names: those that have been running longest.
+SHOWN_TASKS = 10
+
+#: Ids of a batch that a heartbeat names, and from how many seconds on it names so many, of so many characters at most.
+SHOWN_IDS, LONG_SECONDS, LONG_IDS, LONG_CHARACTERS = 3, 30.0, 1000, 20_000
+
+#: What else is to be done from time to time: it is called with a client and the monotonic time, and returns when it is
+#: to be called again at the latest. It must not wait for other threads.
+Chore = Callable[[Client, float], float]
+
+
+class HeartbeatExtra(Protocol):
+    """What goes along with each heartbeat. One that fails is not sent again."""
+
+    def __call__(self) -> Iterable[Call[Any]]:
+        """The calls of the next heartbeat."""
+
+    def answered(self, call: Call[Any], reply: Any) -> None:
+        """One of them was executed."""
+
+
+class MaintenanceLoop:
+    """Keeps a node's membership and leases, and looks after its idle shards.
+
+    ``divide``: called with the members whenever they change, and returns the shards that this node is to hold then.
+    ``registrations``: enter the node's queues anew with every heartbeat, should Redis have lost its data.
+    ``on_registered``: told the reply to each of these; returns queue -> shards_count of all layouts that the node
+    serves from then on, when that has changed.
+    ``more_details``: what its entry in the registry is to say besides.
+    ``on_ready``: called once, when the node is a member and has asked for its shards.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        membership: Membership,
+        leases: Leases,
+        activities: Callable[[], Sequence[Activity]],
+        outage: Outage,
+        *,
+        divide: Callable[[Members], Iterable[Shard]],
+        lease_ttl: float,
+        poll_interval: float,
+        registrations: Callable[[], Sequence[Registration]],
+        heartbeat_extras: Sequence[HeartbeatExtra] = (),
+        on_registered: Callable[[Registration, Any], Mapping[str, int] | None] = lambda _call, _reply: None,
+        more_details: Callable[[], Mapping[str, Any]] = dict,
+        on_ready: Callable[[], object],
+        on_fatal: Callable[[BaseException], object],
+        sweeper: Sweeper,
+        chore: Chore | None = None,
+        clock: Clock = clock_now,
+    ) -> None:
+        self._clock = clock
+        self._sweeper = sweeper
+        self._chore = chore
+        self._thread = threading.Thread(target=self._run, name="lowq-maintenance", daemon=True)
+        self._client = client
+        self._membership = membership
+        self._leases = leases
+        self._activities = activities
+        self._outage = outage
+        self._divide = divide
+        self._lease_ttl = lease_ttl
+        self._poll_interval = poll_interval
+        self._registrations = registrations
+        self._on_registered = on_registered
+        #: Whether shards were found sealed that may still be wanted.
+        self._has_sealed = False
+        self._heartbeat_extras = list(heartbeat_extras)
+        self._more_details = more_details
+        self._on_ready = on_ready
+        self._ready = False
+        self._on_fatal = on_fatal
+        #: What other threads ask for: a shard, and the monotonic time at which to try for its lease.
+        self._asked: deque[tuple[Shard, float]] = deque()
+        #: The same: shards whose leases are to be got anew, with the tokens of the present ones.
+        self._to_replace: deque[tuple[Shard, str]] = deque()
+        self._members_asked = False
+        self.server_clock = ServerClock()
+        self._divided = False
+        self._next_renewal = 0.0
+        self._next_refresh = 0.0
+        self._next_look = 0.0
+        #: The worst lateness of the maintenance loop lately, and when that was.
+        self._late = (0.0, 0.0)
+        self._armed = False
+        self._nudge = threading.Event()
+        self._closed = threading.Event()
+        self._quiet = False
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    # --- from other threads ---
+
+    def lease_released(self, shard: Shard, delay: float) -> None:
+        """Somebody gives up the shard, in so many seconds: try for it then."""
+        if shard.lease.current is None:
+            # No lease lasts longer than that, whatever a message says.
+            self._ask(shard, self._clock() + min(delay, self._lease_ttl))
+
+    def check(self, shard: Shard) -> None:
+        """A thread has learnt that the lease is lost, or doubts it: find out whose it is."""
+        self._ask(shard, 0.0)
+
+    def _ask(self, shard: Shard, at: float) -> None:
+        self._asked.append((shard, at))
+        self._nudge.set()
+
+    def replace_lease(self, shard: Shard, token: str) -> None:
+        """A shard that is withheld from all threads: give up the lease with that token, and get another, with a higher
+        fence. Then threads may have it.
+        """
+        self._to_replace.append((shard, token))
+        self._nudge.set()
+
+    def sealed(self, shard: Shard) -> None:
+        """The shard's jobs belong to another layout: it is to be given up once nothing of it is in flight."""
+        if not shard.is_sealed:
+            shard.is_sealed = True
+            self._has_sealed = True
+            self._nudge.set()
+
+    def left(self, _shard: Shard) -> None:
+        """No thread works the shard any more, which is to be given up."""
+        self._nudge.set()
+
+    def members_changed(self) -> None:
+        """Nodes came or went: hear which."""
+        self._members_asked = True
+        self._nudge.set()
+
+    def nudge(self) -> None:
+        """The chore is to be called earlier than it said."""
+        self._nudge.set()
+
+    def arm(self) -> None:
+        """A thread performs while finished jobs of its delivery are not acknowledged yet."""
+        if not self._armed:
+            self._armed = True
+            self._nudge.set()
+
+    # --- the loop ---
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+        except BaseException as error:
+            self._on_fatal(error)
+
+    def _loop(self) -> None:
+        quiet_ticks = 0
+        failures = 0
+        said = ""
+        while not self._closed.is_set():
+            begun = self._clock()
+            try:
+                wait = self._tick(begun)
+                if self._armed:
+                    quiet_ticks = 0 if self._acknowledge_early() else quiet_ticks + 1
+                    if quiet_ticks > 50:
+                        self._armed, quiet_ticks = False, 0
+                    wait = min(wait, EARLY_ACK_INTERVAL)
+                failures, said = 0, ""
+            except RedisUnavailable as error:
+                begun = self._clock()  # how long a call waited for a Redis that is away is the outage's to say
+                failures += 1
+                if failures == 1:
+                    # Perhaps only this connection was cut while it rested: on a fresh one that is soon known.
+                    wait = 0.0
+                else:
+                    self._outage.begin(error)
+                    self._leases.was_away()
+                    wait = random.uniform(0.1, 0.5)
+            except ConfigError:
+                raise
+            except Exception as error:
+                text = describe(error, str)  # it may be of an application's splitter
+                if text != said:  # not once a second for as long as it lasts
+                    said = text
+                    log.exception("keeping the leases failed; trying again")
+                wait = 1.0
+            self._nudge.wait(wait)
+            self._nudge.clear()
+            # The GIL may be taken while the loop sleeps, or while it waits for a reply: both count.
+            self._warn_when_late(self._clock() - begun - wait)
+
+    def _tick(self, now: float) -> float:
+        """Does what is due; returns the seconds until something is due again.
+
+        Raises:
+            The first error of any shard, after everything else was done.
+        """
+        leases, begun = self._leases, self._outage.begun
+        leases.clear_trouble()
+        while self._asked:
+            leases.try_for(*self._asked.popleft())
+        while self._to_replace:
+            leases.replace_lease(*self._to_replace.popleft())
+        renewing = now >= self._next_renewal
+        if renewing:
+            leases.renew()
+        away: RedisUnavailable | None = None
+        if renewing or self._members_asked or now >= self._next_look:
+            try:
+                self._heartbeat()
+            except RedisUnavailable as error:
+                if not self._client.is_cluster or not self._ready:
+                    raise
+                away = error  # the registry's primary alone may be away: that keeps no shard of another from being got
+        if self._has_sealed:
+            self._has_sealed = False  # first: more may be found meanwhile
+            leases.leave_sealed()
+        changed = leases.surrender_replaced()
+        leases.acquire(now)
+        changed |= leases.give_up()
+        if (leases.log_held() or changed) and away is None:
+            self._heartbeat()  # the registry says who holds what, and which handlers hang
+        if not self._ready:
+            self._ready = True
+            self._on_ready()
+        trouble = leases.clear_trouble() or away
+        if renewing:
+            self._next_renewal = now + self._lease_ttl / 3
+            if trouble is None:
+                self._outage.end(begun)
+        if now >= self._next_refresh:
+            leases.refresh()
+            trouble = trouble or leases.clear_trouble()
+            self._next_refresh = now + self._poll_interval
+        sweep_due = self._sweeper.sweep(self._client, now)
+        chore_due = float("inf")
+        if self._chore is not None:
+            chore_due = self._chore(self._client, now)
+        if trouble is not None:
+            raise trouble
+        due = min(chore_due, sweep_due, self._next_renewal, self._next_refresh, self._next_look, leases.next_try)
+        return min(max(due - self._clock(), 0.0), LONGEST_WAIT)
+
+    # --- membership ---
+
+    def _heartbeat(self) -> None:
+        extras = [(extra, call) for extra in self._heartbeat_extras for call in extra()]
+        registrations = self._registrations()
+        calls: list[Call[Any]] = [
+            self._membership.heartbeat_call(self._details()),
+            *registrations,
+            *(call for _, call in extras),
+        ]
+        self._members_asked = False  # before it is sent: who comes meanwhile is asked for again
+        sent = self._clock()
+        replies = self._client.run_many(calls, repeats=0)
+        if isinstance(replies[0], Exception):
+            self._members_asked = True
+            raise replies[0]
+        alive = HeartbeatReply.of(replies[0])
+        self.server_clock.note(alive.now, sent, self._clock())
+        for call, reply in zip(calls[1:], replies[1:], strict=True):
+            if isinstance(reply, Refusal) and isinstance(call, Registration):
+                raise ShardsCountError(call.queue, int(reply.detail), call.shards_count)
+            if isinstance(reply, Exception):
+                self._leases.trouble = self._leases.trouble or reply
+        self._note_registered(registrations, replies[1 : 1 + len(registrations)])
+        _pass_on(extras, replies[len(replies) - len(extras) :])
+        changed = self._membership.received(alive)
+        # A little later than the first could be missed, and not all nodes at once.
+        self._next_look = self._membership.first_silent + random.uniform(0.01, 0.05)
+        if changed or not self._divided:
+            self._divided = True  # first: `quiet` may ask for another division meanwhile
+            try:
+                self._leases.want([] if self._quiet else self._divide(self._membership.members))
+            except BaseException:
+                self._divided = False
+                raise
+
+    def _note_registered(self, registrations: Sequence[Registration], replies: Sequence[Any]) -> None:
+        for call, reply in zip(registrations, replies, strict=True):
+            served = None if isinstance(reply, Exception) else self._on_registered(call, reply)
+            if served is not None:
+                # The shards of another layout: said at once, and shared out as soon as all know it.
+                self._membership.serve(served)
+                self._members_asked = True
+                self._divided = False
+                self._nudge.set()
+
+    def _details(self) -> dict[str, Any]:
+        now = self._clock()
+        held: dict[str, list[int]] = {}
+        for shard in self._leases.held:
+            held.setdefault(shard.queue, []).append(shard.index)
+        activities = self._activities()
+        threads = [activity.performing for activity in activities if activity.number is not None]
+        tasks = [activity.performing for activity in activities if activity.number is None]
+        longest = nsmallest(SHOWN_TASKS, filter(None, tasks), key=attrgetter("since"))
+        late, at = self._late
+        return {
+            "shards": held,
+            "performing": [performing and _shown(performing, now) for performing in threads],
+            "tasks": len(tasks),
+            "longest_tasks": [_shown(performing, now) for performing in longest],
+            "quiet": self._quiet,
+            "memory": resident_memory(),
+            "late": round(late, 3) if now - at < LATE_SECONDS else 0.0,
+            **self._more_details(),
+        }
+
+    # --- what the threads leave to it ---
+
+    def _acknowledge_early(self) -> bool:
+        """Whether any thread performs with finished jobs behind it."""
+        busy = False
+        calls: list[Call[Any]] = []
+        for activity in self._activities():
+            performing = activity.performing
+            if performing is None or not performing.shard.in_flight.unacknowledged:
+                continue
+            busy = True
+            # A delivery that was there at the last look already takes longer than it was meant to, be it by one slow
+            # job or by many of some milliseconds each.
+            if activity.early is None or not activity.early.is_of(performing.shard):
+                activity.early = PendingAcks(performing.shard, performing.shard.in_flight.delivery)
+                continue
+            call, count = performing.shard.in_flight.early_ack_call(activity.early.count)
+            if count:
+                calls.append(call)
+                activity.early.count += count
+        if calls:
+            self._client.run_many(calls, repeats=0)
+        return busy
+
+    def _warn_when_late(self, late: float) -> None:
+        now = self._clock()
+        worst, at = self._late
+        if late > worst or now - at > LATE_SECONDS:
+            self._late = max(late, 0.0), now
+        if late > self._lease_ttl / 3:
+            # Whatever held the GIL may have ended when the maintenance loop gets to look.
+            since = now - late
+            busy = []
+            for activity in self._activities():
+                performing, performed = activity.performing, activity.performed
+                if performed is not None and performed[1] >= since and performed[0] is not performing:
+                    busy.append(f"{performed[0]} (ended)")
+                if performing is not None:
+                    busy.append(str(performing))
+            log.warning(
+                "the maintenance loop ran %.1f s late: something holds the GIL, froze the process, or Redis answers "
+                "slowly. Being performed: %s",
+                late,
+                "; ".join(busy) or "nothing",
+                extra={"event": "maintenance_late", "seconds": late},
+            )
+
+    # --- the end ---
+
+    def quiet(self) -> None:
+        """Leaves the members, so that others share its work, and gives up every shard as soon as it rests."""
+        self._membership.leave()
+        self._quiet = True
+        self._divided = False
+        self.members_changed()
+
+    def stop(self) -> None:
+        """Renews nothing any more. Joins the thread when it can."""
+        self._closed.set()
+        self._nudge.set()
+        if self._thread.is_alive():
+            self._thread.join(self._lease_ttl / 3)
+
+    def leave(self, seconds: float) -> None:
+        """Gives up all leases, after `stop`, and says goodbye. Shards with jobs in flight are left to run out in
+        ``seconds``, and their jobs are not charged. What was counted goes out.
+
+        Raises:
+            RedisUnavailable
+        """
+        self._leases.leave(seconds)
+        self._send_extras()
+        (reply,) = self._client.run_many([self._membership.goodbye_call()], repeats=1)
+        if isinstance(reply, Exception):
+            raise reply
+
+    def keep(self, nonce: str) -> None:
+        """Leaves leases and membership, after `stop`, to this process, which is about to run other code; see
+        `Leases.keep`. What was counted goes out.
+
+        Raises:
+            RedisUnavailable
+        """
+        self._leases.keep(nonce)
+        self._send_extras(self._membership.heartbeat_call(self._details()))
+
+    def _send_extras(self, *calls: Call[Any]) -> None:
+        """What goes with a heartbeat, behind these calls."""
+        extras = [(extra, call) for extra in self._heartbeat_extras for call in extra()]
+        replies = self._client.run_many([*calls, *(call for _, call in extras)], repeats=0)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        _pass_on(extras, replies[len(calls) :])
+
+    def give_up(self, seconds: float) -> None:
+        """As `leave`, and stays a member: this process is about to run other code.
+
+        Raises:
+            RedisUnavailable
+        """
+        self._leases.leave(seconds)
+
+    def detach(self) -> None:
+        """Leaves all leases, after `stop`, with what is in flight, to a consumer with the same session.
+
+        Raises:
+            RedisUnavailable
+        """
+        self._leases.detach()
+        (reply,) = self._client.run_many([self._membership.goodbye_call()], repeats=1)
+        if isinstance(reply, Exception):
+            raise reply
+
+    def close(self) -> None:
+        """Closes the maintenance loop's connection, after `leave`."""
+        self._client.close()
+
+
+def _pass_on(extras: Iterable[tuple[HeartbeatExtra, Call[Any]]], replies: Iterable[Any]) -> None:
+    for (extra, call), reply in zip(extras, replies, strict=True):
+        if not isinstance(reply, Exception):
+            extra.answered(call, reply)
+
+
+def _shown(performing: Performing, now: float) -> dict[str, Any]:
+    seconds = now - performing.since
+    ids = performing.ids[:SHOWN_IDS]
+    if seconds >= LONG_SECONDS:
+        characters = accumulate(map(len, performing.ids[:LONG_IDS]))
+        ids = performing.ids[: max(SHOWN_IDS, sum(total <= LONG_CHARACTERS for total in characters))]
+    return {
+        "queue": performing.shard.queue,
+        "shard": performing.shard.index,
+        "ids": ids,
+        "count": len(performing.ids),
+        "seconds": round(seconds, 3),
+    }
+
+
+def resident_memory() -> int:
+    """Bytes of memory that this process has; 0 where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,113 @@
+"""Membership: this node lives, and which others share the work with it.
+
+Every node has an entry in one registry in Redis, renewed by heartbeats. An entry has two halves: the *part* that the
+node has in sharing the work (which queues it serves, in how many shards), and details for those who look. A change of
+parts is published, so all nodes hear of it at once, look, and compute the same shares from the same parts.
+
+What is known here is a view, and views may differ for a moment: who may work a shard is for the leases to say.
+"""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+from lowq.clock import Clock
+from lowq.clock import now as clock_now
+from lowq.sharding import queue_of_layout
+from lowq.shards.splitter import Members
+from lowq.store import Call
+from lowq.store.keys import nodes_key
+from lowq.store.registry import HeartbeatReply, heartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a node says of itself that doesn't change."""
+
+    nonce: str
+    #: queue -> shards_count, of the queues that it serves at first: of each layout, by its name.
+    queues: Mapping[str, int]
+    threads: int
+    version: str
+    host: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
+    started_at: float = field(default_factory=time.time)
+    #: Of a consumer. One that comes back with it is the same member, so it has the same share of the shards.
+    session: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"session:{self.session}" if self.session else f"{self.host}:{self.pid}:{self.nonce[:6]}"
+
+
+class Membership:
+    """The nodes that share the work, as the last heartbeat found them. Belongs to the maintenance loop.
+
+    ``shares``: whether this node takes part; a node with a static splitter doesn't. ``silence``: seconds after which
+    a node that is not heard of is dead: its leases have run out by then.
+    """
+
+    def __init__(
+        self, identity: Identity, namespace: str, *, silence: float, shares: bool, clock: Clock = clock_now
+    ) -> None:
+        self._clock = clock
+        self.me = identity.name
+        self.channel = nodes_key(namespace)
+        #: Node -> what it serves; this node too, while it takes part.
+        self.members: Members = {}
+        #: Monotonic time at which the first of the others will have been silent for too long, if it stays so.
+        self.first_silent = inf
+        self._identity = identity
+        self._silence = silence
+        self._part = json.dumps({"queues": dict(identity.queues)}) if shares else ""
+        self._shares = shares
+
+    def leave(self) -> None:
+        """From the next heartbeat on this node has no part in the work any more."""
+        self._part = ""
+        self._shares = False
+
+    def serve(self, queues: Mapping[str, int]) -> None:
+        """From the next heartbeat on it serves these: queue -> shards_count, of each layout."""
+        if self._shares:
+            self._part = json.dumps({"queues": dict(queues)})
+
+    def heartbeat_call(self, details: Mapping[str, Any]) -> Call[HeartbeatReply]:
+        """Says that the node lives, and asks who else does."""
+        me = self._identity
+        says = {
+            "host": me.host,
+            "pid": me.pid,
+            "version": me.version,
+            "started_at": me.started_at,
+            "queues": list(dict.fromkeys(map(queue_of_layout, me.queues))),
+            "threads": me.threads,
+            **details,
+        }
+        return heartbeat(self.channel, self.me, self._part, json.dumps(says), self._silence)
+
+    def goodbye_call(self) -> Call[HeartbeatReply]:
+        """Takes the node out of the registry."""
+        return heartbeat(self.channel, self.me, "", "", self._silence)
+
+    def received(self, alive: HeartbeatReply) -> bool:
+        """Takes note of the reply to `heartbeat_call`; whether the members have changed."""
+        self.first_silent = inf if alive.silent_in is None else self._clock() + alive.silent_in
+        members = {name.decode("utf-8", "replace"): _queues(part) for name, part in alive.parts.items()}
+        changed = members != self.members
+        self.members = members
+        return changed
+
+
+def _queues(part: bytes) -> dict[str, int]:
+    """queue -> shards_count; nothing of what a node of some other version says in a way not known here."""
+    try:
+        queues = json.loads(part)["queues"]
+        return {str(name): count for name, count in queues.items() if type(count) is int and count > 0}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}

@@ -1,0 +1,198 @@
+"""A shard of a queue that this process works, or waits to work: its name, and what three owners keep of it.
+
+::
+
+    lease       ShardLease     the maintenance loop's; others read it
+    inflow      ShardInflow    the maintenance loop's
+    dispatch    DispatchState  the dispatcher's, which guards it by its lock
+    in_flight   InFlight       of whoever has claimed the shard, one at a time
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from lowq.clock import Clock
+from lowq.clock import now as clock_now
+from lowq.observe.job_events import QueueEvents
+from lowq.payload_types import PayloadType
+from lowq.settings import Config
+from lowq.sharding import Layout
+from lowq.shards.delivery import urgent_level
+from lowq.shards.in_flight import InFlight
+from lowq.shards.inflow import Inflow, ShardInflow
+from lowq.shards.lease import ShardLease
+from lowq.shards.queue_permits import Allowance
+from lowq.store import Client
+
+
+class DispatchState:
+    """What the dispatcher knows of a shard. Read and written under its lock."""
+
+    __slots__ = (
+        "allowance", "claimed_by", "is_occupied", "leaving", "level", "levels", "next_due", "paused", "rests_until",
+        "wakes",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        #: Monotonic time at which the oldest waiting job is due, as far as known; None: nothing waits.
+        self.next_due: float | None = None
+        self.paused = False
+        #: Of a shard with priorities: level -> when the oldest waiting job of it is due, as `next_due`. None: it has
+        #: none, or nothing is known of them.
+        self.levels: dict[int, float] | None = None
+        #: The level that was the most urgent one when jobs were taken last.
+        self.level = 0
+        #: Nobody looks at it before that monotonic time: its primary did not answer.
+        self.rests_until = 0.0
+        #: The number of the thread that works it, until the outcome is written; None: nobody does; negative: nobody
+        #: may.
+        self.claimed_by: int | None = None
+        #: It is to be given up: no thread begins anything of it any more.
+        self.leaving = False
+        #: A consumer has jobs of it in hand, though nobody has claimed it: it is not given up before they are reported.
+        self.is_occupied = False
+        #: Counts wake-ups: shows whether one came while a take was under way.
+        self.wakes = 0
+        #: How many jobs whoever has claimed it may take, of a queue with rates over all nodes; None: any number.
+        self.allowance: Allowance | None = None
+
+
+class Shard:
+    """See above. What identifies it never changes."""
+
+    def __init__(
+        self,
+        client: Client,
+        namespace: str,
+        queue: str,
+        index: int,
+        *,
+        shards_count: int,
+        nonce: str,
+        epoch: int = 0,
+        load_payload: Callable[[bytes], Any],
+        max_payloads: int = 1000,
+        max_crash_count: int = 3,
+        session: str = "",
+        events: QueueEvents | None = None,
+        clock: Clock = clock_now,
+    ) -> None:
+        self.queue = queue
+        self.index = index
+        self.epoch = epoch
+        self.layout = layout = Layout(shards_count, epoch)
+        #: Its queue, and if that was resharded its layout: "Orders", "Orders@1".
+        self.layout_name = layout.name(queue)
+        self.prefix = layout.prefix(namespace, queue, index)
+        #: Its jobs belong to another layout: it is given up once nothing of it is in flight, and never held again.
+        self.is_sealed = False
+        #: It was made for another number of shards than the registry says, which was said once.
+        self.is_miscounted = False
+        self.lease = ShardLease(
+            client,
+            queue,
+            self.prefix,
+            shards_count=shards_count,
+            nonce=nonce,
+            max_crash_count=max_crash_count,
+            session=session,
+            events=events,
+            reshard="prepared" if epoch else "",
+            clock=clock,
+        )
+        self.inflow = ShardInflow()
+        self.dispatch = DispatchState()
+        self.in_flight = InFlight(
+            client,
+            self.prefix,
+            self.lease,
+            queue,
+            index,
+            load_payload=load_payload,
+            max_payloads=max_payloads,
+            max_crash_count=max_crash_count,
+            events=events,
+            clock=clock,
+        )
+
+    def __repr__(self) -> str:
+        return f"{self.layout_name}:{self.index}"
+
+    @property
+    def next_due(self) -> float | None:
+        """Monotonic time, seconds, at which the oldest waiting job is due; None: nothing waits. For schedulers."""
+        return self.dispatch.next_due
+
+    def priority_at(self, now: float) -> int:
+        """The most urgent priority of its jobs that are due at that monotonic time. For schedulers."""
+        return urgent_level(self.dispatch.levels, now)
+
+
+class TakeOptions(Protocol):
+    """What is needed of a worker, or of the options of a queue, to take from it."""
+
+    @property
+    def queue_name(self) -> str: ...
+    @property
+    def shards_count(self) -> int: ...
+    @property
+    def max_payloads(self) -> int: ...
+    @property
+    def max_crash_count(self) -> int: ...
+
+
+def shards_of(
+    client: Client,
+    config: Config,
+    queue: TakeOptions,
+    nonce: str,
+    *,
+    layout: Layout | None = None,
+    session: str = "",
+    events: QueueEvents | None = None,
+    payload_type: PayloadType | None = None,
+    clock: Clock = clock_now,
+) -> list[Shard]:
+    """All shards of a queue in a layout, for a process with that nonce; none of them leased yet. ``layout``: None is
+    that of a queue that was never resharded. ``session``: of a consumer.
+    ``events``: where to emit what is done to jobs. ``payload_type``: how payloads are decoded; None: as the settings
+    say.
+    """
+    layout = layout or Layout(queue.shards_count)
+    return [
+        Shard(
+            client,
+            config.namespace,
+            queue.queue_name,
+            index,
+            shards_count=layout.shards_count,
+            nonce=nonce,
+            epoch=layout.epoch,
+            load_payload=config.load_payload if payload_type is None else payload_type.load,
+            max_payloads=queue.max_payloads,
+            max_crash_count=queue.max_crash_count,
+            session=session,
+            events=events,
+            clock=clock,
+        )
+        for index in range(layout.shards_count)
+    ]
+
+
+def lag_of(shards: Iterable[Shard], queue: str) -> float | None:
+    """The longest lag of the shards of a queue that are held, in seconds, as far as it is known here; None: none is
+    held.
+    """
+    now = clock_now()
+    due = [shard.dispatch.next_due for shard in shards if shard.queue == queue and shard.lease.current is not None]
+    if not due:
+        return None
+    return max((now - moment for moment in due if moment is not None and moment < now), default=0.0)
+
+
+def take_inflow(shards: Iterable[Shard]) -> Inflow | None:
+    """What has come in to these shards since the last call; None: it is not known of any."""
+    known = [inflow for inflow in (shard.inflow.take() for shard in shards) if inflow is not None]
+    if not known:
+        return None
+    return Inflow(sum(inflow.pushed for inflow in known), sum(inflow.change for inflow in known))

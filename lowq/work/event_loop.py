@@ -1,0 +1,669 @@
+"""The event loop of a node: performs the shards of async workers, many at once.
+
+::
+
+    thread lowq-loop       one asyncio loop; a task for each delivery: batch by batch, as a worker thread does it
+    thread lowq-loop-io    the round trips to Redis, for all of them
+    thread lowq-loop-watch looks whether a handler blocks the loop
+
+While a round trip is under way, what the tasks have finished and the shards that have become due gather; the next one
+takes all of it along in one write: acknowledgements, takes and reports. It is sent before the replies to the one before
+it are read: two are under way at times, of different shards, so Redis works while those replies are dealt with. No task
+waits for the reply to another's call.
+
+A shard is claimed from its take until it is acknowledged and not taken again at once, as by a thread. While its task
+runs, what is in flight belongs to the task; before and after that to the thread of the round trips.
+"""
+
+import asyncio
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from types import FrameType
+from typing import Any, NamedTuple
+
+from lowq.clock import Clock
+from lowq.clock import now as clock_now
+from lowq.errors import LeaseLost, RedisUnavailable
+from lowq.logs import get_log
+from lowq.observe import job_log
+from lowq.observe.counters import Tally
+from lowq.shards.activity import Performing
+from lowq.shards.delivery import Delivery, TakenJob
+from lowq.shards.dispatcher import Dispatcher
+from lowq.shards.in_flight import Report
+from lowq.shards.shard import Shard
+from lowq.work import handler as execution
+from lowq.work.activity import BatchActivity
+from lowq.work.batch import (
+    TROUBLE_SECONDS,
+    NodeContext,
+    backoff,
+    count_batch,
+    count_waits,
+    give_up,
+    is_held,
+    log_lost,
+    report_failure,
+)
+from lowq.work.instances import Instances
+from lowq.work.outcome import anotify_worker, decodable_jobs, reports_of
+from lowq.work.own_context import OwnContext
+from lowq.work.pace import Pace
+from lowq.work.time_limits import TimeLimits, WrittenOff, interrupt_of_this_task
+
+log = get_log("lowq.node")
+
+#: Seconds for which a handler may go on without awaiting anything before it is named in the log.
+BLOCKED_SECONDS = 0.1
+#: Seconds without a sign of life after which a loop counts as blocked for good. The machine may be busy.
+STUCK_SECONDS = 5.0
+#: What the names of the threads begin with that handlers use by `asyncio.to_thread`.
+_EXECUTOR = "lowq-loop-thread"
+#: Seconds that cancelled tasks have for their clean-up.
+CLEAN_UP_SECONDS = 1.0
+
+
+class _Write(NamedTuple):
+    """Reports of a task that are to be written, and its future: it gets their replies."""
+
+    reports: Sequence[Report]
+    future: "asyncio.Future[list[Any]]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """A round trip that is under way."""
+
+    #: Shards whose acknowledgements and takes were sent, each with what `Dispatcher.took` compares.
+    takes: list[tuple[Shard, int]]
+    #: Those of them that more was taken of.
+    picked: list[Shard]
+    writes: list[_Write]
+    #: How many outages had begun when it was sent.
+    begun: int
+    #: Waits for the replies.
+    wait: Callable[[], list[Any]]
+
+
+class EventLoop:
+    """Performs the async workers of a node. ``concurrency``: shards at once; ``tallies``: queue -> what all tasks count
+    in, as they run in one thread.
+    """
+
+    def __init__(
+        self,
+        node: NodeContext,
+        dispatcher: Dispatcher,
+        runtimes: dict[str, execution.WorkerRuntime],
+        tallies: Mapping[str, Tally],
+        concurrency: int,
+        *,
+        clock: Clock = clock_now,
+    ) -> None:
+        self._node = node
+        self._clock = clock
+        self._client = node.client
+        self._dispatcher = dispatcher
+        self._runtimes = runtimes
+        self._config = node.app.config
+        self._concurrency = concurrency
+        self._pace = Pace(runtimes, prefetch=node.prefetch)
+        self._tallies = tallies
+        self._loop = new_event_loop()
+        # Of our own, so that it is known which threads run what handlers have left there.
+        self._executor = ThreadPoolExecutor(thread_name_prefix=_EXECUTOR)
+        self._loop.set_default_executor(self._executor)
+        self._thread = threading.Thread(target=self._run, name="lowq-loop", daemon=True)
+        self._watch_thread = threading.Thread(target=self._watch, name="lowq-loop-watch", daemon=True)
+        self._io = threading.Thread(target=self._run_io, name="lowq-loop-io", daemon=True)
+        #: What each shard's task shows to others. A shard is in it from the start of its task until that has ended.
+        self._running: dict[Shard, BatchActivity] = {}
+        self._tasks: dict[Shard, asyncio.Task[None]] = {}
+        #: Shards whose task has ended, and reports: from the tasks to the thread of the round trips.
+        self._ended: deque[Shard] = deque()
+        self._writes: deque[_Write] = deque()
+        #: Claimed, neither running nor in a round trip, and perhaps with something unacknowledged. Of the thread of the
+        #: round trips.
+        self._resting: set[Shard] = set()
+        #: The round trip whose replies were not read yet. Of that thread, too.
+        self._exchange: _Exchange | None = None
+        #: Tasks that were written off and have not ended since, and those that are to be.
+        self._hanging: list[asyncio.Task[None]] = []
+        self._overdue: deque[BatchActivity] = deque()
+        #: The tasks were cancelled, as the node's time to stop is over.
+        self._cancelled = False
+        #: The round trips are over.
+        self._closed = False
+        self._instances = Instances()
+        #: Set when its instances are set up, or could not be: then `setup_error` says why.
+        self.is_set_up = threading.Event()
+        self.setup_error: BaseException | None = None
+        #: Set while tasks run.
+        self._busy = threading.Event()
+        #: When the loop was asked for a sign of life that it has not given yet; None: it has. Monotonic.
+        self._asked_at: float | None = None
+
+    # --- from other threads ---
+
+    def start(self) -> None:
+        """Starts its threads."""
+        self._thread.start()
+        self._io.start()
+        self._watch_thread.start()
+
+    def is_alive(self) -> bool:
+        """Whether anything is being performed, still to be written or to be torn down, or may be."""
+        return self._io.is_alive() or (bool(self._instances) and self._thread.is_alive() and not self.hanging())
+
+    def activities(self) -> list[BatchActivity]:
+        """Those of the running tasks."""
+        return list(self._running.values())
+
+    def stacks(self) -> list[tuple[Performing | None, list[str]]]:
+        """What each task performs, and where it is: lines of its stack, outermost first."""
+        found = []
+        for shard, task in list(self._tasks.items()):
+            activity = self._running.get(shard)
+            found.append((None if activity is None else activity.performing, _stack_of(task)))
+        return found
+
+    def hanging(self) -> list["asyncio.Task[None]"]:
+        """The tasks that were written off and whose handlers have not ended since."""
+        return [task for task in self._hanging if not task.done()]
+
+    def wait_for_end(self, seconds: float) -> bool:
+        """Waits so many seconds for what handlers have left running: the loop, and the threads of its executor. False:
+        some of it still runs.
+        """
+        deadline = time.monotonic() + seconds
+        for thread in threading.enumerate():
+            if thread is self._thread or thread.name.startswith(_EXECUTOR):
+                thread.join(max(deadline - time.monotonic(), 0.0))
+                if thread.is_alive():
+                    return False
+        return True
+
+    def write_off(self, activity: BatchActivity) -> None:
+        """The handler of the task has exceeded its ttr: from here on nothing belongs to it. By the watchdog."""
+        self._overdue.append(activity)
+        self._dispatcher.nudge()
+
+    def cancel(self) -> None:
+        """Cancels what runs, and waits a moment for its clean-up. Nothing of it is reported: its next owner performs
+        it again.
+        """
+        deadline = time.monotonic() + CLEAN_UP_SECONDS
+        self._loop.call_soon_threadsafe(self._cancel_all)
+        # And for the last round trip, as what is done of their batches is acknowledged.
+        while (self._tasks or self._io.is_alive()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    async def _take_back_cancels(self) -> None:
+        """A handler may have cancelled its own task: what is awaited from here on is not to be cancelled for that."""
+        task = asyncio.current_task()
+        if task is None or self._cancelled or not task.cancelling():
+            return
+        try:
+            await asyncio.sleep(0)  # one that has not struck yet strikes here
+        except asyncio.CancelledError:
+            if self._cancelled:
+                raise
+        while task.uncancel():
+            pass
+
+    def _cancel_all(self) -> None:
+        self._cancelled = True
+        for task in list(self._tasks.values()):
+            task.cancel()
+
+    # --- the round trips ---
+
+    def _run_io(self) -> None:
+        self.is_set_up.wait()
+        failures = 0
+        while True:
+            try:
+                reads = self._exchange is not None
+                if not self._turn():
+                    break
+                if reads:  # else nobody knows yet whether Redis is there
+                    failures = 0
+            except RedisUnavailable as error:
+                self._node.broker.outage.begin(error)
+                failures += 1
+                time.sleep(backoff(failures))
+            except Exception:
+                log.exception("a round trip failed outside of a worker; it is tried again")
+                failures += 1
+                time.sleep(backoff(failures))
+            except BaseException as error:
+                # SystemExit or the like from what a user has given us besides `perform`.
+                self._dispatcher.close()
+                self._node.fail(error)
+                failures += 1
+                time.sleep(backoff(failures))
+        self._closed = True
+        self._busy.set()  # the watch ends
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _turn(self) -> bool:
+        """Sends the next round trip, if there is anything to be sent, and reads the replies to the one before. False:
+        nothing more is to be taken, and nothing is left to be written.
+        """
+        while self._ended:
+            shard = self._ended.popleft()
+            del self._running[shard]
+            self._resting.add(shard)
+        earlier, self._exchange = self._exchange, None
+        if self._overdue:  # may take long: nothing is left unread meanwhile
+            if earlier is not None:
+                self._receive(earlier)
+            while self._overdue:
+                self._give_up(self._overdue.popleft())
+            return True
+        try:
+            free = self._concurrency - len(self._running) - (0 if earlier is None else len(earlier.picked))
+            picked = self._dispatcher.pick_many(free, self._resting)
+            if not (picked or self._resting or self._writes or earlier):
+                if self._dispatcher.closed and not self._running:
+                    return False
+                picked = self._dispatcher.wait_many(free)
+            self._exchange = self._send(picked)
+        finally:
+            if earlier is not None:
+                self._receive_or_both(earlier)
+        return True
+
+    def _receive_or_both(self, exchange: _Exchange) -> None:
+        """Receives it; and the one after it as well if that fails, which would lie unread while this thread waits."""
+        try:
+            self._receive(exchange)
+        except BaseException:
+            later, self._exchange = self._exchange, None
+            if later is not None:
+                with suppress(RedisUnavailable):
+                    self._receive(later)
+            raise
+
+    def _give_up(self, activity: BatchActivity) -> None:
+        """Reports what a task had in hand that was written off, and has the lease got anew: so what its handler still
+        does has a lower fence than what anybody does with these jobs from now on.
+        """
+        limits, performing = activity.limits, activity.performing
+        shard = next(shard for shard, running in self._running.items() if running is activity)
+        assert limits is not None
+        task = self._tasks.pop(shard)
+        stack = "".join(_stack_of(task))
+        answered = threading.Event()
+        self._loop.call_soon_threadsafe(answered.set)
+        blocked = asyncio.current_task(self._loop) is task and not answered.wait(STUCK_SECONDS)
+        if blocked:
+            frame = sys._current_frames().get(self._thread.ident or 0)
+            stack = "".join(traceback.format_stack(frame))
+        self._hanging = [*self.hanging(), task]
+        self._loop.call_soon_threadsafe(task.cancel)
+        try:
+            give_up(self._node, self._dispatcher, self._runtimes[shard.queue], shard, limits)
+        finally:
+            del self._running[shard]
+            hanging = len(self.hanging())
+            is_lost = blocked or 2 * hanging >= self._concurrency
+            self._node.on_task_written_off(performing, stack, hanging=hanging, is_lost=is_lost)
+
+    def _send(self, picked: list[Shard]) -> _Exchange | None:
+        """Acknowledges what the resting shards finished, takes from those that were picked, and writes reports, all in
+        one write. None: there is nothing to be sent. What holds if the process dies, or a reply is lost, is as in a
+        worker thread.
+
+        Raises:
+            RedisUnavailable: then all of it is as it was before.
+        """
+        self._resting -= set(picked)
+        for shard in [shard for shard in self._resting if not shard.in_flight.unacknowledged]:
+            self._let_go(shard)
+        # What rests is acknowledged, and nothing more is taken of it.
+        takes = [(shard, shard.dispatch.wakes) for shard in (*self._resting, *picked)]
+        calls = [shard.in_flight.take_call(0) for shard in self._resting]
+        calls += [shard.in_flight.take_call(self._pace.limit(shard)) for shard in picked]
+        writes = [self._writes.popleft() for _ in range(len(self._writes))]
+        for write in writes:
+            calls += [report.call for report in write.reports]
+        if not calls:
+            return None
+        begun = self._node.broker.outage.begun
+        with self._taken_back(takes, writes):
+            exchange = _Exchange(takes, picked, writes, begun, self._client.begin_many(calls))
+        self._resting.clear()
+        return exchange
+
+    @contextmanager
+    def _taken_back(self, takes: list[tuple[Shard, int]], writes: list[_Write]) -> Iterator[None]:
+        """If it is not known what becomes of a round trip, its parts are in the next one."""
+        try:
+            yield
+        except BaseException:
+            self._resting.update(shard for shard, _ in takes)
+            self._writes.extendleft(reversed(writes))
+            raise
+
+    def _receive(self, exchange: _Exchange) -> None:
+        """Waits for the replies to a round trip, and has tasks begin and go on.
+
+        Raises:
+            RedisUnavailable: what it is about is in the next round trip.
+        """
+        with self._taken_back(exchange.takes, exchange.writes):
+            replies = iter(exchange.wait())
+        deliveries: list[tuple[Shard, Delivery]] = []
+        trouble: BaseException | None = None
+        for shard, wakes in exchange.takes:
+            try:
+                delivery = shard.in_flight.took(next(replies))
+                self._dispatcher.took(shard, wakes, delivery)
+                deliveries.append((shard, delivery))
+            except RedisUnavailable as error:
+                trouble = trouble or error
+                if self._client.is_cluster:
+                    self._dispatcher.rest_for_failover(shard)
+                    self._let_go(shard)
+                else:
+                    self._resting.add(shard)  # what it finished is still to be acknowledged
+            except LeaseLost:
+                self._lost(shard)
+                self._let_go(shard)
+            except BaseException as error:
+                shard.in_flight.drop_delivery()
+                self._dispatcher.rest(shard, TROUBLE_SECONDS)
+                self._let_go(shard)
+                if not isinstance(error, Exception):
+                    trouble = error
+                log.error("%r rests for %g s: %s", shard, TROUBLE_SECONDS, error, extra={"event": "trouble"})
+        answers = [(write.future, [next(replies) for _ in write.reports]) for write in exchange.writes]
+        if deliveries:
+            self._node.broker.outage.end(exchange.begun)
+        begin: list[tuple[Shard, Delivery, list[TakenJob]]] = []
+        for shard, delivery in deliveries:
+            try:
+                jobs = self._jobs(shard, delivery)
+            except BaseException as error:  # it rests; the others must begin, and hear their answers
+                trouble = trouble or error
+                continue
+            if jobs:
+                begin.append((shard, delivery, jobs))
+        if begin or answers:
+            self._loop.call_soon_threadsafe(self._received, begin, answers)
+        if isinstance(trouble, RedisUnavailable) and self._client.is_cluster:
+            self._node.broker.outage.begin(trouble)  # work on shards of other primaries goes on
+        elif trouble is not None:
+            raise trouble
+
+    def _jobs(self, shard: Shard, delivery: Delivery) -> list[TakenJob]:
+        """What a task is to perform of a delivery. Without any the shard is let go."""
+        jobs: list[TakenJob] = []
+        try:
+            jobs = decodable_jobs(shard, delivery, self._config)
+        except LeaseLost:
+            self._lost(shard)
+            self._let_go(shard)
+            return []
+        except BaseException:
+            self._resting.add(shard)
+            shard.in_flight.keep_finished()
+            self._dispatcher.look_again(shard)
+            raise
+        if jobs:
+            self._running[shard] = BatchActivity(None)
+            return jobs
+        shard.in_flight.keep_finished()
+        if delivery.undecodable:
+            self._dispatcher.look_again(shard)
+        self._let_go(shard)
+        return []
+
+    def _let_go(self, shard: Shard) -> None:
+        self._resting.discard(shard)
+        self._dispatcher.unclaim(shard)
+
+    def _lost(self, shard: Shard) -> None:
+        shard.in_flight.drop_delivery()
+        self._dispatcher.look_again(shard)
+        self._node.broker.maintenance.check(shard)
+        log_lost(shard)
+
+    # --- the loop ---
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            instances = [runtime.instance for runtime in self._runtimes.values()]
+            self._loop.run_until_complete(self._instances.aset_up(instances))
+        except BaseException as error:
+            self.setup_error = error
+        self.is_set_up.set()
+        while True:
+            try:
+                self._loop.run_forever()
+                break
+            except SystemExit as error:
+                # A task that a handler started has raised it: who awaits the task gets that, too, and it fails the job.
+                log.error("a task that a handler has started raised %r", error, exc_info=error)
+            except BaseException as error:
+                self._node.fail(error)
+        self._reap()
+        if self._instances:
+            self._loop.run_until_complete(self._instances.atear_down())
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._loop.close()
+        asyncio.set_event_loop(None)
+
+    def _reap(self) -> None:
+        """Cancels the tasks that are left: those that were written off, and what handlers have started."""
+        left = asyncio.all_tasks(self._loop)
+        for task in left:
+            task.cancel()
+        if left:
+            try:
+                self._loop.run_until_complete(asyncio.wait(left, timeout=CLEAN_UP_SECONDS / 2))
+            except BaseException as error:  # raised by one of them
+                log.warning("a task that was cancelled ended with %r", error)
+
+    def _received(
+        self,
+        begin: list[tuple[Shard, Delivery, list[TakenJob]]],
+        answers: list[tuple["asyncio.Future[list[Any]]", list[Any]]],
+    ) -> None:
+        """What a round trip has brought: tasks to begin, and replies that tasks wait for."""
+        for future, replies in answers:
+            if not future.done():  # cancelled meanwhile
+                future.set_result(replies)
+        for shard, delivery, jobs in begin:
+            self._tasks[shard] = self._loop.create_task(self._work(shard, delivery, jobs), name=f"lowq {shard!r}")
+        if begin and not self._busy.is_set():
+            self._busy.set()
+
+    async def _work(self, shard: Shard, delivery: Delivery, jobs: list[TakenJob]) -> None:
+        """Performs a delivery batch by batch, in order."""
+        activity = self._running[shard]
+        try:
+            await self._work_batches(shard, delivery, jobs, activity)
+        except WrittenOff:
+            return  # the shard and what was in hand are somebody else's
+        except LeaseLost:
+            self._lost(shard)
+        except asyncio.CancelledError:
+            log.warning("%r was cancelled; its next owner performs it again", shard, extra={"event": "cancelled"})
+        except BaseException as error:
+            if activity.limits is not None and activity.limits.written_off:
+                return
+            log.exception("a task failed outside of a worker")
+            self._dispatcher.rest(shard, TROUBLE_SECONDS)
+            if not isinstance(error, Exception):
+                self._node.fail(error)
+        # What did not finish is in flight, and no longer in hand. The next take, or the next owner, gets it.
+        shard.in_flight.keep_finished()
+        self._tasks.pop(shard, None)
+        self._ended.append(shard)
+        self._dispatcher.nudge()
+
+    async def _work_batches(
+        self, shard: Shard, delivery: Delivery, jobs: list[TakenJob], activity: BatchActivity
+    ) -> None:
+        runtime = self._runtimes[shard.queue]
+        size = runtime.batch_size
+        began, batches = self._clock(), 0
+        count_waits(self._tallies[shard.queue], jobs, began, self._node.broker.maintenance.server_clock.offset)
+        for start in range(0, len(jobs), size):
+            if start and (shard.dispatch.leaving or self._node.stopping.is_set()):
+                await self._write(shard, [shard.in_flight.release_report([(job.id, None) for job in jobs[start:]])])
+                break
+            now = self._clock()
+            while is_held(shard, delivery, now) and (expired := delivery.take_out_expired(jobs, start, now)):
+                await self._write(shard, [shard.in_flight.release_report([(job_id, None) for job_id in expired])])
+                self._dispatcher.look_again(shard)
+                now = self._clock()
+            if start >= len(jobs):
+                break
+            if not is_held(shard, delivery, now):
+                self._dispatcher.look_again(shard)
+                break  # not surely ours any more
+            await OwnContext(self._perform(shard, delivery, runtime, jobs[start : start + size], activity))
+            batches += 1
+        self._pace.note(shard.queue, self._clock() - began, batches)
+
+    async def _perform(
+        self,
+        shard: Shard,
+        delivery: Delivery,
+        runtime: execution.WorkerRuntime,
+        jobs: list[TakenJob],
+        activity: BatchActivity,
+    ) -> None:
+        if shard.in_flight.unacknowledged:
+            self._node.broker.maintenance.arm()
+        performing = activity.performing = Performing(shard, [job.id for job in jobs], self._clock())
+        limits: TimeLimits | None = None
+        logs_jobs = job_log.is_on()
+        if logs_jobs:
+            execution.log_begin(runtime, shard, jobs, delivery.number)
+        if runtime.time_limit is not None or runtime.ttr is not None:
+            limits = activity.limits = TimeLimits(
+                runtime.time_limit, runtime.ttr, jobs,
+                interrupt=interrupt_of_this_task(lambda: limits), on_earlier=self._node.limit_moved,
+            )  # fmt: skip
+        try:
+            outcome = await execution.aperform(
+                runtime, shard, delivery.lease.fence, jobs, self._config, limits, cancelled=lambda: self._cancelled
+            )
+            await self._take_back_cancels()
+        finally:
+            ended = self._clock()
+            if limits is None or not limits.written_off:
+                activity.performed = performing, ended
+                activity.performing = activity.limits = None
+        count_batch(self._tallies[shard.queue], outcome, performing, ended)
+        shard.in_flight.finish(outcome.finished)
+        if outcome.whole:
+            if outcome.observed is not None:
+                execution.end_observed(outcome, jobs)
+        else:
+            outcome.is_written = False
+            try:
+                await self._write(shard, reports_of(shard, outcome))
+                outcome.is_written = True
+                self._dispatcher.look_again(shard)
+                await anotify_worker(outcome, runtime.instance, self._config)
+            finally:
+                # Also when the lease was lost meanwhile: what was raised was raised.
+                report_failure(self._node, shard, jobs, outcome, runtime)
+        if logs_jobs:
+            job_log.ends(shard, jobs, delivery.number, outcome, ended - performing.since)
+
+    async def _write(self, shard: Shard, reports: Sequence[Report]) -> None:
+        """Has reports written, however long Redis is away: only the end of the process or of the lease ends that.
+
+        Raises:
+            LeaseLost
+        """
+        failures = 0
+        while reports:
+            future: asyncio.Future[list[Any]] = self._loop.create_future()
+            self._writes.append(_Write(reports, future))
+            self._dispatcher.nudge()
+            try:
+                shard.in_flight.reported(reports, await future)
+                return
+            except RedisUnavailable as error:
+                self._node.broker.outage.begin(error)
+                failures += 1
+                await asyncio.sleep(backoff(failures))
+
+    # --- a handler that blocks the loop ---
+
+    def _watch(self) -> None:
+        """Names the handler that has not awaited anything for long: all others wait for it."""
+        warn_after = BLOCKED_SECONDS
+        while self._busy.wait() and not self._closed:
+            now = self._clock()
+            if self._asked_at is None:
+                warn_after = BLOCKED_SECONDS
+                if not self._tasks:
+                    self._busy.clear()
+                    if self._tasks or self._closed:  # since it was looked at
+                        self._busy.set()
+                    continue
+                self._asked_at = now
+                self._loop.call_soon_threadsafe(self._answer)
+            elif now - self._asked_at >= warn_after and self._name_the_blocker(now - self._asked_at):
+                warn_after *= 2
+            time.sleep(BLOCKED_SECONDS / 4)
+
+    def _answer(self) -> None:
+        self._asked_at = None
+
+    def _name_the_blocker(self, seconds: float) -> bool:
+        task = asyncio.current_task(self._loop)
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        if task is None or frame is None or self._asked_at is None:
+            return False  # it is the machine, or it is over
+        performing = next(
+            (activity.performing for shard, activity in list(self._running.items()) if self._tasks.get(shard) is task),
+            None,
+        )
+        log.warning(
+            "%s has blocked the event loop for %.1f s, and with it all other tasks: await what waits, and run what "
+            "computes in asyncio.to_thread\n%s",
+            f"task {task.get_name()!r}" if performing is None else performing, seconds,
+            "".join(traceback.format_stack(frame)), extra={"event": "loop_blocked", "seconds": seconds},
+        )  # fmt: skip
+        return True
+
+
+def _stack_of(task: "asyncio.Task[None]") -> list[str]:
+    """Where a task waits, outermost first. `asyncio.Task.get_stack` knows only its outermost function."""
+    lines = []
+    awaited: Any = task.get_coro()
+    while isinstance(awaited, Coroutine):
+        frame: FrameType | None = getattr(awaited, "cr_frame", None)
+        if frame is not None:
+            code = frame.f_code
+            lines.append(f'  File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}\n')
+        awaited = getattr(awaited, "cr_await", None)
+    return lines
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's, when that is installed."""
+    try:
+        uvloop = import_module("uvloop")
+    except ImportError:
+        return asyncio.new_event_loop()
+    made: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return made

@@ -1,0 +1,353 @@
+"""How long a batch may run, by the ``time_limit`` and the ``ttr`` of its worker, and what holds when they have passed.
+
+::
+
+    running ----------- the handler ends ------------------> ended
+       |                                                       ^
+       +-- time_limit passes: interrupted ---------------------+   a failure, as any other exception
+       |
+       +-- ttr passes ---------------------------------------> written off: the batch is somebody else's
+
+Who performs the batch and who watches the time (`Watchdog`) decide under the lock of the batch which of the arrows it
+is. So neither an interrupt nor the end by ``ttr`` ever meets a batch that has ended, nor the one after it.
+
+A handler is interrupted once: one that catches it may clean up. An interrupt that strikes in a finalizer (``__del__``,
+a callback of the garbage collector), where Python drops every exception, has not reached the handler: it comes again.
+"""
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import cache
+from typing import Any
+
+from lowq.clock import Clock
+from lowq.duration import duration
+from lowq.errors import LeaseLost, LowqError, TimeLimitExceeded
+from lowq.observe.observers import ObservedBatch
+from lowq.shards.delivery import TakenJob
+from lowq.store import caller_limit
+
+#: How soon it is noticed that an interrupt was dropped, in seconds.
+DROPPED_AFTER = 1.0
+
+#: Raises the exception where the batch is performed, as soon as may be; with None, takes back what was not raised yet.
+Interrupt = Callable[[type[BaseException] | None], object]
+
+
+class WrittenOff(BaseException):
+    """The batch was written off before its handler ended: nothing of it belongs to the caller any more."""
+
+
+class TimeLimits:
+    """Until when one batch may run, and whether it still belongs to who performs it.
+
+    Seconds of ``time.monotonic``, as that is what a handler compares with: time in which the machine was suspended
+    does not count. ``interrupt``: made by who performs it; None: nobody watches, so nothing is enforced.
+    ``on_earlier``: called when the deadline was moved nearer.
+    """
+
+    def __init__(
+        self,
+        time_limit: float | None,
+        ttr: float | None,
+        jobs: Sequence[TakenJob] = (),
+        *,
+        interrupt: Interrupt | None = None,
+        on_earlier: Callable[[], object] = lambda: None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.jobs = jobs
+        #: What the handler has said of single ids, for whoever reports the batch.
+        self.outcomes: dict[str, tuple[str, Any]] = {}
+        #: Those who follow the batch, for the same; None: nobody does.
+        self.observed: ObservedBatch | None = None
+        self._time_limit = time_limit
+        self._ttr = ttr
+        self._interrupt = interrupt
+        self._on_earlier = on_earlier
+        self._clock = clock
+        #: Guards all below. Whoever holds it calls nothing that waits.
+        self._lock = threading.Lock()
+        self._running = self._ended = False
+        self._written_off = False
+        self._interrupted = False
+        #: Whether the interrupt has cancelled the task.
+        self.cancelled = False
+        now = clock()
+        self._time_limit_at = None if time_limit is None else now + time_limit
+        self._ttr_at = None if ttr is None else now + ttr
+
+    # --- for who performs it ---
+
+    def run(self, function: Callable[[], object]) -> None:
+        """Calls what performs the batch. Once this returns or raises, no interrupt is pending, nor will one come.
+
+        Raises:
+            TimeLimitExceeded: the time limit has passed. WrittenOff. What the function raises.
+        """
+        if self._interrupt is None:
+            function()
+            return
+        # The interrupt comes at most once, at any instruction from `_begin` on until `_end` has been carried out. When
+        # it strikes within `_end`, the second `_end` does the rest undisturbed. Then the batch has exceeded its limit,
+        # although the function may have returned just before: nobody can tell the two apart.
+        token = caller_limit.set(self)
+        try:
+            try:
+                self._begin()
+                function()
+            finally:
+                self._end()
+        except BaseException as raised:
+            self._end()
+            if type(raised) is TimeLimitExceeded and self._interrupted and self._time_limit is not None:
+                raised.args = (self.exceeded(),)
+            raise
+        finally:
+            caller_limit.reset(token)
+
+    async def arun(self, function: Callable[[], Awaitable[object]]) -> None:
+        """As `run`, in a task. The interrupt cancels the task, in the thread of its event loop and only while the batch
+        runs: so it strikes where the handler waits, or not at all.
+        """
+        if self._interrupt is None:
+            await function()
+            return
+        token = caller_limit.set(self)
+        try:
+            self._begin()
+            try:
+                await function()
+            finally:
+                # A handler may have swallowed it: what is awaited after this is not to be cancelled for it.
+                if self.cancelled and (task := asyncio.current_task()) is not None:
+                    task.uncancel()
+                self._end()
+        except asyncio.CancelledError as cancelled:
+            if self.cancelled and self._time_limit is not None:
+                # With the handler's lines in its trace.
+                raise TimeLimitExceeded(self.exceeded()).with_traceback(cancelled.__traceback__) from None
+            raise
+        finally:
+            caller_limit.reset(token)
+
+    @property
+    def running(self) -> bool:
+        """Whether the handler runs."""
+        return self._running
+
+    def exceeded(self) -> str:
+        """What `TimeLimitExceeded` says."""
+        assert self._time_limit is not None
+        return f"the batch has run for longer than its time_limit of {duration(self._time_limit)}"
+
+    def overdue(self) -> str:
+        """Why a batch is written off."""
+        return "the batch has run for longer than its ttr" + ("" if self._ttr is None else f" of {duration(self._ttr)}")
+
+    def _begin(self) -> None:
+        with self._lock:
+            self._running = True
+
+    def _end(self) -> None:
+        with self._lock:
+            self._running, self._ended = False, True
+        # From here on no interrupt is sent. One may be on its way.
+        if self._interrupted and self._interrupt is not None:
+            self._interrupt(None)
+        if self._written_off:
+            raise WrittenOff
+
+    @property
+    def written_off(self) -> bool:
+        """Whether ttr passed while the handler ran. It stays so."""
+        return self._written_off
+
+    @property
+    def deadline(self) -> float | None:
+        """The earlier of time limit and ttr, ``time.monotonic``; None: there is neither, or the batch has ended. Tasks
+        that a handler started, and that outlive it, have its context, and with that its limits.
+        """
+        if self._ended:
+            return None
+        return min((at for at in (self._time_limit_at, self._ttr_at) if at is not None), default=None)
+
+    def touch(self, seconds: float) -> None:
+        """From now on the batch has so many seconds more, and ttr keeps its distance to the time limit. A time limit
+        that has passed is not set anew: it interrupts once.
+
+        Raises:
+            LeaseLost: it was written off.
+        """
+        with self._lock:
+            self.check_held()
+            before, end = self.deadline, self._clock() + seconds
+            if self._ttr_at is not None:
+                between = 0.0 if self._time_limit_at is None else self._ttr_at - self._time_limit_at
+                self._ttr_at = end + between
+            if self._time_limit_at is not None:
+                self._time_limit_at = end
+        if before is not None and end < before:
+            self._on_earlier()
+
+    def renew(self, seconds: float) -> None:
+        """The next id of a batch begins, and has so many seconds. An interrupt that the last one has swallowed is over.
+
+        Raises:
+            LeaseLost: as of `touch`.
+        """
+        with self._lock:
+            was_interrupted, self._interrupted = self._interrupted, False
+        if was_interrupted and self._interrupt is not None:
+            self._interrupt(None)
+            if self.cancelled:
+                self.cancelled = False
+                if (task := asyncio.current_task()) is not None:
+                    task.uncancel()
+        self.touch(seconds)
+        if was_interrupted:
+            self._on_earlier()  # who watches looks for one that was dropped, at its own pace
+
+    def check_held(self) -> None:
+        """Whether the batch still belongs to who performs it.
+
+        Raises:
+            LeaseLost: it was written off.
+        """
+        if self._written_off:
+            raise LeaseLost("the batch has run for longer than its ttr: its jobs are performed by somebody else")
+
+    def interrupt_dropped(self) -> bool:
+        """Python has dropped an exception of the interrupt's type: whether it was the interrupt. If the batch still
+        runs, who watches sends it again.
+
+        Called by who performs the batch, in the midst of anything, also where it holds the lock: so without that. No
+        interrupt is sent meanwhile, as long as this one counts.
+        """
+        if not self._interrupted:
+            return False
+        if not self._ended:
+            self._interrupted = False
+        return True
+
+    # --- for who watches ---
+
+    def enforce(self, write_off: Callable[[], object]) -> float | None:
+        """Does what is due. Returns the seconds until something is due again; None: nothing will be.
+
+        ``write_off``: called when ttr has passed while the handler runs. Until it returns, who performs the batch can't
+        get beyond its end.
+        """
+        with self._lock:
+            if not self._running or self._written_off or self._interrupt is None:
+                return None
+            now = self._clock()
+            if self._ttr_at is not None and now >= self._ttr_at:
+                self._written_off = True
+                write_off()
+                return None
+            waits = [] if self._ttr_at is None else [self._ttr_at - now]
+            if self._time_limit_at is not None:
+                if self._interrupted:
+                    waits.append(DROPPED_AFTER)
+                elif now >= self._time_limit_at:
+                    # Noted first: should this thread end between the two, `_end` takes back one that was not sent.
+                    self._interrupted = True
+                    self._interrupt(TimeLimitExceeded)
+                    waits.append(DROPPED_AFTER)
+                else:
+                    waits.append(self._time_limit_at - now)
+            return min(waits, default=None)
+
+
+def checked_seconds(what: str, seconds: object) -> float:
+    """A length of time that a handler gives.
+
+    Raises:
+        LowqError: it is not a number of more than 0.
+    """
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
+        raise LowqError(f"{what}: {seconds!r:.100} is not a number of seconds of more than 0")
+    return float(seconds)
+
+
+# --- tasks ---
+
+
+def interrupt_of_this_task(limits: Callable[[], "TimeLimits | None"]) -> Interrupt:
+    """Cancels the task that calls this, where it waits. A handler that blocks its event loop is not reached.
+    ``limits``: those of the batch that the task performs just then.
+    """
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+
+    def interrupt(exception: type[BaseException] | None) -> None:
+        if exception is not None:
+            loop.call_soon_threadsafe(cancel, limits())
+
+    def cancel(meant: "TimeLimits | None") -> None:
+        # In the thread of the loop, where no batch ends meanwhile: one that has ended is not hit.
+        if meant is not None and meant.running:
+            meant.cancelled = True
+            task.cancel()
+
+    return interrupt
+
+
+# --- threads ---
+
+
+@cache
+def _set_async_exc() -> Callable[[Any, Any], int]:
+    import ctypes  # here: it takes some milliseconds, which producers and commands need not spend
+
+    name = ("PyThreadState_SetAsyncExc", ctypes.pythonapi)
+    send = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_object)(name)
+    clear = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)(name)  # None: NULL
+    return lambda ident, exception: clear(ident, None) if exception is None else send(ident, exception)
+
+
+def interrupt_of_this_thread() -> Interrupt:
+    """Interrupts what the calling thread performs: between two instructions of Python. A call that waits, or computes,
+    in C is not reached before it returns.
+    """
+    ident, set_async_exc = threading.get_ident(), _set_async_exc()
+    _notice_dropped_interrupts()
+
+    def interrupt(exception: type[BaseException] | None) -> None:
+        set_async_exc(ident, exception)
+        # Until an exception sent like this is raised in any thread, Python up to 3.12 stops at every call to look for
+        # it: for ever, when it was taken back. It costs some 40 ns a call, and where calls are traced, as by a debugger
+        # or by coverage, 3.11 never gets beyond the first one. A thread for which one is pending looks anyway when its
+        # turn comes.
+        try:
+            set_async_exc(threading.get_ident(), _Raised)
+            while True:
+                pass
+        except _Raised:
+            pass
+
+    return interrupt
+
+
+@cache
+def _notice_dropped_interrupts() -> None:
+    """From now on the batch in whose thread Python drops an interrupt learns of it. Anything else that is dropped is
+    reported as before.
+    """
+    report = sys.unraisablehook
+
+    def notice(dropped: "sys.UnraisableHookArgs") -> None:
+        limits = caller_limit.get()
+        if dropped.exc_type is TimeLimitExceeded and isinstance(limits, TimeLimits) and limits.interrupt_dropped():
+            return
+        report(dropped)
+
+    sys.unraisablehook = notice
+
+
+class _Raised(BaseException):
+    """Says that an exception sent to this thread is raised."""

@@ -1,0 +1,272 @@
+"""Which thread works which shard, and that no work that is known of is overlooked."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import pytest
+
+from lowq import clock
+from lowq.clock import Clock
+from lowq.shards.dispatcher import PATIENCE as LONG
+from lowq.shards.dispatcher import Dispatcher, Schedule
+from lowq.shards.fairness import Share
+from lowq.shards.scheduler import LagScheduler, SeqScheduler
+from lowq.shards.shard import Shard
+from tests.rows import case
+from tests.rules.shards.dispatching import Waiting, delivery
+from tests.rules.shards.dispatching import shard as shard_of
+from tests.waiting import NEVER, PATIENCE, until
+
+Shares = Mapping[str, Share]
+shard = partial(shard_of, "q")
+
+
+@pytest.fixture(params=["one queue", "two queues", "bounded"])
+def shares(request: pytest.FixtureRequest) -> Shares:
+    """The same holds in a node with a single queue, which counts no threads, and beside another queue without work."""
+    made = {"q": Share(max_threads=1000 if request.param == "bounded" else None)}
+    return made | ({"z": Share()} if request.param == "two queues" else {})
+
+
+def dispatcher(
+    shares: Shares,
+    *preferred: Sequence[Shard],
+    schedule: Callable[[], Schedule] = LagScheduler,
+    clock: Clock = lambda: 0.0,
+    on_left: Callable[[Shard], object] = lambda _: None,
+) -> Dispatcher:
+    """With a thread for each of these groups of shards."""
+    return Dispatcher(preferred, [dict.fromkeys(shares, schedule()) for _ in preferred], shares, on_left, clock=clock)
+
+
+# --- who works what ---
+
+
+def test_a_claimed_shard_is_nobody_elses(shares: Shares, waiting: Waiting) -> None:
+    a = shard(due=0.0)
+    dispatch = dispatcher(shares, [a], [a], clock=waiting.clock)
+    assert dispatch.wait(0) is a
+    other = waiting.wait(dispatch, 1)
+    dispatch.took(a, a.dispatch.wakes, delivery())
+    dispatch.wake(a)  # while a job of it is performed
+    assert not other.done()
+    dispatch.unclaim(a)
+    assert other.result(PATIENCE) is a
+
+
+def test_a_thread_works_its_own_shards_first_and_then_helps_with_the_one_that_has_waited_longest(
+    shares: Shares,
+) -> None:
+    mine, late, later = shard(0, 0.0), shard(1, -200.0), shard(2, -100.0)
+    dispatch = dispatcher(shares, [late, later], [mine])
+    assert dispatch.pick(1) is mine
+    dispatch.took(mine, mine.dispatch.wakes, delivery(5.0))
+    assert dispatch.pick(1) is late
+    assert dispatch.pick(0) is later
+
+
+def test_others_take_turns_with_the_shards_of_a_thread_that_is_long_with_one_batch(shares: Shares) -> None:
+    now = 0.0
+    stuck, waits, mine = shard(0, -9.0), shard(1, -1.0), shard(2, -5.0)
+    dispatch = dispatcher(shares, [stuck, waits], [mine], clock=lambda: now)
+    assert dispatch.pick(0) is stuck
+    assert dispatch.pick(1) is mine, "thread 0 has only just begun"
+    now = 2 * LONG
+    picked = []
+    for _ in range(4):
+        found = dispatch.pick(1)
+        assert found is not None
+        picked.append(found)
+        dispatch.unclaim(found)
+    assert picked == [waits, mine] * 2
+    assert dispatch.pick(0) is stuck
+    assert [dispatch.pick(1) for _ in range(3)] == [mine] * 3, "once it is back its shards are its own again"
+
+
+def test_long_batches_in_turn_starve_no_shard(shares: Shares) -> None:
+    now = 0.0
+    a, b, oldest = shard(0, -1.0), shard(1, -1.0), shard(2, -9.0)
+    dispatch = dispatcher(shares, [a, b, oldest], schedule=SeqScheduler, clock=lambda: now)
+    order, held = [], dispatch.pick(0)
+    for _ in range(6):
+        assert held is not None
+        order.append(held)
+        now += 2 * LONG
+        following = dispatch.pick(0)
+        dispatch.unclaim(held)
+        held = following
+    assert order == [a, b, oldest] * 2, "a thread that comes back from a long batch does not help itself"
+
+
+def test_a_scheduler_is_given_its_shards_in_order_and_which_are_ready(shares: Shares) -> None:
+    given: list[tuple[list[Shard], list[Shard]]] = []
+
+    def note(shards: Sequence[Shard], now: float, ready: Callable[[Shard], bool]) -> Shard | None:
+        given.append((list(shards), [shard for shard in shards if ready(shard)]))
+        return given[-1][1][0]
+
+    a, b, later, paused = shard(0, 0.0), shard(1, 0.0), shard(2, 1000.0), shard(3, 0.0)
+    paused.dispatch.paused = True
+    dispatch = dispatcher(shares, [b, later, paused, a], [b, a], schedule=lambda: note)
+    assert (dispatch.pick(0), dispatch.pick(1)) == (a, b)
+    assert dispatch.pick(1) is b, "what a thread has in hand is ready for it, and for nobody else"
+    assert given == [([a, b, later, paused], [a, b]), ([a, b], [b]), ([a, b], [b])]
+
+
+def test_a_scheduler_cannot_hand_out_what_is_not_to_be_worked(shares: Shares) -> None:
+    for due in (0.0, 1000.0):
+        with case(due):
+            wrong, b = shard(0, due), shard(1, 0.0)
+            dispatch = dispatcher(shares, [wrong], [b], schedule=lambda: lambda *_: wrong)  # noqa: B023
+            assert dispatch.pick(0) is (wrong if due == 0.0 else None)
+            assert dispatch.pick(1) is None
+            assert b.dispatch.claimed_by is None
+
+
+def test_the_most_urgent_shard_of_a_queue_is_next_whichever_a_thread_prefers(shares: Shares) -> None:
+    mine, theirs = shard(0, 0.0), shard(1)
+    dispatch = dispatcher(shares, [mine], [theirs])
+    assert dispatch.pick(0) is mine
+    dispatch.took(mine, mine.dispatch.wakes, delivery(-100.0, levels={9: -100.0}))
+    dispatch.wake(theirs, 0.0, 5)
+    assert dispatch.pick(0) is theirs
+    dispatch.took(theirs, theirs.dispatch.wakes, delivery())
+    dispatch.unclaim(theirs)
+    assert dispatch.pick(0) is mine
+    dispatch.unclaim(mine)
+    dispatch.refreshed(theirs, theirs.dispatch.wakes, 0.0, paused=False, levels={3: 0.0})
+    assert dispatch.pick(0) is theirs
+    # A job of it failed and waits again: it is as urgent as it was.
+    dispatch.took(theirs, theirs.dispatch.wakes, delivery(50.0, levels={8: 50.0}))
+    dispatch.look_again(theirs)
+    assert (mine.priority_at(0.0), theirs.priority_at(0.0)) == (9, 3)
+    assert dispatch.pick_many(2, [theirs]) == [theirs, mine]
+
+
+# --- what is known of a shard ---
+
+
+def test_whatever_kept_a_shard_from_being_worked_a_thread_is_woken_when_it_ends(
+    shares: Shares, waiting: Waiting
+) -> None:
+    for what in ("no job", "paused", "resumed", "lease over", "to be given up", "claimed", "not assigned"):
+        with case(what):
+            a = shard(0, None if what == "no job" else 0.0)
+            a.dispatch.paused = what in ("paused", "resumed")
+            a.dispatch.leaving = what == "to be given up"
+            a.dispatch.claimed_by = 7 if what == "claimed" else None
+            if what == "lease over":
+                a.lease.deadline = clock.now()
+            dispatch = dispatcher(shares, [] if what == "not assigned" else [a], clock=waiting.clock)
+            future = waiting.wait(dispatch, 0)
+            assert dispatch.pick(0) is None
+            if what == "to be given up":
+                dispatch.wake(a)
+                assert dispatch.pick(0) is None
+                dispatch.stay([a])
+            elif what == "claimed":
+                a.dispatch.claimed_by = None
+                dispatch.wake(a)
+            elif what == "not assigned":
+                dispatch.assign([[a]])
+            else:
+                a.lease.deadline = NEVER + clock.now()
+                if what in ("lease over", "resumed"):
+                    dispatch.wake(a)
+                else:  # as a look finds what a lost message would have told
+                    dispatch.refreshed(a, a.dispatch.wakes, -3.0, paused=False)
+            assert future.result(PATIENCE) is a
+
+
+def test_what_is_heard_during_a_take_counts_more_than_its_reply(shares: Shares) -> None:
+    for reply in (delivery(), delivery(-1.0, paused=True)):
+        with case(reply.paused):
+            a = shard(0, 0.0)
+            dispatch = dispatcher(shares, [a])
+            assert dispatch.pick(0) is a
+            wakes = a.dispatch.wakes
+            dispatch.wake(a)  # a push, or a resume, after Redis has answered and before the answer is here
+            dispatch.took(a, wakes, reply)
+            assert dispatch.pick(0) is a
+            dispatch.took(a, a.dispatch.wakes, reply)
+            assert dispatch.pick(0) is None
+
+
+def test_a_look_undoes_nothing_that_happened_meanwhile(shares: Shares) -> None:
+    a, worked = shard(0), shard(1, 0.0)
+    dispatch = dispatcher(shares, [a, worked])
+    looks = dispatch.unclaimed([a, worked])
+    dispatch.wake(a, 1.0)
+    assert dispatch.pick(0) is worked
+    for looked_at, wakes in looks:
+        dispatch.refreshed(looked_at, wakes, None, paused=True)
+    assert a.next_due == 1.0
+    assert dispatch.pick(0) is worked
+    dispatch.wake(a, 100.0)
+    assert a.next_due == 1.0, "a later wake-up does not put off an earlier time"
+    assert [item for item, _ in dispatch.unclaimed([a, worked])] == [a]
+
+
+def test_a_shard_that_is_to_be_given_up_is_let_go_after_the_trip(shares: Shares) -> None:
+    left: list[Shard] = []
+    a = shard(0, 0.0)
+    dispatch = dispatcher(shares, [a, shard(1)], on_left=left.append)
+    assert dispatch.pick(0) is a
+    dispatch.leave([a])
+    dispatch.took(a, a.dispatch.wakes, delivery(-1.0))
+    assert dispatch.pick(0) is None
+    assert left == []
+    dispatch.unclaim(a)
+    assert left == [a]
+
+
+# --- sleep ---
+
+
+def test_when_the_thread_that_watches_the_time_goes_to_work_another_watches_it(
+    shares: Shares, waiting: Waiting
+) -> None:
+    now, soon = shard(0), shard(1, clock.now() + 0.2)
+    dispatch = dispatcher(shares, [now, soon], [now, soon], clock=waiting.clock)
+    futures = [waiting.wait(dispatch, number) for number in range(2)]
+    dispatch.wake(now)
+    assert {future.result(PATIENCE) for future in futures} == {now, soon}
+
+
+def test_the_time_is_set_anew_when_something_is_due_earlier(shares: Shares, waiting: Waiting) -> None:
+    late, soon = shard(0, clock.now() + NEVER), shard(1)
+    dispatch = dispatcher(shares, [late, soon], [late, soon], clock=waiting.clock)
+    futures = [waiting.wait(dispatch, number) for number in range(2)]
+    dispatch.wake(soon, 0.05)
+    until(lambda: any(future.done() for future in futures))
+    assert [future.result() for future in futures if future.done()] == [soon]
+
+
+def test_a_sleep_has_no_longest_time_and_ends_with_the_node(shares: Shares, waiting: Waiting) -> None:
+    for due in (1e10, 2.0**63, float("inf")):
+        with case(due):
+            a = shard(0, due)
+            dispatch = dispatcher(shares, [a], [a], clock=waiting.clock)
+            futures = [waiting.wait(dispatch, number) for number in range(2)]
+            dispatch.wake(a)
+            until(lambda: any(future.done() for future in futures))  # noqa: B023
+            dispatch.close()
+            assert {future.result(PATIENCE) for future in futures} == {a, None}
+
+
+def test_nobody_polls(shares: Shares, waiting: Waiting) -> None:
+    """Not for a second thread's shard, nor while Redis is away, so that its lease is not surely held any more."""
+    for what in ("nothing due", "paused", "claimed", "to be given up", "lease over", "due later"):
+        with case(what):
+            a = shard(0, {"nothing due": None, "due later": NEVER + clock.now()}.get(what, 0.0))
+            a.dispatch.paused = what == "paused"
+            a.dispatch.claimed_by = 7 if what == "claimed" else None
+            a.dispatch.leaving = what == "to be given up"
+            if what == "lease over":
+                a.lease.deadline = clock.now()
+            dispatch = dispatcher(shares, [a], [a], clock=waiting.clock)
+            futures = [waiting.wait(dispatch, number) for number in range(2)]
+            looks = waiting.looks
+            with pytest.raises(TimeoutError):
+                futures[0].result(0.25)
+            assert waiting.looks == looks

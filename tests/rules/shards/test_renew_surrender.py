@@ -1,0 +1,80 @@
+"""renew lengthens a lease, surrender gives it up."""
+
+import pytest
+
+from lowq.shards.lease import Lease
+from lowq.shards.shard import Shard
+from tests.rules.support import NOW, TTL, Channel, ShardRig, job
+
+
+def renew(rig: ShardRig, shard: Shard, seconds: float) -> object:
+    (reply,) = rig.client.run_many([shard.lease.renew_call(seconds)])
+    return reply
+
+
+def remaining(rig: ShardRig) -> float:
+    """Seconds that the lease still runs."""
+    milliseconds: int = rig.client.command("PTTL", rig.prefix + "lease")
+    return milliseconds / 1000
+
+
+# --- renew ---
+
+
+def test_renew_lengthens_the_lease_and_tells_people_until_when(rig: ShardRig) -> None:
+    shard = rig.own()
+    before = rig.snapshot()
+    assert float(rig.meta("leased_until") or 0) == pytest.approx(NOW + TTL)
+    rig.run("renew", repr(NOW + 5), shard.lease.token, int(2 * TTL * 1000))
+    assert float(rig.meta("leased_until") or 0) == pytest.approx(NOW + 5 + 2 * TTL)
+    assert TTL < remaining(rig) <= 2 * TTL
+    assert rig.snapshot() == before
+
+
+def test_renew_tells_what_came_in_and_how_much_is_due_or_in_flight(rig: ShardRig) -> None:
+    shard = rig.own()
+    rig.push(job("a", 1), job("a", 2), job("b"), job("urgent", priority=2), job("later", delay=3600))
+    shard.in_flight.take(1, NOW)
+    args = shard.lease.token, int(TTL * 1000)
+    assert rig.run("renew", repr(NOW + 1), *args) == [5, 3, 0], "payloads that were merged count, jobs for later don't"
+    assert rig.run("renew", repr(NOW + 3601), *args) == [5, 4, 0]
+    assert rig.run("renew", repr(NOW + 1), *args, "1") == 1, "a consumer doesn't count"
+
+
+@pytest.mark.parametrize("key", ["due", "taken"])
+def test_a_lease_is_renewed_though_a_key_has_the_wrong_type(rig: ShardRig, key: str) -> None:
+    shard = rig.own()
+    rig.client.command("SET", rig.prefix + key, "x")
+    assert renew(rig, shard, 2 * TTL) == 1
+    assert TTL < remaining(rig) <= 2 * TTL
+
+
+# --- surrender ---
+
+
+def test_surrendered_shard_is_free_at_once_and_whoever_waits_is_told(rig: ShardRig, free: Channel) -> None:
+    shard = rig.own()
+    assert shard.lease.surrender()
+    assert free.messages() == [b"0"]
+    assert shard.lease.current is None
+    assert "lease" not in rig.names()
+    assert rig.meta("owner") is None
+    lease = rig.owner("second").lease.acquire(TTL, NOW)
+    assert isinstance(lease, Lease)
+    assert not lease.resumed
+
+
+def test_with_jobs_in_flight_surrender_is_refused_or_leaves_the_lease_to_run_out(rig: ShardRig, free: Channel) -> None:
+    """The second is for a process that stops in mid-work."""
+    shard = rig.own()
+    rig.push(job("x", "v1", 1))
+    shard.in_flight.take(1, NOW)
+    before = rig.snapshot()
+    assert not shard.lease.surrender()
+    assert rig.snapshot() == before
+    assert free.messages() == []
+    token = shard.lease.token
+    assert shard.lease.surrender(leave=3.0)
+    assert 0 < remaining(rig) <= 3
+    assert (rig.read("lease"), set(rig.read("taken"))) == (token, {"x"})
+    assert free.messages() == [b"3000"]  # milliseconds: when to try

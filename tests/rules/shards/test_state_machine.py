@@ -1,0 +1,1141 @@
+"""Everything that can happen to a shard, in random order, against the model; and proof that this finds bugs.
+
+A failure prints the story: one line per step, then how Redis differs from the model. Each step's reply is
+compared, and after each step the whole content of the store.
+
+`make test` runs as many stories as find the usual bugs, the same ones each time, and shows it of every fourth bug;
+`make test-slow` runs other stories each time, and as many as find them all.
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import Any, ClassVar, cast
+
+import pytest
+from hypothesis import HealthCheck, Phase, Verbosity, note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from lowq.codec import APPENDED
+from lowq.doctor.jobs import JobScanner
+from lowq.doctor.shards import Place, read_shard_snapshots
+from lowq.errors import LeaseLost, ScriptError
+from lowq.shards import in_flight
+from lowq.shards.delivery import Failure
+from lowq.shards.shard import Shard
+from lowq.store import Call, Client, pool
+from lowq.store.scripts import Script, load_scripts
+from lowq.store.translate import Refusal
+from tests.mutants import ACKED_STAY, ANY_DELIVERY, NEVER_PUSHED, NO_FENCE, break_scripts
+from tests.rules.model import JITTER, LEVEL, Model, Refused
+from tests.rules.support import NOW, REMAINS, REMEMBERED, TTL, ShardRig, job, jobs_of
+from tests.tiers import often
+
+#: Bits of the state in a reply of `ack_and_take`.
+HAS_TRACES, HAS_EXPIRIES, HAS_LEVELS = 4, 16, 64
+MAX_PAYLOADS = 2
+#: Three short payloads fit, or a long one and a short one; the others fill a reply by themselves.
+MAX_BYTES = 330
+MAX_CRASH_COUNT = 2
+
+IDS = st.sampled_from(["a", "a", "b", "c"])
+#: The last is too long to be kept as a string when it is alone.
+PAYLOADS = st.sampled_from(
+    [b'"v 1"', b'"v2"', b'"v3%s"' % (b"+" * 120), b'"v4%s"' % (b"*" * 400), b'"v5%5000s"' % b"!"]
+)
+JOBS = st.lists(
+    st.tuples(
+        IDS,
+        PAYLOADS,
+        st.sampled_from([None, 1e9 + 1.0, 1e9 + 2.0, 1.1e12, NOW]),  # which go with those of the clock
+        st.sampled_from([None, None, None, -5.0, 3.0, 60.0, "0", "2.5"]),  # a number: relative to now
+        st.sampled_from([None, None, None, 0.5, 4.0, 100.0]),  # ttl
+        st.sampled_from([0, 0, 0, 3, 9]),  # priority
+    ),
+    min_size=1,
+    max_size=4,
+)
+#: ``debounce`` and ``max_wait`` of stories that have them, seconds.
+DEBOUNCE = 2.0, 5.0
+#: Ids that may wait and be taken in stories that have it: of three.
+CAPACITY = 2
+#: What a push says: of a merge policy, of debounce, or of a capacity.
+WORDS = {
+    "collapse": "",
+    "debounce": f" debounce={DEBOUNCE[0]} max_wait={DEBOUNCE[1]}",
+    "capacity": f" capacity={CAPACITY}",
+}
+#: Jobs that one call restores: as a story must be the same whenever it is told, the time says which, not Redis.
+RESTORED = 1
+ONE_OF_THE_TAKEN = """\
+local all, ids = real('HGETALL', key), {}
+for i = 1, #all, 2 do
+  ids[#ids + 1], all[all[i]] = all[i], all[i + 1]
+end
+table.sort(ids)
+local id = ids[1 + math.floor(tonumber(ARGV[1]) * 16) % #ids]
+do return id and { id, all[id] } or {} end"""
+SOME_IDS = st.lists(IDS, min_size=1, max_size=3, unique=True)
+#: id, payload, score, perform_at, ttl, priority.
+PushedJob = tuple[str, bytes, float | None, Any, float | None, int]
+#: Whether a reply gets lost, so that the call is repeated: at once, or after something was pushed.
+LOST = st.sampled_from(["", "", "at once", "after a push"])
+STEPS = st.sampled_from([0.0, 0.000001, 0.3, 1.0, 5.0, 61.0, -0.5, -30.0])
+
+
+Run = Callable[..., None]
+
+
+class Link:
+    """The way to Redis. Loses the reply of the next call when told to, and repeats the call, as `Client` does."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.url = client.url
+        self.command = client.command
+        self.commands = client.commands
+        self.on_lost: Callable[[], None] | None = None
+        self.reply: Any = None
+        #: The last call, as it was sent.
+        self.last_call = Call[Any]("", "", [])
+
+    def run(self, script: str, key: str, *args: str | bytes | int | float) -> Any:
+        return self.call(Call[Any](script, key, args))
+
+    def call(self, call: Call[Any]) -> Any:
+        (reply,) = self.run_many([call])
+        if isinstance(reply, Exception):
+            raise reply
+        return call.read(reply)
+
+    def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        on_lost, self.on_lost = self.on_lost, None
+        if on_lost is not None:
+            self._client.run_many(calls)
+            on_lost()
+            for call in calls:
+                if call.script == "push":
+                    call.args[2] = "1"
+        replies = self._client.run_many(calls)
+        (self.reply,), (self.last_call,) = replies, calls
+        if self.last_call.script == "ack_and_take" and isinstance(self.reply, list):
+            reply = list(self.reply)
+            jobs = jobs_of(reply)
+            if reply[2] & HAS_LEVELS:  # which test_priority looks at
+                reply.pop()
+            if reply[2] & HAS_TRACES:
+                reply.pop()
+            ends = reply[-1] if reply[2] & HAS_EXPIRIES else []
+            self.reply = [*reply[:2], reply[2] & ~(HAS_TRACES | HAS_EXPIRIES | HAS_LEVELS), reply[3], ends, *jobs]
+        return replies
+
+
+@dataclasses.dataclass
+class Process:
+    """A process that owns the shard, or believes it does, and what it knows of the delivery in its hand."""
+
+    nonce: str
+    shard: Shard
+    delivery: int = 0
+    hand: list[str] = dataclasses.field(default_factory=list)
+    finished: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def pending(self) -> list[str]:
+        return [job_id for job_id in self.hand if job_id not in self.finished]
+
+    @property
+    def token(self) -> str:
+        return "none" if self.shard.lease.current is None else self.shard.lease.token
+
+    def lost_the_shard(self) -> None:
+        self.hand.clear()
+        self.finished.clear()
+
+
+class ShardMachine(RuleBasedStateMachine):
+    """`client` and `policies` are set by the test that runs it."""
+
+    client: ClassVar[Client]
+    #: How pushes merge: they take turns.
+    policies: ClassVar[Sequence[str]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.client.command("FLUSHALL")
+        self.link = Link(self.client)
+        self.rig = ShardRig(
+            self.client.url,
+            client=cast(Client, self.link),
+            max_payloads=MAX_PAYLOADS,
+            max_crash_count=MAX_CRASH_COUNT,
+        )
+        self.model = Model(
+            shards_count=self.rig.shards_count,
+            max_payloads=MAX_PAYLOADS,
+            max_bytes=MAX_BYTES,
+            max_crash_count=MAX_CRASH_COUNT,
+            lease_ttl=TTL,
+        )
+        self.now = NOW
+        self.numbers = 0
+        self.steps = 0
+        self.owner = self._process()
+        #: Processes that lost the shard and may not have noticed.
+        self.ghosts: list[Process] = []
+        #: The last outcome that was reported: the call, and what it does to the model.
+        self.outcome: tuple[Call[Any], Callable[[], Any]] | None = None
+        #: A call of an operator that was given up, and repeated.
+        self.given_up: Call[Any] | None = None
+
+    # --- how a step runs ---
+
+    def _process(self) -> Process:
+        self.numbers += 1
+        nonce = f"process{self.numbers}"
+        return Process(nonce, self.rig.owner(nonce))
+
+    def _step(self, act: Callable[[], object], apply: Callable[[], Any], lost: str = "") -> Any:
+        """Does it to Redis and to the model, and compares the answers. Returns that of the model; None: refused."""
+
+        def expected() -> Any:
+            try:
+                return apply()
+            except Refused:
+                return None
+
+        def on_lost() -> None:
+            expected()
+            if lost == "after a push":
+                self._push([(job_id, b'"v2"', None, None, None, 0) for job_id in self.owner.hand or ["a"]])
+
+        self.link.on_lost = on_lost if lost else None
+        try:
+            act()
+            actual = self.link.reply
+        except LeaseLost:
+            actual = None
+        except Refusal as refusal:
+            actual = [refusal.code, *refusal.detail.split()]
+        answer = expected()
+        note(f"# Redis answers {actual!r} to" + (f" the repeat ({lost}) of" if lost else ""))
+        self._same("the reply", answer, actual)
+        return answer
+
+    def _same(self, what: str, expected: Any, actual: Any) -> None:
+        expected, actual = _plain(expected), _plain(actual)
+        assert expected == actual, f"{what} differs\n  model: {expected!r}\n  Redis: {actual!r}"
+
+    @invariant()
+    def redis_holds_what_the_model_holds(self) -> None:
+        actual, expected = self.rig.snapshot(), self.model.snapshot()
+        self._check_traces(actual)
+        for state in (actual, expected):
+            for key, value in state.items():
+                if "payloads:" in key or "expires:" in key:
+                    state[key] = {_readable(member): score for member, score in value.items()}
+        if "meta" in actual:
+            actual["meta"] = {
+                name: value if name in ("owner", "slot", "features", "scores") else float(value)
+                for name, value in actual["meta"].items()
+            }
+            if "features" in actual["meta"]:  # in the order of their first use
+                features = sorted(actual["meta"].pop("features").split())
+                if features != ["traces"]:
+                    actual["meta"]["features"] = [word for word in features if word != "traces"]
+        differing = [
+            f"  {key}\n    model: {expected.get(key)!r}\n    Redis: {actual.get(key)!r}"
+            for key in sorted(expected.keys() | actual.keys())
+            if expected.get(key) != actual.get(key)
+        ]
+        assert not differing, "\n".join(["what is there differs", *differing])
+
+    def _check_traces(self, actual: dict[str, Any]) -> None:
+        """Trace contexts are there of ids that wait or are in flight, and of no others. Of those that were pushed since
+        and not put back or kicked they are those of their pushes, which test_traces looks at.
+        """
+        for name in [name for name in actual if "traces:" in name]:
+            del actual[name]
+            head, _, job_id = name.rpartition(":")
+            assert job_id in (self.model.waiting if head == "traces" else self.model.taken), f"{name} is left behind"
+
+    @invariant()
+    def the_doctor_finds_nothing(self) -> None:
+        """Nothing that a transition leaves behind looks like damage. At every third step: it takes a dozen calls."""
+        self.steps += 1
+        if self.steps % 3:
+            return
+        rig = self.rig
+        place = Place(rig.queue, rig.index)
+        shard_snapshots = read_shard_snapshots(self.client, "lowq", [place], repr(self.now))
+        # The clock is set forward by a rule of its own.
+        found = set(shard_snapshots[place].integrity_errors()) - {"clock_ahead"}
+        ward = JobScanner(self.client, "lowq", repair=False, on_step=lambda _: None)
+        ward.examine_sets([place])
+        ward.examine_keys(None, {}, shard_snapshots, 0)
+        found |= {f"{code} {list(tally.ids)}" for (_, code), tally in ward.tallies.items()}
+        assert not found, found
+
+    # --- time ---
+
+    @rule(seconds=STEPS)
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @precondition(lambda self: self._ends())
+    @rule(data=st.data())
+    def something_expires(self, data: st.DataObject) -> None:
+        """And nothing has swept it yet."""
+        self.now = max(self.now, data.draw(st.sampled_from(sorted(self._ends()))))
+
+    def _ends(self) -> set[float]:
+        waiting, taken = self.model.waiting.values(), self.model.taken.values()
+        times = [*(job.expires for job in waiting), *(flight.expires for flight in taken)]
+        return {at for each in times for at in each.values()}
+
+    @rule(
+        ahead=st.sampled_from([-10.0, 0.0, 0.000002, 0.3, 2.0, 40.0, 86_400.0]),
+        straight=st.sampled_from([0.0, 0.5, 10.0, 100.0]),
+    )
+    def the_servers_clock_had_been_there(self, ahead: float, straight: float) -> None:
+        clock = self.now + ahead
+        self.model.clock = self.model.server_time = clock
+        self.model.server_time_since = clock - straight
+        self.model.used = True
+        self.rig.set_clock(clock, clock - straight)
+        self.client.command("HSET", self.rig.prefix + "meta", "shards_count", self.rig.shards_count)
+
+    # --- producing ---
+
+    @rule(jobs=JOBS, lost=LOST)
+    def push(self, jobs: list[PushedJob], lost: str) -> None:
+        self._push(jobs, lost)
+
+    @rule(jobs=JOBS)
+    def push_more(self, jobs: list[PushedJob]) -> None:
+        self._push(jobs)
+
+    @precondition(lambda self: self.numbers > 10)  # from then on what has no score is refused
+    @rule(jobs=JOBS)
+    def push_versions(self, jobs: list[PushedJob]) -> None:
+        self._push([(job[0], job[1], None if job[2] is None else 7.0, *job[3:]) for job in jobs])
+
+    @precondition(lambda self: self.owner.hand)
+    @rule(data=st.data(), payload=PAYLOADS)
+    def push_for_an_id_in_flight(self, data: st.DataObject, payload: bytes) -> None:
+        self._push([(data.draw(st.sampled_from(self.owner.hand)), payload, 1e9 + 2.0, None, None, 0)])
+
+    def _push(self, jobs: list[PushedJob], lost: str = "") -> None:
+        self.numbers += 1
+        token = f"token{self.numbers}"
+        timed = [
+            (i, payload, score, self.now + at if isinstance(at, float) else at, ttl, level)
+            for i, payload, score, at, ttl, level in jobs
+        ]
+        encoded = [
+            job(i, payload, score, delay=float(at), ttl=ttl, priority=level)
+            if isinstance(at, str)
+            else job(i, payload, score, perform_at=at, ttl=ttl, priority=level)
+            for i, payload, score, at, ttl, level in timed
+        ]
+        calls = 0
+
+        def apply() -> Any:
+            nonlocal calls
+            calls += 1
+            debounce = DEBOUNCE if policy == "debounce" else None
+            capacity = CAPACITY if policy == "capacity" else None
+            return self.model.push(
+                self.now, token, timed, repeat=calls > 1, policy=policy, debounce=debounce, capacity=capacity
+            )
+
+        policy, _, traces = self.policies[self.numbers // 3 % len(self.policies)].partition("+")
+        words = WORDS.get(policy, f" merge={policy}") + (f" trace=c{self.numbers}" if traces else "")
+        self._step(lambda: self.rig.push(*encoded, now=self.now, token=token, words=words), apply, lost)
+
+    # --- the lease ---
+
+    def _acquire(self, process: Process, lost: str = "", *, charge: bool = True, is_whole: bool = True) -> None:
+        """``is_whole``: as many calls as it takes until somebody has the shard."""
+
+        def apply() -> tuple[Any, ...]:
+            # Which ones a call restores is Redis's choice, and how many is not.
+            before = set(self.model.taken)
+            left = before & self.rig.read("taken").keys()
+            answer = self.model.acquire(self.now, process.nonce, charge=charge, left=left)
+            if answer[0] in ("acquired", "restoring"):
+                assert len(before - left) == min(RESTORED, len(before))
+            for job_id in self.model.delayed:
+                earliest = self.model.waiting[job_id].perform_at
+                level = self.model.waiting[job_id].level
+                actual = self.rig.read("due")[job_id] - level * LEVEL
+                assert earliest <= actual <= max(earliest, self.now + 0.05 + JITTER), f"{job_id}: {actual!r}"
+                self.model.waiting[job_id].perform_at = actual
+            return answer
+
+        old = process.shard.lease.current
+        call = process.shard.lease.acquire_call(TTL, self.now, charge=charge)
+        answer = self._step(
+            lambda: process.shard.lease.acquired(self.link.run(call.script, call.key, *call.args), 0.0), apply, lost
+        )
+        new = process.shard.lease.current
+        if new is None or (new != old and not new.resumed):
+            process.lost_the_shard()
+        if answer[0] == "restoring" and is_whole:
+            self._acquire(process, charge=charge)
+        elif answer[0] in ("resumed", "acquired") and process is not self.owner:
+            self.ghosts = [*self.ghosts[-2:], self.owner]
+            self.owner = process
+
+    @initialize()
+    def first_owner(self) -> None:
+        self._acquire(self.owner)
+
+    @rule(what=st.sampled_from(["is asked for again", "runs out", "is renewed", "is wanted by another"]), lost=LOST)
+    def lease(self, what: str, lost: str) -> None:
+        token = self.owner.token
+        if what == "runs out":
+            self._lease_runs_out()
+        elif what == "is asked for again":
+            self._acquire(self.owner, lost)
+        elif what == "is renewed":
+            now, args = self.now, (repr(self.now), token, int(TTL * 1000))
+            self._step(lambda: self.rig.run("renew", *args), lambda: self.model.renew(token, now), lost)
+        else:
+            self._acquire(self._process(), lost)
+
+    def _lease_runs_out(self) -> None:
+        self.rig.lease_runs_out()
+        self.model.lease = None
+
+    @precondition(lambda self: self.owner.hand)
+    @rule(lost=LOST)
+    def lease_runs_out_unnoticed_and_the_same_process_resumes(self, lost: str) -> None:
+        self._lease_runs_out()
+        self._acquire(self.owner, lost)
+
+    @precondition(lambda self: self.owner.hand)
+    @rule(lost=LOST, charge=st.sampled_from([True, True, False]))
+    def owner_dies_and_another_acquires(self, lost: str, charge: bool) -> None:
+        self._lease_runs_out()
+        self._acquire(self._process(), lost, charge=charge)
+
+    @precondition(lambda self: len(self.model.taken) > RESTORED)
+    @rule(lost=LOST, charge=st.sampled_from([True, True, False]))
+    def whoever_restores_dies_in_the_middle(self, lost: str, charge: bool) -> None:
+        self._lease_runs_out()
+        self._acquire(self._process(), lost, charge=charge, is_whole=False)
+
+    @precondition(lambda self: self.owner.hand)
+    @rule(how=st.sampled_from(["in good order", "in mid-work", "in mid-work and is gone"]), lost=LOST)
+    def owner_stops(self, how: str, lost: str) -> None:
+        token, leave = self.owner.token, how != "in good order"
+        self._step(
+            lambda: self.rig.run("surrender", "", token, 60_000 if leave else ""),
+            lambda: self.model.surrender(token, leave=leave),
+            lost,
+        )
+        if how == "in mid-work and is gone":
+            self._lease_runs_out()
+            self._acquire(self._process())
+
+    # --- a batch ---
+
+    @rule(limit=st.integers(0, 3), lost=LOST)
+    def take(self, limit: int, lost: str) -> None:
+        self._take(limit, lost)
+
+    @precondition(lambda self: not self.owner.hand)
+    @rule(jobs=JOBS, limit=st.integers(1, 3), lost=LOST)
+    def jobs_come_and_are_taken(self, jobs: list[PushedJob], limit: int, lost: str) -> None:
+        self._push(jobs)
+        self.now += 0.0001  # jobs of one call are due a tick apart
+        self._take(limit, lost)
+
+    @precondition(lambda self: not self.owner.hand and self.model.waiting)
+    @rule(limit=st.integers(1, 3), lost=LOST)
+    def all_that_waits_is_due_and_taken(self, limit: int, lost: str) -> None:
+        self.now = max([self.now, *(waiting.perform_at for waiting in self.model.waiting.values())])
+        self._take(limit, lost)
+
+    def _take(self, limit: int, lost: str = "") -> int:
+        process = self.owner
+        if process.pending:
+            limit = 0  # one delivery at a time
+        last = process.delivery if process.pending else 0
+        acks = [(job_id, process.delivery) for job_id in process.finished]
+        token = process.token
+        answer = self._step(
+            lambda: process.shard.in_flight.take(limit, self.now),
+            lambda: self.model.take(self.now, token, last=last, limit=limit, acks=acks),
+            lost,
+        )
+        if answer is None:
+            process.lost_the_shard()
+            self._acquire(process)  # as a node would
+            return 0
+        process.hand = process.pending
+        process.finished.clear()
+        if answer.jobs:
+            process.delivery = answer.delivery
+            process.hand += [item[0] for item in answer.jobs]
+        return len(answer.jobs)
+
+    @precondition(lambda self: self.owner.pending)
+    @rule(limit=st.integers(1, 3), lost=LOST)
+    def batch_succeeds(self, limit: int, lost: str) -> None:
+        self._finish_all()
+        self._take(limit, lost)
+
+    def _finish_all(self) -> None:
+        self.owner.shard.in_flight.finish(self.owner.pending)
+        self.owner.finished += self.owner.pending
+
+    @precondition(lambda self: self.owner.pending)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        ids = data.draw(st.lists(st.sampled_from(self.owner.pending), min_size=1, unique=True))
+        self.owner.shard.in_flight.finish(ids)
+        self.owner.finished += ids
+
+    def _report(
+        self, process: Process, ids: list[str], lost: str, act: Callable[[], object], apply: Callable[..., Any]
+    ) -> None:
+        """``apply``: given the time, and the token and the delivery that are cited."""
+        cited = self.now, _token_in_hand(process.shard), process.delivery
+        if self._step(act, lambda: apply(*cited), lost) is None:
+            process.lost_the_shard()
+        self.outcome = self.link.last_call, lambda: apply(*cited)
+        process.hand = [job_id for job_id in process.hand if job_id not in ids]
+
+    @precondition(lambda self: self.owner.pending)
+    @rule(data=st.data(), lost=LOST)
+    def fail(self, data: st.DataObject, lost: str) -> None:
+        self._fail(self.owner, data, lost)
+
+    @precondition(lambda self: self.owner.pending)
+    @rule(data=st.data())
+    def fail_some_more(self, data: st.DataObject) -> None:
+        self._fail(self.owner, data)
+
+    def _fail(self, process: Process, data: st.DataObject, lost: str = "") -> None:
+        ids = data.draw(st.lists(st.sampled_from(process.pending), min_size=1, unique=True))
+        failures = [
+            (
+                job_id,
+                data.draw(st.sampled_from(["retry", "exhausted", "solo"])),
+                data.draw(st.integers(0, 2)),
+                data.draw(st.sampled_from([0.0, 0.5, 20.0])),
+                f"error {self.numbers}",
+            )
+            for job_id in ids
+        ]
+        reported = [Failure(i, cast(Any, verdict), n, delay, text.encode()) for i, verdict, n, delay, text in failures]
+        self._report(
+            process,
+            ids,
+            lost,
+            lambda: process.shard.in_flight.fail(reported, self.now),
+            lambda now, token, delivery: self.model.fail(now, token, delivery, failures),
+        )
+
+    @precondition(lambda self: self.owner.pending)
+    @rule(data=st.data(), crashed=st.booleans(), lost=LOST)
+    def release(self, data: st.DataObject, crashed: bool, lost: str) -> None:
+        process = self.owner
+        ids = data.draw(st.lists(st.sampled_from(process.pending), min_size=1, unique=True))
+        delays = [(job_id, data.draw(st.sampled_from([None, 0.0, 7.0]))) for job_id in ids]
+        self._report(
+            process,
+            ids,
+            lost,
+            lambda: process.shard.in_flight.release(delays, self.now, crashed=crashed),
+            lambda now, token, delivery: self.model.release(now, token, delivery, delays, crashed=crashed),
+        )
+
+    @precondition(lambda self: self.owner.pending)
+    @rule(data=st.data(), reason=st.sampled_from(["", "bad"]), lost=LOST)
+    def bury_taken(self, data: st.DataObject, reason: str, lost: str) -> None:
+        process = self.owner
+        job_id = data.draw(st.sampled_from(process.pending))
+        flight = self.model.taken.get(job_id)
+        chosen = PAYLOADS if flight is None else PAYLOADS | st.sampled_from(sorted(flight.payloads))
+        payloads = data.draw(st.lists(chosen, max_size=2, unique=True))
+        self._report(
+            process,
+            [] if payloads else [job_id],
+            lost,
+            lambda: process.shard.in_flight.bury([(job_id, reason.encode(), payloads)], self.now),
+            lambda now, token, delivery: self.model.bury_taken(now, token, delivery, job_id, reason, payloads),
+        )
+
+    @precondition(lambda self: self.outcome)
+    @rule()
+    def outcome_is_reported_once_more(self) -> None:
+        assert self.outcome is not None
+        call, apply = self.outcome
+        self._step(lambda: self.link.run(call.script, call.key, *call.args), apply)
+
+    # --- those who lost the shard go on as if nothing had happened ---
+
+    @precondition(lambda self: any(ghost.pending for ghost in self.ghosts))
+    @rule(data=st.data())
+    def ghost_fails_its_batch(self, data: st.DataObject) -> None:
+        self._fail(next(ghost for ghost in self.ghosts if ghost.pending), data)
+
+    @precondition(lambda self: self.ghosts)
+    @rule(limit=st.integers(0, 2))
+    def ghost_takes(self, limit: int) -> None:
+        ghost = self.ghosts[-1]
+        token = ghost.token
+        ghost.shard.in_flight.finish(ghost.hand)
+        self._step(
+            lambda: ghost.shard.in_flight.take(limit, self.now),
+            lambda: self.model.take(self.now, token, last=0, limit=limit, acks=[]),
+        )
+        ghost.lost_the_shard()
+
+    @precondition(lambda self: self.ghosts)
+    @rule(lost=LOST)
+    def ghost_returns(self, lost: str) -> None:
+        ghost = self.ghosts.pop()
+        ghost.shard.in_flight.drop_delivery()
+        ghost.lost_the_shard()
+        self._lease_runs_out()
+        self._acquire(ghost, lost)
+
+    # --- administering ---
+
+    @rule(
+        ids=SOME_IDS,
+        what=st.sampled_from(["bury", "kick", "delete", "perform_now"]),
+        reason=st.sampled_from(["", "unwanted"]),
+        where=st.sampled_from(["", "waiting", "morgue"]),
+        lost=LOST,
+        given_up=st.booleans(),
+    )
+    def somebody_administers(
+        self, what: str, ids: list[str], reason: str, where: str, lost: str, *, given_up: bool
+    ) -> None:
+        self.numbers += 1
+        first = f"attempt{self.numbers}"
+        attempt = f"again{self.numbers} {first}" if given_up else first
+        if given_up:
+            self.model.superseded[first] = self.now
+        to_bury = [part for job_id in ids for part in (job_id, reason, "0")]
+        args, apply = {
+            "bury": (["", "", attempt, "", *to_bury], partial(self.model.bury_waiting, self.now, ids, reason)),
+            "kick": ([attempt, "", *ids], partial(self.model.kick, self.now, ids)),
+            "delete": ([attempt, where, "", *ids], partial(self.model.delete, ids, where)),
+            "perform_now": ([attempt, "", *ids], partial(self.model.perform_now, self.now, ids)),
+        }[what]
+        self._step(lambda: self.rig.run(what, repr(self.now), *args), apply, lost)
+        if given_up:
+            self.given_up = Call(what, "", [first if arg == attempt else arg for arg in args])
+
+    @precondition(lambda self: self.given_up)
+    @rule()
+    def what_was_given_up_arrives(self) -> None:
+        assert self.given_up is not None
+        call, self.given_up = self.given_up, None
+        ids = call.args[4::3] if call.script == "bury" else call.args[3 if call.script == "delete" else 2 :]
+
+        def apply() -> list[int]:
+            if call.script in ("bury", "delete"):
+                self.model.make_room()
+            return [0 for _ in ids]
+
+        self._step(lambda: self.rig.run(call.script, repr(self.now), *call.args), apply)
+
+    @rule(what=st.sampled_from(["resume", "pause", "resume", "flush the scripts"]), lost=LOST)
+    def somebody_interferes(self, what: str, lost: str) -> None:
+        if what == "flush the scripts":
+            self.client.command("SCRIPT", "FLUSH")
+        else:
+            self._pause(what == "pause", lost)
+
+    def _pause(self, pause: bool, lost: str = "") -> None:
+        self._step(
+            lambda: self.rig.run("pause", repr(self.now), "", "1" if pause else ""),
+            lambda: self.model.pause(self.now) if pause else self.model.resume(),
+            lost,
+        )
+
+    @precondition(lambda self: not self.owner.hand)
+    @rule()
+    def everything_is_drained_and_no_key_is_left(self) -> None:
+        self._pause(False)
+        self._lease_runs_out()
+        self._acquire(self._process())
+        for _ in range(100):
+            times = [waiting.perform_at for waiting in self.model.waiting.values()]
+            self.now = max([self.now, *times])
+            if not self._take(3):
+                break
+            self.redis_holds_what_the_model_holds()
+            self._finish_all()
+        ids = ["a", "b", "c"]
+        self._step(lambda: self.rig.run("delete", "", "", "morgue", "", *ids), lambda: self.model.delete(ids, "morgue"))
+        left = self.rig.names() - REMAINS - REMEMBERED
+        assert not left, f"keys are left: {left}"
+
+
+def _token_in_hand(shard: Shard) -> str:
+    """The token that the outcomes of what is in hand cite, whichever lease the shard has by now."""
+    return str(shard.in_flight.ack_report([], 0).call.args[1])
+
+
+def _readable(member: Any) -> Any:
+    """A payload, whatever form it has."""
+    return json.loads(member) if isinstance(member, bytes) and not member.startswith(APPENDED) else member
+
+
+def _plain(answer: Any) -> Any:
+    """An answer of a script or of the model, in a form that both have in common."""
+    if dataclasses.is_dataclass(answer) and not isinstance(answer, type):
+        jobs = [
+            [job_id, perform_at, retry_count, *(part for pair in payloads for part in pair)]
+            for job_id, perform_at, retry_count, payloads in vars(answer)["jobs"]
+        ]
+        fields = vars(answer)
+        return _plain([*(fields[n] for n in ("delivery", "delay", "state", "acknowledged", "ends")), *jobs])
+    if isinstance(answer, list | tuple):
+        items = [_plain(item) for item in answer]
+        if items[:1] == ["held"]:
+            return ["held"]  # how long is another matter
+        if items[:1] in (["acquired"], ["restoring"]):
+            poisoned = [name for item in items[3:] for name in (item if isinstance(item, list) else [item])]
+            return [*items[:3], *sorted(poisoned)]
+        return items
+    if isinstance(answer, bytes):
+        text = answer.decode()
+        return _number(text)
+    if isinstance(answer, str):
+        return _number(answer)
+    return None if answer is None else float(answer)
+
+
+def _number(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+# --- the machine runs ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run_machine(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """Runs the machine on a store, with as many examples as told."""
+    monkeypatch.setattr(in_flight, "MAX_DELIVERY_BYTES", MAX_BYTES)
+    few = break_scripts(["acquire"], calls={"HRANDFIELD": ONE_OF_THE_TAKEN})["acquire"]
+    monkeypatch.setitem(load_scripts(), "acquire", few)
+    clients = []
+
+    def run(
+        examples: int,
+        phases: tuple[Phase, ...] = tuple(Phase),
+        *,
+        policies: Sequence[str] = ("collapse",),
+        derandomize: bool = True,
+    ) -> None:
+        connection = Client(store_url, size=4, timeout=5.0)
+        clients.append(connection)
+
+        machine = type("ShardMachine", (ShardMachine,), {"client": connection, "policies": policies})
+        run_state_machine_as_test(
+            machine,
+            settings=settings(
+                max_examples=examples,
+                stateful_step_count=50,
+                deadline=None,
+                derandomize=derandomize,
+                database=None,
+                phases=[phase for phase in phases if phase is not Phase.explain],
+                report_multiple_bugs=False,
+                suppress_health_check=list(HealthCheck),
+                verbosity=Verbosity.normal,
+            ),
+        )
+
+    yield run
+    for connection in clients:
+        connection.close()
+
+
+#: Stories of `make test`, and of `make test-slow`.
+SHORT, DEEP = 50, 500
+#: Stories in which a bug is looked for, at most: the first that shows it is the last. Which one that is depends on what
+#: the process has imported before, so there are many more than usual.
+SEARCH = 1000
+#: The same for a bug that takes several things at once: 1,500 were once too few.
+RARE_SEARCH = 10_000
+
+
+#: The merge policies that a story has, or debounce, or a capacity: one, or each of them for a while.
+POLICIES = [
+    ("collapse",),
+    ("append",),
+    ("latest",),
+    ("debounce",),
+    ("capacity",),
+    ("collapse", "append", "latest", "debounce", "capacity"),
+    ("collapse+traces",),
+    ("collapse", "append+traces", "latest+traces", "debounce", "capacity+traces"),
+]
+each_policy = pytest.mark.parametrize("policies", POLICIES, ids="-".join)
+
+
+@each_policy
+def test_shard_does_what_the_model_does(run_machine: Run, store_url: str, policies: Sequence[str]) -> None:
+    is_embedded = store_url.startswith("memory")
+    run_machine(SHORT // (10 if is_embedded else 1 if policies == ("collapse",) else 2), policies=policies)
+
+
+@each_policy
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_shard_does_so_in_many_stories(run_machine: Run, store_url: str, policies: Sequence[str]) -> None:
+    examples = DEEP // (1 if policies == ("collapse",) else 5)
+    if store_url.startswith("memory"):
+        examples //= 5  # the scripts are the same, and a story takes twice as long there
+    run_machine(examples, policies=policies, derandomize=False)
+
+
+# --- and it finds broken builds -----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    """A bug that somebody might write, in these scripts: what it is made of is described at `break_scripts`."""
+
+    name: str
+    scripts: Sequence[str]
+    function: str
+    calls: Mapping[str, str]
+    front: str
+    #: The merge policies of the stories that show it.
+    policies: Sequence[str]
+    #: Whether only the many stories of `make test-slow` find it.
+    deep: bool
+
+    def scripts_with_it(self) -> dict[str, Script]:
+        return break_scripts(self.scripts, function=self.function, calls=self.calls, front=self.front)
+
+
+def bug(
+    name: str,
+    scripts: str,
+    function: str = "",
+    *,
+    front: str = "",
+    policies: str = "collapse",
+    deep: bool = False,
+    **calls: str,
+) -> Mutation:
+    return Mutation(name, scripts.split(), function, calls, front, policies.split(), deep)
+
+
+#: What is done when the payload that is added is the one that is there inline.
+ADD_EQUAL = """\
+local function add_payload(key, payload, score, form)
+  if form == nil then
+    form = redis.call('MGET', key)[1]
+  end
+  if type(form) == 'string' then
+    local present, its_score = split_inline(form)
+    if present == payload then
+      if %s then
+        form = score .. ' ' .. payload
+        redis.call('SET', key, form)
+      end
+      return form
+    end
+  end
+  return sound(key, payload, score, form)
+end"""
+
+MUTATIONS = [
+    bug("ack by id alone", "ack_and_take", ANY_DELIVERY, deep=True),
+    bug("fail by id alone", "fail release", ANY_DELIVERY, deep=True),
+    bug("push takes the last score", "push", ZADD="if args[2] == 'LT' then table.remove(args, 2) end"),
+    bug("a second payload replaces the inline one", "push release acquire",
+        ZADD="if #args == 5 and string.find(key, 'payloads:', 1, true) then args = { key, args[4], args[5] } end"),
+    bug("an equal payload of an inline one takes the last score", "push release acquire", ADD_EQUAL % "true"),
+    bug("scores of inline payloads are compared as texts", "push release acquire", ADD_EQUAL % "score < its_score"),
+    bug("long payloads are kept as strings", "push", """\
+local function add_payload(key, payload, score, form)
+  local inline = score .. ' ' .. payload
+  if not form and redis.call('SET', key, inline, 'NX') then
+    return inline
+  end
+  return sound(key, payload, score, form)
+end"""),
+    bug("push overwrites what waits", "push", EXISTS="if string.find(key, 'payloads:', 1, true) then return 0 end"),
+    bug("push overwrites what it wrote itself", "push", front="local written = {}",
+        MSET="for i = 1, #args, 2 do written[args[i]] = true end",
+        ZADD="if written[key] then return real('SET', key, args[#args - 1] .. ' ' .. args[#args]) end"),
+    bug("push writes what is inline too late", "push", front="local held = {}",
+        MSET="for _, each in ipairs(args) do held[#held + 1] = each end return true",
+        ZADD="if string.sub(key, -3) == 'due' and #held > 0 then real('MSET', unpack(held)) held = {} end"),
+    bug("an inline payload goes to another id", "ack_and_take", MGET="""\
+    local values, reversed = real(command, unpack(args)), {}
+    for i = 1, #args do reversed[i] = values[#args - i + 1] end
+    do return reversed end"""),
+    bug("what comes back alone replaces an inline newer payload", "fail release acquire", """\
+local function merge(source, target, budget)
+  local inline = redis.call('MGET', source)[1]
+  if inline and redis.call('MGET', target)[1] then
+    redis.call('SET', target, inline)
+    redis.call('DEL', source)
+    return true
+  end
+  return sound(source, target, budget)
+end""", deep=True),
+    bug("an inline payload in the way of what comes back", "fail release acquire",
+        "local function promote_to_zset(key) if string.find(key, 'taken:payloads:', 1, true) then sound(key) end end"),
+    bug("an inline payload can't be exhausted", "fail", """\
+local function promote_to_zset(key)
+  if not string.find(key, 'taken:payloads:', 1, true) then
+    sound(key)
+  end
+end"""),
+    bug("what comes back forgets the payload in its record", "fail release acquire", """\
+local function put_back(prefix, id, record, now, perform_at)
+  local inline = get_inline(record)
+  sound(prefix, id, inline and string.sub(record, 1, -3 - #inline) or record, now, perform_at)
+end"""),
+    bug("what goes into a record stays behind", "ack_and_take",
+        UNLINK="if not string.find(key, 'taken:payloads:', 1, true) then return 0 end"),
+    bug("payloads that were in a key stay there", "ack_and_take", UNLINK=ACKED_STAY["UNLINK"]),
+    bug("push overwrites perform_at", "push", ZADD="if args[2] == 'NX' then table.remove(args, 2) end"),
+    bug("a repeated push pushes again", "push", LPOS=NEVER_PUSHED["LPOS"]),
+    bug("what comes back replaces newer payloads", "fail release acquire", """\
+local function merge(source, target, budget)
+  if string.find(source, 'taken:payloads:', 1, true) and redis.call('EXISTS', source) == 1 then
+    redis.call('RENAME', source, target)
+    return true
+  end
+  return sound(source, target, budget)
+end"""),
+    bug("what comes back takes the last score", "fail release acquire",
+        ZADD="if args[2] == 'LT' then table.remove(args, 2) end", deep=True),
+    bug("exhausted buries the highest", "fail",
+        ZRANGE="if args[2] == 0 and args[3] == 0 then args[2], args[3] = -1, -1 end"),
+    bug("exhausted forgets to start afresh", "fail", """\
+local function exhaust(id, record, reason)
+  local before = redis.call('ZSCORE', prefix .. 'due', id)
+  local buried = sound(id, record, reason)
+  redis.call('ZREM', prefix .. 'due', id)
+  if before then
+    redis.call('ZADD', prefix .. 'due', before, id)
+  end
+  return buried
+end"""),
+    bug("what a lost reply held stays in flight", "ack_and_take", front="ARGV[3] = ARGV[3] + 1000000"),
+    # What the caller has in its hand is not there; what it never got still is.
+    bug("an id in flight is taken again", "ack_and_take", "local function find_in_flight() return 0 end", HGETALL="""\
+    local records, unknown = real(command, key), {}
+    for i = 1, #records, 2 do
+      if tonumber(string.match(records[i + 1], '^%d+')) > tonumber(ARGV[3]) then
+        unknown[#unknown + 1], unknown[#unknown + 2] = records[i], records[i + 1]
+      end
+    end
+    do return unknown end"""),
+    bug("retrying ids come in company", "ack_and_take", """\
+local function hand_out(id, key, inline, perform_at, retry_count, alone, word)
+  local more, stopped = sound(id, key, inline, perform_at, retry_count, false, word)
+  return more and not alone, stopped
+end""", deep=True),
+    bug("the rest of a parted id is dropped", "ack_and_take", ZREMRANGEBYRANK="args[3] = -1"),
+    bug("what was handed out stays behind", "ack_and_take", ZREMRANGEBYRANK="args[2] = args[2] + 1"),
+    bug("the fence is not looked at", "ack_and_take fail", NO_FENCE),
+    # Whose it was isn't known; only `restore_lease` still knows.
+    bug("resuming is a crash", "acquire", HMGET="""\
+    local values = real(command, unpack(args))
+    if string.find(table.concat(args, ' '), 'uncharged', 1, true) then
+      for i, field in ipairs(args) do
+        if field == 'owner' then values[i - 1] = false end
+      end
+    end
+    do return values end"""),
+    bug("crashes are not counted", "acquire", """\
+local function write_crashes(prefix, id, _, uncharged)
+  sound(prefix, id, (read_crashes(prefix, id)), uncharged)
+end"""),
+    bug("the owner resumes when some of its jobs wait again", "acquire",
+        HDEL="if args[2] == 'owner' then table.remove(args, 2) end", policies="append"),
+    bug("the lease is given before all is restored", "acquire",
+        EXISTS="if string.sub(key, -5) == 'taken' then return 0 end"),
+    bug("sparing lasts", "acquire", HDEL="if args[2] == 'uncharged' then return 0 end"),
+    bug("surrender with jobs in flight", "surrender", EXISTS="if string.sub(key, -5) == 'taken' then return 0 end"),
+    bug("a late attempt is done", "kick delete bury perform_now",
+        ZSCORE="if string.sub(key, -10) == 'superseded' then return false end"),
+    bug("kick keeps the retry_count", "kick", ZREM="if string.sub(key, -7) == 'retries' then return 0 end",
+        deep=True),
+    bug("what was due waits when the clock has stepped back", "push ack_and_take",
+        "local function shift_due() return true end"),
+    bug("a retry is due by the shard's clock", "fail", """\
+local function put_back(prefix, id, record, now, perform_at)
+  local clock = tonumber(redis.call('HGET', prefix .. 'meta', 'clock') or '') or now
+  if perform_at and clock ~= now then
+    perform_at = clock + (perform_at - now)
+  end
+  sound(prefix, id, record, now, perform_at)
+end"""),
+    # Not of the ranges without an upper end: a loop over the levels goes from one to the next by its lower end, and
+    # would never end.
+    bug("a step back starts what was jumped over", "push ack_and_take",
+        ZRANGE="if args[4] == 'BYSCORE' and args[3] ~= '+inf' then args[2] = '(' .. ARGV[1] end"),
+    bug("of two equal payloads the later time counts", "push release fail",
+        ZADD="if args[2] == 'XX' and args[3] == 'LT' then args[3] = 'GT' end", deep=True),
+    bug("what comes back never expires", "fail release acquire", "local function expiry_in() return nil end"),
+    bug("payloads that come back as a set forget when they expire", "fail release acquire",
+        "local function merge_expiries() return true end", deep=True),
+    bug("what has expired is handed out", "ack_and_take", "local function sweep_expired() return 0, {} end"),
+    bug("what was lost is handed out though it has expired", "ack_and_take",
+        "local function expire_taken() return false end", deep=True),
+    bug("an id that waits becomes no more urgent", "push", "local function raise_levels() return true end"),
+    bug("what comes back forgets its priority", "fail release", "local function level_in() return 0 end"),
+    bug("the least urgent starve", "ack_and_take",
+        "local function read_levels(prefix, _, count) return sound(prefix, 1, count) end", deep=True),
+    bug("what is kicked expires", "kick", ZREM="if string.find(key, '}:expires:', 1, true) then return 0 end",
+        deep=True),
+    bug("what has expired is buried", "bury fail release acquire", "local function drop_expired() return 0 end",
+        deep=True),
+    bug("what comes back joins what has expired", "fail release acquire",
+        "local function expire_joined() return true end", deep=True),
+    bug("success keeps solo", "ack_and_take", SREM="if string.sub(key, -4) == 'solo' then return 0 end"),
+    bug("appended payloads have the same head", "push", """\
+local function add_payload(key, payload, score, form)
+  return sound(key, '\\0\\0a00000000000000' .. string.sub(payload, 18), score, form)
+end""", policies="append"),
+    bug("the latest is the last that came", "push", """\
+local function get_highest(key, form)
+  local payload = sound(key, form)
+  return payload, payload and '-inf'
+end""", policies="latest"),
+    bug("what comes back is the latest", "fail release acquire kick", """\
+local function merge_latest(source, target)
+  redis.call('UNLINK', target)
+  redis.call('RENAME', source, target)
+end""", policies="latest"),
+    bug("what comes back joins the latest", "fail release acquire kick", "local function uses() return false end",
+        policies="latest"),
+    bug("what is due is put off", "push", ZMSCORE="""\
+    local times, now = real(command, unpack(args)), tonumber(ARGV[1])
+    for i, at in ipairs(times) do
+      if string.sub(key, -3) == 'due' and at and tonumber(at) <= now then times[i] = now + 0.000001 end
+    end
+    do return times end""", policies="debounce"),
+    bug("an id is put off for ever", "push", ZMSCORE="""\
+    local times = real(command, unpack(args))
+    for i, at in ipairs(times) do
+      if string.sub(key, -9) == 'debounced' and at then times[i] = 8000000000 end
+    end
+    do return times end""", policies="debounce"),
+    bug("what comes back may be put off", "fail release acquire kick", "local function uses() return false end",
+        policies="debounce"),
+    bug("what is taken may be put off when it waits again", "ack_and_take",
+        ZREM="if string.sub(key, -9) == 'debounced' then return 0 end", policies="debounce"),
+    bug("once latest, always latest", "push", """\
+local function note_feature(prefix, features, word, is_used)
+  return is_used and sound(prefix, features, word, true) or features
+end""", policies="collapse append latest"),
+    bug("what is taken takes no room", "push", HLEN="do return 0 end", policies="capacity"),
+    # What asks for the same once jobs are written, to make them more urgent, could not go on with that.
+    bug("merging needs room", "push", front="local has_written = false", ZADD="has_written = true",
+        ZMSCORE="if string.sub(key, -3) == 'due' and not has_written then return {} end", policies="capacity"),
+    bug("what has expired takes room", "push", "local function sweep_expired() return 0, {} end",
+        policies="capacity"),
+    bug("an acknowledgement makes room, and nobody is told", "ack_and_take", "local function announce_room() end",
+        policies="capacity"),
+]  # fmt: skip
+
+#: Changes nothing, in both ways in which a script can be changed.
+SOUND = bug(
+    "nothing",
+    "push fail release acquire",
+    "local function add_payload(key, payload, score, form) return sound(key, payload, score, form) end",
+    ZADD="",
+    EXISTS="",
+)
+
+
+#: What Redis says of a script that isn't Lua, or doesn't run as Lua.
+LUA_SLIP = re.compile(r"compiling script|attempt to |nonexistent global variable|bad argument")
+
+
+def mutations(*, deep: bool) -> pytest.MarkDecorator:
+    chosen = [mutation for mutation in MUTATIONS if mutation.deep is deep]
+    return pytest.mark.parametrize("mutation", often(chosen, chosen[:: 1 if deep else 4]), ids=attrgetter("name"))
+
+
+on_redis = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
+
+
+@pytest.fixture
+def find_bug(run_machine: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[[Mutation, int], None]:
+    """Expects one that is looked for in so many stories, at most."""
+
+    def find(mutation: Mutation, examples: int) -> None:
+        use_scripts(mutation, monkeypatch)
+        with pytest.raises((AssertionError, ScriptError)) as found:
+            run_machine(examples, phases=(Phase.generate,), policies=mutation.policies)
+        assert not LUA_SLIP.search(str(found.value)), "the mutation's own Lua fails, which shows nothing"
+
+    return find
+
+
+@on_redis
+@mutations(deep=False)
+@pytest.mark.timeout(1800)
+def test_machine_finds_the_bug(mutation: Mutation, find_bug: Callable[[Mutation, int], None]) -> None:
+    find_bug(mutation, SEARCH)
+
+
+@on_redis
+@mutations(deep=True)
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_machine_finds_the_rarer_bug(mutation: Mutation, find_bug: Callable[[Mutation, int], None]) -> None:
+    find_bug(mutation, RARE_SEARCH)
+
+
+@on_redis
+@pytest.mark.slow
+def test_machine_finds_no_bug_in_scripts_that_only_look_different(
+    run_machine: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_scripts(SOUND, monkeypatch)
+    run_machine(SHORT // 2)
+
+
+def test_every_mutation_still_changes_something() -> None:
+    for mutation in MUTATIONS:
+        assert mutation.function or mutation.calls or mutation.front, mutation.name
+        mutation.scripts_with_it()
+
+
+def test_a_mutation_that_would_change_nothing_is_refused() -> None:
+    rows: list[dict[str, Any]] = [{}, {"function": "local function no_such() end"}, {"calls": {"GEOADD": ""}}]
+    for broken in rows:
+        with pytest.raises(AssertionError, match=r"kick\.lua"):
+            break_scripts(["kick"], **broken)
+
+
+def use_scripts(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = mutation.scripts_with_it()
+    monkeypatch.setattr(pool, "load_scripts", lambda: broken)
