@@ -89,12 +89,18 @@ end
 shift_due(prefix, now, meta[5], meta[6])
 local due_cutoff = read_due_cutoff(prefix, now, meta[1] or '')
 local paused = meta[3] and 1 or 0
+local special = redis.call('EXISTS', prefix .. 'retries', prefix .. 'errors', prefix .. 'solo',
+  prefix .. 'crashes') > 0
+if special then -- these are read or written below, some of them only after the first write
+  redis.call('ZCARD', prefix .. 'retries')
+  redis.call('HLEN', prefix .. 'errors')
+  redis.call('HLEN', prefix .. 'crashes')
+  redis.call('SISMEMBER', prefix .. 'solo', '')
+end
 -- More may have expired: what is about to be handed out is looked at once more, below.
 if has_ttl then
   sweep_expired(prefix, now, 100)
 end
-local special = redis.call('EXISTS', prefix .. 'retries', prefix .. 'errors', prefix .. 'solo',
-  prefix .. 'crashes') > 0
 
 local cited = { unpack(ARGV, 8) }
 local acked, acked_ids, acked_payloads = records_of(prefix, ARGV[7], cited), {}, {}

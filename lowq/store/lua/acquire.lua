@@ -132,6 +132,9 @@ for i = 1, #records, 2 do
     return redis.error_reply('ERR the record of an id in `taken` is none of lowq; `lowq doctor` names it')
   end
 end
+if #ids > 0 then
+  check_types(prefix)
+end
 touch_payloads(prefix, ids, meta[7])
 
 -- '2': an earlier call has found that nothing is to be charged.

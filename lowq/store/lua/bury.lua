@@ -24,6 +24,7 @@ if token ~= '' then
     return lost
   end
 end
+check_types(prefix)
 local now = read_now()
 local items, ids = {}, {}
 local i = 6

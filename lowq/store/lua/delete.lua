@@ -16,6 +16,7 @@
 --
 --!flags allow-oom
 local prefix, where, not_after = KEYS[1], ARGV[3], tonumber(ARGV[4])
+check_types(prefix)
 local ids = {}
 for i = 5, #ARGV do
   ids[#ids + 1] = ARGV[i]

@@ -16,6 +16,7 @@
 --
 --!flags allow-oom
 local prefix, not_after = KEYS[1], tonumber(ARGV[3])
+check_types(prefix)
 local now = read_now()
 local ids = {}
 for i = 4, #ARGV do

@@ -29,6 +29,7 @@ elseif math.max(tonumber(meta[2] or '') or 0, tonumber(meta[5] or '') or 0) >= s
   redis.call('HSET', key_meta, meta[5] and 'came' or 'moved:' .. from, meta[5] or meta[2]) -- for `WAIT`, see seal.lua
   return 0
 end
+check_types(prefix)
 local now, features = read_now(), meta[4]
 
 local ids, scores, extras = {}, {}, {} -- of each: "score payload", or a list

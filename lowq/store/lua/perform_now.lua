@@ -14,6 +14,7 @@
 --
 --!flags allow-oom
 local prefix, not_after = KEYS[1], tonumber(ARGV[3])
+check_types(prefix)
 local now = read_now()
 local meta = redis.call('HMGET', prefix .. 'meta', 'features', 'sealed', 'moved', 'fed')
 local closed = check_whole(meta[2], meta[3], meta[4])

@@ -36,6 +36,7 @@ if #buried > 0 and redis.call('HEXISTS', prefix .. 'meta', 'sealed') == 1 then
   buried = {} -- they are being moved to another layout
 end
 if #buried > 0 then
+  check_types(prefix)
   touch(prefix, { 'morgue:payloads:' }, buried)
   local gone, keys = {}, {}
   for i, id in ipairs(buried) do

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from lowq.errors import ScriptError
 from tests.rows import case
 from tests.rules.support import NEVER, NOW, REMAINS, Channel, ShardRig, exhausted, handed, job, retry, solo
 
@@ -133,3 +134,27 @@ def test_what_keeps_making_its_process_stop_is_buried_as_poison(
     assert "3 times" in rig.read("morgue:errors")["x"]
     assert rig.count("buried") == 1
     assert rig.names() == REMAINS | {"morgue", "morgue:errors", "morgue:payloads:x"}
+
+
+#: The shard's own keys that somebody may have given another type.
+TYPED = ("due", "retries", "errors", "solo", "crashes", "morgue", "morgue:errors", "expires", "debounced")
+
+
+@pytest.mark.parametrize("key", TYPED)
+def test_where_a_key_has_a_wrong_type_nothing_is_written(rig: ShardRig, key: str) -> None:
+    calls = [(script, (rig.shard.lease.token, 1, *told)) for script, told, *_ in OUTCOMES]
+    calls += [("kick", ("", "", "b")), ("delete", ("", "", "", "b", "w")), ("bury", ("", "", "", "", "w", "why", 0))]
+    for script, words in calls:
+        with case(script, words):
+            rig.renew()
+            take_both(rig)
+            rig.push(job("w", "v", 1), job("b", "v", 1))
+            assert rig.run("bury", repr(LATER), "", "", "", "", "b", "why", 0) == [1]
+            rig.client.command("DEL", rig.prefix + key)
+            before = rig.snapshot()
+            rig.client.command("SET", rig.prefix + key, "by hand")
+            words = (rig.shard.lease.token, *words[1:]) if words[0] else words
+            with pytest.raises(ScriptError, match="WRONGTYPE"):
+                rig.run(script, repr(LATER), *words)
+            rig.client.command("DEL", rig.prefix + key)
+            assert rig.snapshot() == before

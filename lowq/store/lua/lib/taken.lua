@@ -43,6 +43,7 @@ local function begin_report(prefix, token, delivery, first, width)
   if lost then
     return lost
   end
+  check_types(prefix)
   local now = read_now()
   -- First, as a delay counts from now, and could fall into what was due before the server's clock stepped back.
   local meta = redis.call('HMGET', prefix .. 'meta', 'server_time', 'server_time_since', 'features')

@@ -74,6 +74,18 @@ local function touch(prefix, suffixes, ids)
   end
 end
 
+-- Raises an error, before the first write, when somebody has given one of the shard's own keys another type: the command
+-- that met it would end the script half way, and what it wrote before would stay.
+local function check_types(prefix)
+  for _, name in ipairs({ 'due', 'retries', 'morgue', 'expires', 'debounced' }) do
+    redis.call('ZCARD', prefix .. name)
+  end
+  for _, name in ipairs({ 'taken', 'errors', 'crashes', 'morgue:errors', 'meta' }) do
+    redis.call('HLEN', prefix .. name)
+  end
+  redis.call('SISMEMBER', prefix .. 'solo', '')
+end
+
 -- Tells those who listen. A user who may not publish does without: what is told is found at the next poll, too, and a
 -- call that ended here would leave behind what it has written.
 local function publish(channel, message)
