@@ -192,7 +192,10 @@ class TextFormatter(logging.Formatter):
 def _trouble(formatter: logging.Formatter, record: logging.LogRecord) -> Iterator[tuple[str, str]]:
     """The exception and the stack of a record, if it has any."""
     if record.exc_info and record.exc_info[0] is not None:
-        yield "exception", shortened(formatter.formatException(record.exc_info))
+        try:
+            yield "exception", shortened(formatter.formatException(record.exc_info))
+        except Exception:  # of an exception that raises when it is asked for its class, for one
+            yield "exception", describe(record.exc_info[1])
     elif record.exc_text:
         yield "exception", shortened(record.exc_text)
     if record.stack_info:

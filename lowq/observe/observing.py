@@ -53,5 +53,5 @@ def result_of(outcome: Outcome, jobs: Sequence[TakenJob]) -> BatchResult:
         JobFailure(job_id, verdict, raised.get(job_id), retries.get(job_id, 0))  # type: ignore[arg-type]  # as above
         for job_id, verdict in verdicts.items()
     )
-    error = None if isinstance(outcome.error, WrittenOff) else outcome.error
+    error = None if type(outcome.error) is WrittenOff else outcome.error  # no isinstance: it asks the error's class
     return BatchResult(tuple(outcome.finished), failures, error, outcome.is_written)

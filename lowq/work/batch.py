@@ -194,9 +194,10 @@ def _log_failure(shard: Shard, jobs: list[TakenJob], outcome: Outcome, runtime: 
         return
     if outcome.is_expected:
         delay = outcome.releases[0][1]
+        what = "named by the handler" if outcome.error is None else printable(describe(outcome.error))
         log.info(
-            "%r: %s; not charged and waiting again, as release_on says: %d, the first in %g s", shard,
-            "named by the handler" if outcome.error is None else describe(outcome.error), len(outcome.releases), delay,
+            "%r: %s; not charged and waiting again, as release_on says: %d, the first in %g s", shard, what,
+            len(outcome.releases), delay,
             extra={"event": "released", "queue": shard.queue, "shard": shard.index,
                    "ids": [job_id for job_id, _ in outcome.releases[:100]]},
         )  # fmt: skip

@@ -383,7 +383,7 @@ class EventLoop:
                 shard.in_flight.drop_delivery()
                 self._dispatcher.rest(shard, TROUBLE_SECONDS)
                 self._let_go(shard)
-                if not isinstance(error, Exception):
+                if not issubclass(type(error), Exception):
                     trouble = error
                 log.error("%r rests for %g s: %s", shard, TROUBLE_SECONDS, error, extra={"event": "trouble"})
         answers = [(write.future, [next(replies) for _ in write.reports]) for write in exchange.writes]
@@ -505,7 +505,7 @@ class EventLoop:
                 return
             log.exception("a task failed outside of a worker")
             self._dispatcher.rest(shard, TROUBLE_SECONDS)
-            if not isinstance(error, Exception):
+            if not issubclass(type(error), Exception):
                 self._node.fail(error)
         # What did not finish is in flight, and no longer in hand. The next take, or the next owner, gets it.
         shard.in_flight.keep_finished()

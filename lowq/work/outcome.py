@@ -17,7 +17,7 @@ from lowq.duration import duration
 from lowq.error_policies import RetryIn, checked_retry_in, find_policy, policies_of
 from lowq.errors import LowqError, PushInterrupted, RedisNotReady, RedisUnavailable, TimeLimitExceeded
 from lowq.job import Job
-from lowq.logs import describe, get_log
+from lowq.logs import describe, get_log, printable
 from lowq.middleware import check_done
 from lowq.observe.observers import ObservedBatch
 from lowq.retry import MAX_RETRY_COUNT, default_retry_in, is_exhausted, retry_delay
@@ -411,7 +411,7 @@ def _buried(
 def log_remarks(outcome: Outcome) -> None:
     """Logs what went wrong beside the handler, once `report` has written the outcome."""
     for remark, raised in outcome.remarks:
-        log.error("%s", remark, exc_info=raised)
+        log.error("%s", printable(remark), exc_info=raised)
 
 
 def decodable_jobs(shard: Shard, delivery: Delivery, config: Config, now: float | None = None) -> list[TakenJob]:
@@ -437,7 +437,7 @@ def bury_undecodable(shard: Shard, undecodable: list[Undecodable], config: Confi
         # One call each: they are rare, and may be large.
         shard.in_flight.bury([(item.id, _error_bytes(hooks, item.reason, config), (item.payload,))], now)
     for item in undecodable:
-        log.error("queue %r, id %r: %s; it is in the morgue now", shard.queue, item.id, item.reason)
+        log.error("queue %r, id %r: %s; it is in the morgue now", shard.queue, item.id, printable(item.reason))
     log_remarks(hooks)
     if hooks.stop is not None:
         raise hooks.stop

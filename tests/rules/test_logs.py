@@ -63,6 +63,16 @@ def test_json_survives_what_is_no_json() -> None:
     assert "stack" in as_json(record(stack_info="Stack:\n  here"))
 
 
+def test_an_exception_that_can_not_be_shown_is_named() -> None:
+    def raises(_: object) -> Any:
+        raise RuntimeError("no class")
+
+    item, error = record(), type("NoClass", (Exception,), {"__class__": property(raises)})()
+    item.exc_info = (type(error), error, None)
+    assert as_json(item)["exception"] == "NoClass()"
+    assert TextFormatter().format(item).endswith("\nNoClass()")
+
+
 # --- text ---
 
 

@@ -327,6 +327,24 @@ def test_an_observer_that_raises_harms_nothing(
     assert [str(info[1]) for info in logged if info] == ["push", "leave", "ended"]
 
 
+def test_an_observer_hears_the_end_whatever_was_raised(app: lowq.Lowq, is_async: bool) -> None:
+    heard: list[Any] = []
+
+    class Follows(BatchObservation):
+        def ended(self, result: Any) -> None:
+            heard.append(type(result.error))
+
+    def raises(_: object) -> Any:
+        raise RuntimeError("no class")
+
+    kind = type("NoClass", (Exception,), {"__class__": property(raises)})
+    observing(app, lambda: None, Follows)
+    worker = make_worker(app, fail_for("a", kind), is_async=is_async)
+    push(worker, "a")
+    drain(worker)
+    assert heard == [kind]
+
+
 def test_one_that_makes_what_is_no_observation_harms_nothing_either(app: lowq.Lowq) -> None:
     observing(app, object, object)
     worker = make_worker(app)

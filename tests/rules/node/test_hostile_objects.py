@@ -18,7 +18,7 @@ from lowq.testing import drain
 from tests.leases import run_out
 from tests.rows import case
 from tests.rules.node.conftest import MakeApp
-from tests.rules.node.drivers import Driver, job_of, states
+from tests.rules.node.drivers import NAMES, Driver, job_of, states
 
 PayloadsById = dict[str, list[Any]]
 Handler = Callable[[PayloadsById], object]
@@ -95,7 +95,7 @@ class StopWithoutClass(Stop):
 
 def test_what_stops_a_process_stops_it_whatever_else_is_wrong(make_app: MakeApp) -> None:
     """It says nothing of itself, and the lease was lost meanwhile."""
-    for name, loses_lease in itertools.product(("thread", "drain"), (False, True)):
+    for name, loses_lease in itertools.product(NAMES, (False, True)):
         with case(name, loses_lease):
             app, driver = make_app(), Driver(name)
 
@@ -445,6 +445,27 @@ def test_where_logging_is_broken_outcomes_are_written_and_the_shard_goes_on(make
             for _ in range(2):
                 assert driver.perform(app, worker) is None
             assert states(worker, "12") == {**BURIED, "2": None}
+
+
+def test_nothing_of_an_error_begins_a_line_of_the_log(
+    make_app: MakeApp, driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Charged, released as `release_on` says, and of a hook."""
+    TwoLines = make_exception("TwoLines", __repr__=lambda _: "one\nERROR two")  # noqa: N806 - a class
+
+    def handler(payloads_by_id: PayloadsById) -> None:
+        raise TwoLines
+
+    caplog.set_level(logging.INFO, "lowq")
+    for options in ({}, {"release_on": {TwoLines: 50}}):
+        app = make_app()
+        worker = driver.worker(app, handler, **options)
+        setattr(worker, "retry_in", lambda *_: TwoLines())  # noqa: B010
+        worker.push("1")
+        driver.perform(app, worker)
+    messages = [record.getMessage() for record in caplog.records if record.name == "lowq.node"]
+    assert any("as release_on says" in message for message in messages) is driver.is_node
+    assert not [message for message in messages if "\n" in message]
 
 
 def test_the_outcome_is_written_before_the_log_is_told(make_app: MakeApp, driver: Driver) -> None:
