@@ -101,9 +101,11 @@ class _SentryBatch(BatchObservation):
         self._outer.__exit__(None, None, None)
 
     def ended(self, result: BatchResult | None) -> None:
-        if result is None or not result.is_written:  # whoever performs it next is charged for it
+        if result is None:
             return
-        for failures in _by_error(failure for failure in result.failures if failure.verdict in self._captured):
+        # What is not written whoever performs it next reports; but a crash is charged by its next owner without a word.
+        captured = self._captured if result.is_written else frozenset({"crashed"})
+        for failures in _by_error(failure for failure in result.failures if failure.verdict in captured):
             self._capture(failures)
 
     def _capture(self, failures: list[JobFailure]) -> None:
@@ -150,5 +152,7 @@ def _drop_logged_failures() -> None:
 
 def _without_logged_failures(event: Any, hint: dict[str, Any]) -> Any:
     record = hint.get("log_record")
-    is_failure = record is not None and record.name == "lowq.node" and getattr(record, "event", "") == "failed"
+    kind = "" if record is None or not record.name.startswith("lowq.") else getattr(record, "event", "")
+    # What became poison by its own report, which names the delivery, has failed in a batch that was followed.
+    is_failure = kind in ("failed", "written_off") or (kind == "poison" and hasattr(record, "delivery"))
     return None if is_failure else event

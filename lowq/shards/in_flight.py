@@ -10,6 +10,7 @@ lost reply, and the late outcome of an owner that lost the shard meanwhile, do n
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from lowq.clock import Clock
@@ -320,14 +321,16 @@ class InFlight:
                 self._emit_report(report, reply)
             if report.kind == "released":
                 states = zip(report.ids, reply, strict=True)
-                self.poisoned([job_id for job_id, state in states if state == POISONED])
+                self.poisoned([job_id for job_id, state in states if state == POISONED], report.delivery)
             elif self.on_failed is not None and report.kind != "acked":
                 failed = [(_bytes(item.id), item.error) for item in report.failures if item.verdict != "solo"]
                 self.on_failed(failed + [(_bytes(job_id), reason) for job_id, reason, _ in report.burials])
 
-    def poisoned(self, ids: Sequence[str]) -> None:
-        """Takes note of ids that are in the morgue now, as their process died too often."""
-        log_poisoned(self._queue, self._index, ids)
+    def poisoned(self, ids: Sequence[str], delivery: int | None = None) -> None:
+        """Takes note of ids that are in the morgue now, as their process died too often. ``delivery``: under which
+        this process took them; None: a former owner did.
+        """
+        log_poisoned(self._queue, self._index, ids, {} if delivery is None else {"delivery": delivery})
         if self.on_failed is not None:
             reason = _POISON % self._max_crash_count
             self.on_failed((_bytes(job_id), reason) for job_id in ids)
@@ -433,10 +436,11 @@ def _bytes(job_id: str) -> bytes:
     return job_id.encode("utf-8", "surrogateescape")
 
 
-def log_poisoned(queue: str, index: int, ids: Iterable[str]) -> None:
-    """Ids of that shard that are in the morgue now."""
+def log_poisoned(queue: str, index: int, ids: Iterable[str], more: Mapping[str, object] = MappingProxyType({})) -> None:
+    """Ids of that shard that are in the morgue now. ``more``: fields of the records."""
     for job_id in ids:
         log.error(
             "%s:%d: id %r is buried as poison: its process died, or its batch exceeded ttr, too often with it in "
-            "flight", queue, index, job_id, extra={"event": "poison", "id": job_id, "queue": queue, "shard": index},
+            "flight", queue, index, job_id,
+            extra={"event": "poison", "id": job_id, "queue": queue, "shard": index, **more},
         )  # fmt: skip

@@ -1,6 +1,7 @@
 """What Sentry is told of: each error once, where an id is charged for it; and observers that harm nothing."""
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -244,32 +245,51 @@ def test_what_stops_the_process_is_captured_for_all_ids_at_once(app: lowq.Lowq, 
     assert sent.errors() == [("KeyboardInterrupt", ["a", "b"])]
 
 
-def test_an_outcome_that_is_not_written_is_not_captured(app: lowq.Lowq, sent: Sent) -> None:
-    def lose(payloads_by_id: dict[str, list[Any]]) -> None:
-        run_out(app.client, shard_prefix("lowq", "Orders", 0))
-        raise ValueError("boom")
+def test_an_outcome_that_is_not_written_is_captured_only_if_its_next_owner_says_nothing(
+    app: lowq.Lowq, sent: Sent
+) -> None:
+    """A crash is charged by the next owner, who does not know what was raised."""
+    for raised, expected, captured in ((ValueError, LeaseLost, []), (KeyboardInterrupt, KeyboardInterrupt, ["a"])):
 
-    worker = make_worker(app, lose)
-    push(worker, "a")
-    with pytest.raises(LeaseLost):
-        drain(worker)
-    assert sent == []
+        def lose(payloads_by_id: dict[str, list[Any]], raised: type[BaseException] = raised) -> None:
+            run_out(app.client, shard_prefix("lowq", raised.__name__, 0))
+            raise raised
+
+        worker = make_worker(app, lose, queue_name=raised.__name__)
+        push(worker, "a")
+        with pytest.raises(expected):
+            drain(worker)
+        assert [ids for _, ids in sent.errors()] == [captured] * bool(captured)
 
 
-def test_past_ttr_the_id_is_captured_once_by_whoever_reports_it(app: lowq.Lowq, sent: Sent) -> None:
+def test_past_ttr_the_id_is_captured_once_by_whoever_reports_it(
+    app: lowq.Lowq, sent: Sent, is_async: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     goes_on = threading.Event()
 
-    def handler(payloads_by_id: dict[str, list[Any]]) -> None:
-        sentry_sdk.add_breadcrumb(message="about to hang")
-        goes_on.wait(PATIENCE)
-        raise ValueError("too late")
+    @app.worker(shards_count=1, ttr=0.01, max_crash_count=1)
+    class Plain(lowq.Worker[Any]):
+        def perform(self, payloads_by_id: dict[str, list[Any]]) -> None:
+            sentry_sdk.add_breadcrumb(message="about to hang")
+            goes_on.wait(PATIENCE)
+            raise ValueError("too late")
 
-    worker = make_worker(app, handler, ttr=0.01, max_crash_count=1)
+    @app.worker(shards_count=1, ttr=0.01, max_crash_count=1)
+    class Awaits(lowq.Worker[Any]):
+        async def perform(self, payloads_by_id: dict[str, list[Any]]) -> None:
+            sentry_sdk.add_breadcrumb(message="about to hang")
+            while not goes_on.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0.01)
+            raise ValueError("too late")
+
+    worker = Awaits if is_async else Plain
     push(worker, "a")
     with running_node(app, threads=4):
         until(lambda: sent and worker.queue.stats().morgue_length, "an event of what hangs, and its burial")
+        until(lambda: any("exceeded its ttr" in record.getMessage() for record in caplog.records), "the log's line")
         goes_on.set()
-    (event,) = [event for event in sent if "lowq" in event["contexts"]]  # and one of the log's
+    (event,) = sent
     assert "longer than its ttr" in said(event)
     assert event["contexts"]["lowq"]["verdict"] == "crashed"
     assert [crumb["message"] for crumb in event["breadcrumbs"]["values"]] == ["about to hang"]
