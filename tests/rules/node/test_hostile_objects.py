@@ -457,7 +457,8 @@ def test_nothing_of_an_error_begins_a_line_of_the_log(
         raise TwoLines
 
     caplog.set_level(logging.INFO, "lowq")
-    for options in ({}, {"release_on": {TwoLines: 50}}):
+    rows: list[dict[str, Any]] = [{}, {"release_on": {TwoLines: 50}}]
+    for options in rows:
         app = make_app()
         worker = driver.worker(app, handler, **options)
         setattr(worker, "retry_in", lambda *_: TwoLines())  # noqa: B010
