@@ -13,14 +13,11 @@ One job, package by package::
 
 `consumer` is the other way out: a broker and the caller's own code, which takes jobs and says what became of each.
 
-For people who look and act: `queue` is the handle, `inspection` reads, `admin` acts by hand, `doctor` examines and
-repairs. `application` holds the settings and the connections. `supervisor` runs several nodes as processes, `cli` is
-the command line, `testing` performs jobs in the calling thread.
+For people who look and act: `queue` is the handle, `operate` reads, acts by hand, examines and repairs. `application`
+holds the settings and the connections. `supervisor` runs several nodes as processes, `cli` is the command line,
+`testing` performs jobs in the calling thread.
 """
 
-from lowq.admin.actions import Acted
-from lowq.admin.audit import AuditEntry
-from lowq.admin.bulk import Step
 from lowq.application import Lowq, default
 from lowq.consumer import AsyncConsumer, AsyncConsumerJob, Consumer, ConsumerJob
 from lowq.errors import (
@@ -51,18 +48,6 @@ from lowq.errors import (
     UnknownScheduleError,
 )
 from lowq.every import every
-from lowq.inspection.all_queues import FoundJob, FoundPage
-from lowq.inspection.description import Description
-from lowq.inspection.explain import Why
-from lowq.inspection.forecast import Forecast
-from lowq.inspection.job_filter import JobFilter, Snapshot
-from lowq.inspection.limits import LimitState
-from lowq.inspection.overview import QueueOverview
-from lowq.inspection.paging import Page
-from lowq.inspection.queries import NodeInfo, QueueInfo, ShardInfo, Stats
-from lowq.inspection.schedules import ScheduleInfo
-from lowq.inspection.server_info import RedisInfo
-from lowq.inspection.statistics import Statistics
 from lowq.job import Job, JobDict
 from lowq.limits import Concurrency, Rate
 from lowq.node.node import Node
@@ -72,6 +57,18 @@ from lowq.observe.job_events import JobEvent
 from lowq.observe.log_context import LogContext
 from lowq.observe.slowest import SlowBatch
 from lowq.observe.times import Histogram, StretchTimes, Times, TotalTimes
+from lowq.operate.actions import Acted
+from lowq.operate.all_queues import FoundJob, FoundPage
+from lowq.operate.audit import AuditEntry
+from lowq.operate.bulk import Step
+from lowq.operate.explain import Description, LimitState, Why
+from lowq.operate.job_filter import JobFilter, Snapshot
+from lowq.operate.nodes import NodeInfo
+from lowq.operate.paging import Page
+from lowq.operate.queues import QueueInfo
+from lowq.operate.schedules import ScheduleInfo
+from lowq.operate.server import RedisInfo
+from lowq.operate.stats import Forecast, QueueOverview, ShardInfo, Statistics, Stats
 from lowq.push.producer import Jobs
 from lowq.queue import Queue
 from lowq.settings import Config

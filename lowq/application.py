@@ -15,27 +15,28 @@ from dataclasses import replace
 from itertools import count
 from typing import Any, Literal, TypeVar, Unpack, overload
 
-from lowq import doctor, drivers
-from lowq.admin import audit as audit_log
-from lowq.admin.layouts import RegistryCheck
-from lowq.admin.schedules import pause_schedule, resume_schedule
-from lowq.doctor import Finding
+from lowq import drivers
 from lowq.errors import ConfigError, ScriptError, ShardsCountError, UnknownNodeError
-from lowq.inspection import queries
-from lowq.inspection.all_queues import FoundPage, pages_of_all
-from lowq.inspection.job_filter import FilterOptions, JobFilter
-from lowq.inspection.overview import QueueOverview, overview
-from lowq.inspection.registry import queue_info
-from lowq.inspection.schedules import ScheduleInfo, find_schedule
-from lowq.inspection.schedules import schedules as read_schedules
-from lowq.inspection.server_info import RedisInfo, redis_info
-from lowq.inspection.stuck import StuckBatch, stuck_batches
 from lowq.job import State
 from lowq.logs import get_log
 from lowq.observe.error_groups import ErrorGroup, read_error_groups
 from lowq.observe.graphite_statsd import MetricsExporter
 from lowq.observe.job_events import FLUSH_SECONDS, JobEvents, QueueEvents
 from lowq.observe.observers import Observer
+from lowq.operate import audit as audit_log
+from lowq.operate.all_queues import FoundPage, pages_of_all
+from lowq.operate.doctor import examine
+from lowq.operate.findings import Finding
+from lowq.operate.job_filter import FilterOptions, JobFilter
+from lowq.operate.jobs import shards as read_shards
+from lowq.operate.nodes import NodeInfo, StuckBatch, stuck_batches
+from lowq.operate.nodes import nodes as read_nodes
+from lowq.operate.queues import QueueInfo, RegistryCheck, queue_info
+from lowq.operate.queues import queues as read_queues
+from lowq.operate.schedules import ScheduleInfo, find_schedule, pause_schedule, resume_schedule
+from lowq.operate.schedules import schedules as read_schedules
+from lowq.operate.server import RedisInfo, redis_info
+from lowq.operate.stats import QueueOverview, ShardInfo, overview
 from lowq.payload_types import PayloadType
 from lowq.push.group_commit import GroupCommit
 from lowq.queue import Queue
@@ -420,13 +421,13 @@ class Lowq:
         self._registered.clear()
         self._routes.clear()
 
-    def queues(self) -> "list[queries.QueueInfo]":
+    def queues(self) -> list[QueueInfo]:
         """All queues that were ever used, from the registry in Redis."""
-        return queries.queues(self)
+        return read_queues(self)
 
-    def nodes(self) -> "list[queries.NodeInfo]":
+    def nodes(self) -> list[NodeInfo]:
         """The nodes that live."""
-        return queries.nodes(self)
+        return read_nodes(self)
 
     def stuck(self) -> list[StuckBatch]:
         """The batches that have been running for longer than a minute, and for longer than ten times what 95 % of the
@@ -536,10 +537,10 @@ class Lowq:
         """
         return resume_schedule(self, self.schedule(name, queue).queue, name)
 
-    def shards(self, queue: str | Queue) -> "list[queries.ShardInfo]":
+    def shards(self, queue: str | Queue) -> list[ShardInfo]:
         """The shards of a queue: owner, length, lag."""
         handle = self.queue(queue) if isinstance(queue, str) else queue
-        return queries.shards(self, handle)
+        return read_shards(self, handle)
 
     def examine(
         self,
@@ -559,7 +560,7 @@ class Lowq:
         Raises:
             UnknownQueueError, RedisUnavailable, RedisRefused
         """
-        return doctor.examine(self, queues, repair=repair, on_progress=on_progress, patience=patience)
+        return examine(self, queues, repair=repair, on_progress=on_progress, patience=patience)
 
     def overview(self) -> "list[QueueOverview]":
         """All queues in figures, with their shards, in one round."""

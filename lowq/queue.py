@@ -1,4 +1,4 @@
-"""A queue over all its shards: the handle that producers and people hold. Looking is in `queries`."""
+"""A queue over all its shards: the handle that producers and people hold. Looking is in `operate.jobs`."""
 
 import time
 from collections import defaultdict
@@ -9,19 +9,29 @@ from functools import partial
 from heapq import nsmallest
 from typing import Any, Generic, Unpack, overload
 
-from lowq.admin.actions import ACTIONS, CHANGED, MAX_IDS, Acted, Action, ActionName, act, attempt, attempt_all
-from lowq.admin.bulk import Step, bulk, meant_by, snapshot
-from lowq.admin.release import release_all
-from lowq.admin.reshard import ReshardProgress, reshard, reshard_progress
 from lowq.backend import Backend
 from lowq.codec import decode_id, lookup_id
 from lowq.consumer import AsyncConsumer, Consumer, check_consumer
 from lowq.errors import ConfigError, JobError, LowqError, QueueInUse, Resharding, UnknownQueueError
 from lowq.fresh_id import fresh_id
-from lowq.inspection.calls import TOGETHER, ask
-from lowq.inspection.job_filter import FilterOptions, JobFilter, Snapshot
-from lowq.inspection.queries import Queries, as_ids
 from lowq.job import JobDict, JobId, JobOptions, P, State, Untyped, new_job
+from lowq.operate.actions import (
+    ACTIONS,
+    CHANGED,
+    MAX_IDS,
+    Acted,
+    Action,
+    ActionName,
+    act,
+    attempt,
+    attempt_all,
+    release_all,
+)
+from lowq.operate.bulk import Step, bulk, meant_by, snapshot
+from lowq.operate.job_filter import FilterOptions, JobFilter, Snapshot
+from lowq.operate.jobs import Queries, as_ids
+from lowq.operate.reshard import ReshardProgress, reshard, reshard_progress
+from lowq.operate.walk import TOGETHER, ask
 from lowq.push.group_commit import GRACE, limit_of_caller, no_answer
 from lowq.push.producer import Jobs, Target, apush, check_jobs, push, push_ticks, reader_of, tick_payload
 from lowq.queue_options import QueueOptions, checked_durability, room_timeout

@@ -7,8 +7,6 @@ from typing import Any
 
 import click
 
-from lowq.admin.actions import IN_FLIGHT, MISSING, Acted, ActionName
-from lowq.admin.bulk import STATES_OF, meant_by
 from lowq.application import Lowq
 from lowq.cli.audited import audited, me
 from lowq.cli.failure import FAILED, INTERRUPTED, USAGE, Failure
@@ -16,10 +14,12 @@ from lowq.cli.group import Command, json_option, queue_argument, with_app
 from lowq.cli.look import server_time
 from lowq.cli.output import Progress, count, echo_json, echo_lines, number, say
 from lowq.duration import ago
-from lowq.inspection.explain import ABSENT
-from lowq.inspection.job_filter import JobFilter
 from lowq.job import Job
 from lowq.logs import printable
+from lowq.operate.actions import IN_FLIGHT, MISSING, Acted, ActionName
+from lowq.operate.bulk import STATES_OF, meant_by
+from lowq.operate.explain import ABSENT
+from lowq.operate.job_filter import JobFilter
 from lowq.queue import Queue
 
 #: Up to as many ids the outcome of each one is reported.

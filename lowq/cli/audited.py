@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from lowq.admin.audit import CLI, ActionRecord
 from lowq.application import Lowq
 from lowq.errors import LowqError
+from lowq.operate.audit import CLI, ActionRecord
 
 
 @dataclass(slots=True)

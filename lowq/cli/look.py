@@ -30,16 +30,16 @@ from lowq.cli.output import (
 from lowq.codec import MAX_TIME
 from lowq.duration import LONGEST_WAIT, ago, duration, relative_seconds
 from lowq.errors import RedisUnavailable, ScriptError
-from lowq.inspection.all_queues import FoundJob, FoundPage
-from lowq.inspection.calls import Silent
-from lowq.inspection.explain import ABSENT, Why
-from lowq.inspection.forecast import Forecast
-from lowq.inspection.job_filter import ORDERS, STATES, JobFilter
-from lowq.inspection.paging import MAX_LIMIT, Page
-from lowq.inspection.queries import NodeInfo, Stats
-from lowq.inspection.queries import shards as read_shards
 from lowq.job import Job
 from lowq.logs import printable
+from lowq.operate.all_queues import FoundJob, FoundPage
+from lowq.operate.explain import ABSENT, Why
+from lowq.operate.job_filter import ORDERS, STATES, JobFilter
+from lowq.operate.jobs import shards as read_shards
+from lowq.operate.nodes import NodeInfo
+from lowq.operate.paging import MAX_LIMIT, Page
+from lowq.operate.stats import Forecast, Stats
+from lowq.operate.walk import Silent
 from lowq.queue import Queue
 from lowq.schedules import is_internal
 from lowq.store import untrusted

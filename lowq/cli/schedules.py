@@ -9,7 +9,7 @@ from lowq.cli.group import json_option, with_app
 from lowq.cli.look import server_time
 from lowq.cli.output import echo_json, echo_lines, say, table
 from lowq.duration import ago
-from lowq.inspection.schedules import ScheduleInfo
+from lowq.operate.schedules import ScheduleInfo
 
 _VERBS = {"run-now": "run_schedule", "pause": "pause_schedule", "resume": "resume_schedule"}
 

@@ -4,10 +4,10 @@ import sys
 
 import click
 
-from lowq.admin.passwords import line_of
 from lowq.cli.failure import USAGE, Failure
 from lowq.cli.output import echo_lines
 from lowq.errors import ConfigError
+from lowq.operate.logins import line_of
 
 
 @click.command("web-user")

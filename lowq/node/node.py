@@ -24,8 +24,6 @@ from lowq.application import Lowq
 from lowq.clock import now
 from lowq.duration import duration
 from lowq.errors import ConfigError, LowqError, QueueInUse, RedisRefused
-from lowq.inspection.registry import QueueInfo, all_queues
-from lowq.inspection.stuck import StuckLimits
 from lowq.logs import describe, flush, get_log
 from lowq.node.process_end import LEEWAY, end_process_by
 from lowq.node.readings import node_source
@@ -35,6 +33,8 @@ from lowq.node.signals import HeldSignals, Request, Signals
 from lowq.node.watchdog import Watchdog
 from lowq.observe.counters import Recorder, Tally
 from lowq.observe.error_groups import ErrorCounts, ErrorRecorder
+from lowq.operate.nodes import StuckLimits
+from lowq.operate.queues import QueueInfo, all_queues
 from lowq.schedules import is_internal, schedules_queue
 from lowq.sharding import Layout, Layouts
 from lowq.shards.activity import Activity, Performing

@@ -29,12 +29,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lowq.admin.schedules import look_call
 from lowq.application import Lowq
 from lowq.codec import EncodedJob, dump_payload, encode_id
 from lowq.errors import LowqError
-from lowq.inspection.schedules import declared_by_nodes, read_record, set_record
 from lowq.logs import describe, get_log
+from lowq.operate.schedules import declared_by_nodes, look_call, read_record, set_record
 from lowq.payload_types import PayloadType
 from lowq.push.group_commit import PLAIN, Part
 from lowq.push.producer import ANEW, CALL_JOBS

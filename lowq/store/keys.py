@@ -33,7 +33,7 @@ class Key:
     types: tuple[Type, ...]
     #: What its members, fields and scores mean: Markdown.
     content: str
-    #: The packages that change it; what people do with the handle of a queue counts as `admin`.
+    #: The packages that change it; what people do with the handle of a queue counts as `operate`.
     owners: tuple[str, ...]
     #: How long it is there.
     lifetime: str
@@ -59,7 +59,7 @@ SHARD_KEYS: tuple[Key, ...] = (
         "due",
         ("zset",),
         "id -> priority * 2**33 + perform_at (Unix time, seconds): everything that waits",
-        ("push", "shards", "admin", "doctor"),
+        ("push", "shards", "operate"),
         "while a job waits",
         has_ids=True,
     ),
@@ -67,14 +67,14 @@ SHARD_KEYS: tuple[Key, ...] = (
         "payloads:<id>",
         ("zset", "string"),
         "payload bytes -> score: what waits for the id. See below",
-        ("push", "shards", "admin", "doctor"),
+        ("push", "shards", "operate"),
         "while the id waits",
     ),
     Key(
         "retries",
         ("zset",),
         "id -> retry_count, of waiting ids that failed at least once",
-        ("shards", "admin", "doctor"),
+        ("shards", "operate"),
         "until the id is performed, buried or deleted",
         has_ids=True,
     ),
@@ -82,7 +82,7 @@ SHARD_KEYS: tuple[Key, ...] = (
         "errors",
         ("hash",),
         "id -> last error, of ids that failed",
-        ("shards", "admin", "doctor"),
+        ("shards", "operate"),
         "as `retries`",
         has_ids=True,
     ),
@@ -90,7 +90,7 @@ SHARD_KEYS: tuple[Key, ...] = (
         "solo",
         ("set",),
         "ids that must be taken alone",
-        ("shards", "admin", "doctor"),
+        ("shards", "operate"),
         "until the id is performed, fails alone, or is buried or deleted",
         has_ids=True,
     ),
@@ -98,7 +98,7 @@ SHARD_KEYS: tuple[Key, ...] = (
         "debounced",
         ("zset",),
         "id -> until when it may be put off by more payloads (Unix time, seconds): of a queue with `debounce`",
-        ("push", "shards", "admin", "doctor"),
+        ("push", "shards", "operate"),
         "while the id waits for more",
         has_ids=True,
     ),
@@ -106,7 +106,7 @@ SHARD_KEYS: tuple[Key, ...] = (
         "taken",
         ("hash",),
         'id -> "delivery perform_at retry_count level[,expires] taken_at": what is in flight. See below',
-        ("shards", "admin", "doctor"),
+        ("shards", "operate"),
         "while a job is in flight",
         has_ids=True,
     ),
@@ -114,7 +114,7 @@ SHARD_KEYS: tuple[Key, ...] = (
         "taken:payloads:<id>",
         ("zset",),
         "payload bytes -> score: what is in flight for the id, unless `taken` holds it",
-        ("shards", "admin", "doctor"),
+        ("shards", "operate"),
         "while the id is in flight",
     ),
     Key(
@@ -122,7 +122,7 @@ SHARD_KEYS: tuple[Key, ...] = (
         ("hash",),
         "id -> times that an owner died with it in flight; behind that, after a space, times that one stopped with it "
         "in flight, uncharged",
-        ("shards", "admin", "doctor"),
+        ("shards", "operate"),
         "until the id is performed, buried or deleted",
         has_ids=True,
     ),
@@ -130,7 +130,7 @@ SHARD_KEYS: tuple[Key, ...] = (
         "morgue",
         ("zset",),
         "id -> buried_at (Unix time, seconds)",
-        ("shards", "admin", "doctor"),
+        ("shards", "operate"),
         "until the last id is kicked or deleted",
         has_ids=True,
     ),
@@ -138,14 +138,14 @@ SHARD_KEYS: tuple[Key, ...] = (
         "morgue:payloads:<id>",
         ("zset", "string"),
         "payload bytes -> score",
-        ("shards", "admin", "doctor"),
+        ("shards", "operate"),
         "until the id is kicked or deleted",
     ),
     Key(
         "morgue:errors",
         ("hash",),
         "id -> why it was buried",
-        ("shards", "admin", "doctor"),
+        ("shards", "operate"),
         "as `morgue`",
         has_ids=True,
     ),
@@ -153,7 +153,7 @@ SHARD_KEYS: tuple[Key, ...] = (
         "expires",
         ("zset",),
         "id -> when the first of its payloads that wait expires (Unix time, seconds): those with a ttl",
-        ("push", "shards", "admin", "doctor"),
+        ("push", "shards", "operate"),
         "while such a payload waits",
         has_ids=True,
     ),
@@ -161,28 +161,28 @@ SHARD_KEYS: tuple[Key, ...] = (
         "expires:<id>",
         ("zset",),
         "payload bytes -> when it expires: where several payloads wait for the id, or a long one",
-        ("push", "shards", "admin", "doctor"),
+        ("push", "shards", "operate"),
         "as `expires`",
     ),
     Key(
         "taken:expires:<id>",
         ("zset",),
         "payload bytes -> when it expires, unless `taken` says it",
-        ("shards", "admin", "doctor"),
+        ("shards", "operate"),
         "while the id is in flight",
     ),
     Key(
         "traces:<id>",
         ("string",),
         '"context\\n" each, oldest first: the spans that pushed what waits. The latest 32, of up to 256 bytes',
-        ("push", "shards", "admin", "doctor"),
+        ("push", "shards", "operate"),
         "while the id waits, a week at most",
     ),
     Key(
         "taken:traces:<id>",
         ("string",),
         "the same of what is in flight",
-        ("shards", "admin", "doctor"),
+        ("shards", "operate"),
         "while the id is in flight, a week at most",
     ),
     Key(
@@ -204,7 +204,7 @@ SHARD_KEYS: tuple[Key, ...] = (
         "superseded",
         ("zset",),
         "attempt of an operator's call -> when it was repeated (Unix time, seconds)",
-        ("admin",),
+        ("operate",),
         "expires an hour after the last",
     ),
     Key(
@@ -213,14 +213,14 @@ SHARD_KEYS: tuple[Key, ...] = (
         "schedule -> its record: JSON, percent-encoded where it has spaces or equals signs. `table` is its time table, "
         "`settled` the moment up to which all ticks were pushed or skipped, `last` the tick that was pushed last (Unix "
         "time, seconds); `paused_at`, `paused_by`, and `unknown_since` when no node knows it",
-        ("push", "node", "admin"),
+        ("push", "node", "operate"),
         "an entry until no node has known the schedule for an hour",
     ),
     Key(
         "meta",
         ("hash",),
         "",
-        ("push", "shards", "admin", "doctor"),
+        ("push", "shards", "operate"),
         "for good",
         fields={
             "shards_count": "",
@@ -258,7 +258,7 @@ SHARD_KEYS: tuple[Key, ...] = (
             "came": "the last step that had come from any of them when the shard was opened",
         },
     ),
-    Key("lease", ("string",), 'the owner\'s token "nonce:fence"', ("shards", "doctor"), "expires (PX) if not renewed"),
+    Key("lease", ("string",), 'the owner\'s token "nonce:fence"', ("shards", "operate"), "expires (PX) if not renewed"),
     Key(
         "consumer",
         ("string",),
@@ -270,7 +270,7 @@ SHARD_KEYS: tuple[Key, ...] = (
         "wake",
         ("channel",),
         "the shard may have work earlier than its owner believes: delay, seconds, and a priority above 0",
-        ("push", "shards", "admin"),
+        ("push", "shards", "operate"),
         "",
     ),
     Key(
@@ -284,7 +284,7 @@ SHARD_KEYS: tuple[Key, ...] = (
         "room",
         ("channel",),
         "there may be room in a queue with `capacity`, in which a push did not fit: nothing",
-        ("shards", "admin"),
+        ("shards", "operate"),
         "",
     ),
 )
@@ -296,7 +296,7 @@ QUEUES = Key(
     'seconds, "by": who, "replicas": [[slot, count], ...]}, "options": {...}}: the epoch grows with each reshard that '
     "has ended (absent: 0), and `reshard` is there while one is under way; `replicas`, if there are any, says how many "
     "of a primary confirm what it writes, each count for the slots up to its own",
-    ("application", "shards", "admin", "doctor"),
+    ("application", "shards", "operate"),
     "an entry until its queue is dropped",
 )
 NODES = Key(
@@ -304,7 +304,7 @@ NODES = Key(
     ("hash",),
     'node -> "heartbeat_at silence bytes part details": Unix seconds of the server; seconds of silence after which it '
     "is dead; the length of the part; two JSON objects, of which the part says what the node serves",
-    ("shards", "doctor"),
+    ("shards", "operate"),
     "an entry until its node ends, or others have found it dead",
 )
 NODES_CHANNEL = Key(
@@ -323,7 +323,7 @@ HISTORY = Key(
     '"perform:seconds", "wait:seconds": all of that together; '
     '"times:width:slot" -> "number waits performs", each "bucket:count,..." or "-"; '
     '"slow:slot:n" -> "at seconds count shard id", a slow batch',
-    ("observe", "admin"),
+    ("observe", "operate"),
     "expires a month after a node last wrote to it",
 )
 ERROR_GROUPS = Key(
@@ -331,14 +331,14 @@ ERROR_GROUPS = Key(
     ("hash",),
     'fingerprint -> "count first last hours size sample_id text": failures that are alike; times are Unix seconds, '
     'hours "n:count;..." of the last 24, size the bytes of sample_id. At most 200',
-    ("observe", "admin"),
+    ("observe", "operate"),
     "expires a month after the last failure",
 )
 AUDIT = Key(
     "audit",
     ("list",),
     '"time JSON": what people did on the dashboard and the command line, newest first, at most 1,000',
-    ("admin",),
+    ("operate",),
     "for good",
 )
 TASKS = Key(
@@ -347,7 +347,7 @@ TASKS = Key(
     'task -> "state began_at heartbeat_at ended_at done total cancel size facts error": a bulk action of the '
     "dashboard; times are Unix seconds; `facts`, of `size` bytes, are JSON; `-` is not known yet; cancel 1: it is to "
     "end. At most 4 that run and 100 others",
-    ("admin",),
+    ("operate",),
     "expires 30 days after the last report",
 )
 LOGINS = Key(
@@ -355,7 +355,7 @@ LOGINS = Key(
     ("hash",),
     'digest of an address and a user -> "count time attempt": failed logins of the dashboard in a row, Unix time of '
     "the last. At most 1,000",
-    ("admin",),
+    ("operate",),
     "expires 15 minutes after the latest",
 )
 NOTICES = Key(
@@ -363,7 +363,7 @@ NOTICES = Key(
     ("hash",),
     'slot -> "token JSON": a sentence of the dashboard about the action that was just done, until a page has shown it; '
     "`next` counts. At most 200",
-    ("admin",),
+    ("operate",),
     "expires 5 minutes after the latest",
 )
 CONFIRMATIONS = Key(
@@ -371,7 +371,7 @@ CONFIRMATIONS = Key(
     ("hash",),
     'slot -> "token JSON fingerprints": the jobs that a question of the dashboard is about and that were not due, '
     "8 bytes each; `next` counts. At most 10 of up to 2 MB",
-    ("admin",),
+    ("operate",),
     "expires an hour after the latest",
 )
 SESSION = Key(

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import Page, expect
 
-from lowq.admin.reshard import reshard
+from lowq.operate.reshard import reshard
 from tests.browser.conftest import Watched
 from tests.browser.stage import TRACEBACK, Stage
 from tests.browser.test_journeys import history, working

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import lowq
-from lowq.doctor.shards import Place
+from lowq.operate.integrity import Place
 from lowq.shards.delivery import Delivery
 from lowq.shards.in_flight import InFlight
 from lowq.store import Call

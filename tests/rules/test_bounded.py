@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 from lowq import Lowq
-from lowq.admin.actions import MAX_IDS
-from lowq.inspection.job_filter import JobFilter
-from lowq.inspection.paging import encode_cursor
-from lowq.inspection.queries import MAX_BYTES, MAX_PAYLOADS
 from lowq.job import Job
+from lowq.operate.actions import MAX_IDS
+from lowq.operate.job_filter import JobFilter
+from lowq.operate.jobs import MAX_BYTES, MAX_PAYLOADS
+from lowq.operate.paging import encode_cursor
 from lowq.queue import Queue
 from lowq.store import parse_info
 from lowq.store.keys import shard_prefix

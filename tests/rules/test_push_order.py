@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import lowq
-from lowq.admin.reshard import reshard
 from lowq.errors import QueueFull
 from lowq.observe.observers import Observer, PushObservation
+from lowq.operate.reshard import reshard
 from lowq.queue import Queue
 from lowq.store.keys import shard_prefix
 from tests.rows import case

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import lowq
-from lowq.admin.tasks import TaskState
 from lowq.codec import lookup_id
+from lowq.operate.background import TaskState
 from lowq.queue import Moments
 from lowq.queue_options import check_whole
 from lowq_web.journal import Actor, Entry, say

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import lowq
-from lowq.admin.handover import Handover
+from lowq.operate.token_store import TokenStore
 from lowq.queue import Moments
 from lowq.store.keys import confirmations_key
 
@@ -35,7 +35,7 @@ class Snapshots:
     """The snapshots of confirmation pages. Safe for threads."""
 
     def __init__(self, app: lowq.Lowq) -> None:
-        self._shared = Handover(app, confirmations_key(app.config.namespace), SHARED_WAITING, int(MAX_AGE))
+        self._shared = TokenStore(app, confirmations_key(app.config.namespace), SHARED_WAITING, int(MAX_AGE))
         self._lock = threading.Lock()
         self._waiting: dict[str, lowq.Snapshot] = {}
 

@@ -9,12 +9,11 @@ from typing import Annotated, Any, Literal, Self
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 import lowq
-from lowq.admin.tasks import TaskAction, TaskState
-from lowq.inspection.job_filter import OrderBy
-from lowq.inspection.queries import NodeInfo
-from lowq.inspection.stuck import StuckBatch
 from lowq.job import State
 from lowq.observe.error_groups import ErrorGroup
+from lowq.operate.background import TaskAction, TaskState
+from lowq.operate.job_filter import OrderBy
+from lowq.operate.nodes import NodeInfo, StuckBatch
 from lowq.store.keys import MAX_SHARDS
 from lowq_web.actions import MAX_IDS
 from lowq_web.received import Received

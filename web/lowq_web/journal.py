@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import lowq
-from lowq.admin.audit import ActionRecord
+from lowq.operate.audit import ActionRecord
 
 #: Gets every entry, at level INFO: one line of JSON, pure ASCII, with the fields of an `AuditEntry`.
 audit_log = logging.getLogger("lowq_web.audit")

@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 
 import lowq
 from lowq import JobFilter
-from lowq.admin.actions import ActionName
-from lowq.admin.bulk import meant_by
-from lowq.inspection.job_filter import ORDERS, STATES
+from lowq.operate.actions import ActionName
+from lowq.operate.bulk import meant_by
+from lowq.operate.job_filter import ORDERS, STATES
 from lowq_web import text
 
 #: Jobs of a page.

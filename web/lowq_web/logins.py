@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import lowq
-from lowq.admin.logins import find_failures, record_failure
+from lowq.operate.logins import find_failures, record_failure
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 
 import lowq
-from lowq.admin.handover import Handover
+from lowq.operate.token_store import TokenStore
 from lowq.store import untrusted
 from lowq.store.keys import notices_key
 
@@ -35,7 +35,7 @@ class Notices:
     """Safe for threads, and not for an event loop: Redis is asked."""
 
     def __init__(self, app: lowq.Lowq) -> None:
-        self._kept = Handover(app, notices_key(app.config.namespace), MAX_WAITING, TTL)
+        self._kept = TokenStore(app, notices_key(app.config.namespace), MAX_WAITING, TTL)
 
     def leave(self, notice: Notice) -> str:
         """Keeps it until it is taken; returns the name to take it by, which nobody can guess; empty when it could not

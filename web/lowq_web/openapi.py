@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import lowq
-from lowq.admin.actions import ActionName
-from lowq.admin.tasks import TaskAction, TaskState
-from lowq.inspection.job_filter import OrderBy
 from lowq.job import State
+from lowq.operate.actions import ActionName
+from lowq.operate.background import TaskAction, TaskState
+from lowq.operate.job_filter import OrderBy
 from lowq_web.documents import Error, NodeCommand
 from lowq_web.received import Nothing, Received
 

@@ -15,11 +15,10 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 
 import lowq
-from lowq.inspection.forecast import forecasts_of
-from lowq.inspection.queries import NodeInfo
-from lowq.inspection.stuck import StuckBatch, stuck_batches
 from lowq.observe.flow import Flow, read_flows
 from lowq.observe.total_history import total_history
+from lowq.operate.nodes import NodeInfo, StuckBatch, stuck_batches
+from lowq.operate.stats import forecasts_of
 from lowq.store.scripts import time_of
 from lowq_web.single_flight import SingleFlight
 

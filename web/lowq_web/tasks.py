@@ -1,8 +1,8 @@
 """Bulk actions in the background of this process, with progress, cancellable.
 
-Their records are in Redis (`lowq.admin.tasks`), so every process of the dashboard shows the same and may cancel any of
-them. The work is done here, each task in a thread of its own. When this process ends, its tasks stop where they are,
-what they did is done, and they are shown as interrupted.
+Their records are in Redis (`lowq.operate.background`), so every process of the dashboard shows the same and may cancel
+any of them. The work is done here, each task in a thread of its own. When this process ends, its tasks stop where they
+are, what they did is done, and they are shown as interrupted.
 """
 
 import contextlib
@@ -16,10 +16,10 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import lowq
-from lowq.admin import tasks
-from lowq.admin.actions import ActionName
-from lowq.admin.reshard import ReshardProgress, reshard
-from lowq.admin.tasks import MAX_RUNNING, Task, TaskAction, TaskState, TooManyTasks
+from lowq.operate import background as tasks
+from lowq.operate.actions import ActionName
+from lowq.operate.background import MAX_RUNNING, Task, TaskAction, TaskState, TooManyTasks
+from lowq.operate.reshard import ReshardProgress, reshard
 from lowq_web.journal import Actor, Entry
 from lowq_web.stats_cache import StatsCache
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 import lowq
-from lowq.admin.passwords import PasswordHash, check_name
+from lowq.operate.logins import PasswordHash, check_name
 
 log = logging.getLogger(__name__)
 

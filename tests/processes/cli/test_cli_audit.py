@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from lowq import Queue
-from lowq.admin import audit
 from lowq.errors import RedisRefused
+from lowq.operate import audit
 from tests.processes.cli.support import Cli
 
 

@@ -5,7 +5,7 @@ import pty
 import subprocess
 import sys
 
-from lowq.admin.passwords import PasswordHash
+from lowq.operate.logins import PasswordHash
 from tests.waiting import PATIENCE
 
 

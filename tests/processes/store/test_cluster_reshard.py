@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import lowq
-from lowq.admin.reshard import ReshardProgress, reshard
+from lowq.operate.reshard import ReshardProgress, reshard
 from lowq.store import Call
 from tests.redis_cluster import RedisCluster
 from tests.redis_server import RedisServer
@@ -38,7 +38,8 @@ def until_replicas_are_waited_for(steps: Iterator[ReshardProgress]) -> ReshardPr
 def test_replicas_confirm_each_step_where_there_are_any(
     cluster_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lowq.admin.reshard.CONFIRM_SECONDS", PATIENCE)  # they may be slow, and confirm it all the same
+    # They may be slow, and confirm it all the same.
+    monkeypatch.setattr("lowq.operate.reshard.CONFIRM_SECONDS", PATIENCE)
     for url, expected in ((cluster_url, STEPS), (redis_url, set())):
         with case(url), closing(lowq.Lowq(redis_url=url)) as app:
             queue, start, confirmed = filled(app, 5), app.client.start, set[str]()

@@ -6,8 +6,8 @@ from redis.crc import key_slot
 
 import lowq
 import lowq.contrib.otel
-from lowq.admin import tasks
 from lowq.errors import PushInterrupted, RedisUnavailable
+from lowq.operate import background as tasks
 from lowq.shards.lease import Lease
 from lowq.shards.shard import Shard
 from lowq.store.keys import queues_key, shard_prefix, tasks_key

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from lowq import Lowq
 from lowq.cli import look, main
 from lowq.duration import LONGEST_WAIT
-from lowq.inspection.registry import NodeInfo
+from lowq.operate.nodes import NodeInfo
 from tests.rows import case
 
 

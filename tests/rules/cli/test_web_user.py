@@ -2,8 +2,8 @@
 
 from click.testing import CliRunner, Result
 
-from lowq.admin.passwords import PasswordHash
 from lowq.cli import main
+from lowq.operate.logins import PasswordHash
 from tests.rows import case
 
 

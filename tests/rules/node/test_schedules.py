@@ -11,8 +11,8 @@ import pytest
 
 import lowq
 from lowq.errors import MiddlewareError, QueueFull, UnknownScheduleError
-from lowq.inspection.schedules import read_record, record_prefixes, set_record
 from lowq.node.schedules import FORGET_SECONDS, LOOK_SECONDS, QueueSchedules, take_turn
+from lowq.operate.schedules import read_record, record_prefixes, set_record
 from lowq.schedules import TICKS_TOGETHER, Record, Schedule
 from lowq.sharding import shard_of
 from lowq.store.keys import nodes_key

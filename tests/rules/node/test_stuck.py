@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import lowq
-from lowq.inspection import stuck
+from lowq.operate import nodes as stuck
 from tests.waiting import until
 
 

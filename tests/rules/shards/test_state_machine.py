@@ -28,9 +28,8 @@ from hypothesis.stateful import (
 )
 
 from lowq.codec import APPENDED
-from lowq.doctor.jobs import JobScanner
-from lowq.doctor.shards import Place, read_shard_snapshots
 from lowq.errors import LeaseLost, ScriptError
+from lowq.operate.integrity import JobScanner, Place, read_shard_snapshots
 from lowq.shards import in_flight
 from lowq.shards.delivery import Failure
 from lowq.shards.shard import Shard

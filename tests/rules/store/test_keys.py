@@ -5,7 +5,7 @@ from inspect import signature
 from pathlib import Path
 from typing import get_args
 
-from lowq.doctor.jobs import KNOWN_KEYS, PAYLOADS, SETS
+from lowq.operate.integrity import KNOWN_KEYS, PAYLOADS, SETS
 from lowq.store import keys
 from lowq.store.keys import NAMESPACE_KEYS, SHARD_KEYS, Key, Type, kind_of
 from tests.key_table import PAGE, with_tables

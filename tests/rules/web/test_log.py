@@ -11,7 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import lowq
-from lowq.admin import audit
+from lowq.operate import audit
 from lowq.store import Client
 from tests.rows import case
 from tests.rules.web.confirming import ended
@@ -113,7 +113,7 @@ def test_an_action_that_a_fault_ends_has_failed(monkeypatch: pytest.MonkeyPatch)
         raise OddError("hunter2")
 
     rows: list[tuple[str, dict[str, Any], int]] = [
-        ("lowq.queue.act", {"ids": ["1"]}, 500), ("lowq.admin.bulk.act", {"all": {}}, 202),
+        ("lowq.queue.act", {"ids": ["1"]}, 500), ("lowq.operate.bulk.act", {"all": {}}, 202),
     ]  # fmt: skip
     for where, wanted, status in rows:
         with case(where), dashboard() as (app, client), monkeypatch.context() as patch:

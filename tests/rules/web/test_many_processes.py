@@ -11,8 +11,8 @@ from starlette.testclient import TestClient
 
 import lowq
 import lowq_web
-from lowq.admin import handover
-from lowq.admin.logins import record_failure
+from lowq.operate.logins import record_failure
+from lowq.operate.token_store import TokenStore
 from lowq_web import confirmations, logins
 from lowq_web.passwords import Attempt
 from tests.rows import case
@@ -92,7 +92,7 @@ def test_without_redis_only_the_notice_is_missing(
         raise lowq.RedisUnavailable("Redis does not answer")
 
     for verb in ("leave", "find", "take"):
-        monkeypatch.setattr(handover.Handover, verb, away, raising=False)
+        monkeypatch.setattr(TokenStore, verb, away, raising=False)
     location = browser.post("/queues/Orders/pause").headers["location"]
     assert "said=" not in location
     assert app.queue("Orders").stats().paused

@@ -9,8 +9,8 @@ from starlette.testclient import TestClient
 
 import lowq
 from lowq.cli import main
-from lowq.inspection.stuck import StuckLimits
 from lowq.observe.counters import BOUNDS
+from lowq.operate.nodes import StuckLimits
 from tests.recorded import record
 from tests.rows import case
 from tests.rules.web.hand import heartbeat

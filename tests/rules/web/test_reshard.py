@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import lowq
-from lowq.admin.reshard import ReshardProgress, reshard
+from lowq.operate.reshard import ReshardProgress, reshard
 from tests.rows import case
 from tests.rules.web.confirming import ended
 from tests.rules.web.shown import parse

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 import lowq
 import lowq_web
-from lowq.admin import tasks as registry
+from lowq.operate import background as registry
 from lowq.queue import Queue
 from lowq.store import Call, Client
 from lowq_web import stats_cache, tasks

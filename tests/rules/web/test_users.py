@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 
 import lowq
 import lowq_web
-from lowq.admin.passwords import PasswordHash
+from lowq.operate.logins import PasswordHash
 from lowq_web import logins, passwords
 from lowq_web.security import TOKEN
 from tests.rows import case

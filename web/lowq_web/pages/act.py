@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import lowq
-from lowq.admin.actions import ACTIONS
+from lowq.operate.actions import ACTIONS
 from lowq_web import text
 from lowq_web.actions import DESTRUCTIVE
 from lowq_web.confirmations import confirmation_of, encode_moments, moments_of, snapshot_of

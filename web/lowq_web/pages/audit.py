@@ -7,8 +7,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import lowq
-from lowq.admin.actions import ACTIONS
-from lowq.admin.audit import MAX_TEXT
+from lowq.operate.actions import ACTIONS
+from lowq.operate.audit import MAX_TEXT
 from lowq.store.keys import is_queue_name
 from lowq_web import text
 from lowq_web.context import context_of

@@ -1,0 +1,17 @@
+"""What people are shown: the values that handles and the application return to those who look."""
+
+from lowq.operate.all_queues import FoundJob, FoundPage
+from lowq.operate.explain import Description, LimitState, Why
+from lowq.operate.job_filter import JobFilter, Snapshot
+from lowq.operate.nodes import NodeInfo, RunningBatch, StuckBatch
+from lowq.operate.paging import Page
+from lowq.operate.queues import QueueInfo
+from lowq.operate.schedules import ScheduleInfo
+from lowq.operate.server import RedisInfo
+from lowq.operate.stats import Forecast, QueueOverview, ShardInfo, Statistics, Stats
+
+__all__ = [
+    "Description", "Forecast", "FoundJob", "FoundPage", "JobFilter", "LimitState", "NodeInfo", "Page", "QueueInfo",
+    "QueueOverview", "RedisInfo", "RunningBatch", "ScheduleInfo", "ShardInfo", "Snapshot", "Statistics", "Stats",
+    "StuckBatch", "Why",
+]  # fmt: skip

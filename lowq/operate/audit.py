@@ -1,0 +1,212 @@
+"""The log of what people did: who, from where, what, to how many. Bounded. The dashboard and the command line write it;
+what a program does through the library is not in it. Everybody may read it.
+"""
+
+import json
+import logging
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lowq.backend import Backend
+from lowq.errors import ConfigError, LowqError
+from lowq.store import registry, untrusted
+from lowq.store.keys import audit_key
+
+log = logging.getLogger(__name__)
+
+
+#: Entries that are kept.
+KEPT = 1000
+
+
+#: Characters of a text in an entry.
+MAX_TEXT = 300
+
+
+#: The address in entries of the command line.
+CLI = "cli"
+
+
+#: Entries that are read with one command.
+_TOGETHER = 200
+
+
+_TOKEN = re.compile("[0-9a-f]{1,32}")
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """Something that somebody did."""
+
+    #: Unix time, seconds, by the server's clock.
+    at: float
+    who: str
+    #: For example "kick", "pause", "stop".
+    action: str
+    #: The queue or the node that it was done to.
+    target: str
+    #: To how many jobs; None where that makes no sense.
+    count: int | None = None
+    #: The rest, such as the filter that the jobs had to match.
+    detail: Mapping[str, Any] = field(default_factory=dict)
+    #: Where they were: the address of the browser, or "cli" for the command line. None: not known.
+    address: str | None = None
+    #: For ``after``: what is older than this entry.
+    cursor: str = ""
+
+
+def note(
+    backend: Backend,
+    who: str,
+    action: str,
+    target: str,
+    count: int | None = None,
+    detail: Mapping[str, Any] | None = None,
+    *,
+    replaces: str = "",
+    address: str | None = None,
+) -> str:
+    """Writes an entry into the log of what people did; long texts are cut. Returns its token: an entry that
+    ``replaces`` it takes its place, as the newest one. It is a method of `Lowq`, too.
+
+    Raises:
+        RedisUnavailable, RedisRefused
+    """
+    entry = {"who": who, "action": action, "target": target, "count": count, "detail": dict(detail or {})}
+    if address is not None:
+        entry["address"] = address
+    token = secrets.token_hex(8)
+    text = json.dumps({**_cut(entry), "token": token})
+    backend.client.call(registry.audit_append(audit_key(backend.config.namespace), text, KEPT, replaces))
+    return token
+
+
+class ActionRecord:
+    """The entry of an action that takes a while. Its outcome is "started" until the action ends; then a new entry
+    replaces it. It stays "started" when Redis or this process dies in between.
+
+    Raises:
+        RedisUnavailable, RedisRefused: it can't be written, so the action must not begin.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        who: str,
+        action: str,
+        target: str,
+        detail: Mapping[str, Any],
+        *,
+        address: str | None = None,
+    ) -> None:
+        self._backend = backend
+        self._says = who, action, target
+        self._address = address
+        self._token = note(backend, *self._says, None, {**detail, "outcome": "started"}, address=address)
+
+    def ended(self, count: int | None, detail: Mapping[str, Any]) -> None:
+        """Replaces the entry by its outcome: the number of jobs, and all details. Never fails: an error after the
+        action was done would have it done twice.
+        """
+        try:
+            note(self._backend, *self._says, count, detail, replaces=self._token, address=self._address)
+        except LowqError as error:
+            who, action, target = self._says
+            log.warning("%s of %s by %s: how it ended could not be written to the log: %s", action, target, who, error)
+
+
+def _cut(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if len(value) <= MAX_TEXT else value[: MAX_TEXT - 1] + "…"
+    if isinstance(value, Mapping):
+        return {str(name)[:MAX_TEXT]: _cut(item) for name, item in list(value.items())[:20]}
+    if isinstance(value, list | tuple):
+        return [_cut(item) for item in value[:5]]
+    return value if isinstance(value, int | float | bool | None) else _cut(str(value))
+
+
+def entries(
+    backend: Backend,
+    limit: int = 100,
+    *,
+    who: str | None = None,
+    action: str | None = None,
+    target: str | None = None,
+    since: float | None = None,
+    until: float | None = None,
+    after: str | None = None,
+) -> list[AuditEntry]:
+    """The latest entries, newest first. ``who``: a part of the name, in letters of any case; ``action`` and ``target``
+    (a queue or a node): exactly this; ``since``, ``until``: Unix time, seconds, both included; ``after``: the cursor of
+    an entry, for those that are older.
+
+    Raises:
+        ConfigError: the cursor is none. RedisUnavailable, RedisRefused
+    """
+    wanted = max(min(limit, KEPT), 1)
+    found = []
+    for entry in _older(_all(backend), after):
+        if since is not None and entry.at < since:
+            continue  # not the end: the server's clock may have stepped back
+        if (
+            (until is None or entry.at <= until)
+            and (who is None or who.casefold() in entry.who.casefold())
+            and (action is None or entry.action == action)
+            and (target is None or entry.target == target)
+        ):
+            found.append(entry)
+            if len(found) == wanted:
+                break
+    return found
+
+
+def _all(backend: Backend) -> Iterator[AuditEntry]:
+    key = audit_key(backend.config.namespace)
+    seen: set[bytes] = set()
+    for first in range(0, KEPT, _TOGETHER):
+        raw = backend.client.command("LRANGE", key, first, first + _TOGETHER - 1, key=key)
+        for item in raw:
+            # What was written meanwhile has moved the others.
+            if item not in seen and (entry := _entry(item)) is not None:
+                yield entry
+        seen.update(raw)
+        if len(raw) < _TOGETHER:
+            return
+
+
+def _older(found: Iterator[AuditEntry], cursor: str | None) -> Iterator[AuditEntry]:
+    """Those after the one with the cursor; when that is gone, those before its time."""
+    if cursor is None:
+        yield from found
+        return
+    moment = untrusted.finite(cursor.rpartition("-")[0])
+    if moment is None:
+        raise ConfigError(f"after={cursor!r:.50} is no cursor of an entry")
+    passed = False
+    for entry in found:
+        if passed or entry.at < moment:
+            yield entry
+        passed = passed or entry.cursor == cursor
+
+
+def _entry(raw: bytes) -> AuditEntry | None:
+    head, _, said = raw.partition(b" ")
+    at, says = untrusted.finite(head), untrusted.json_object(said) or {}
+    who, action, target = (untrusted.text(says.get(name)) for name in ("who", "action", "target"))
+    if at is None or who is None or action is None or target is None:
+        untrusted.log_skipped("audit", raw[:100], "it is no entry of ours")
+        return None
+    detail, token = says.get("detail"), untrusted.text(says.get("token")) or ""
+    return AuditEntry(
+        at,
+        who,
+        action,
+        target,
+        untrusted.whole(says.get("count"), 0),
+        untrusted.plain(detail) if isinstance(detail, dict) else {},
+        untrusted.text(says.get("address")),
+        f"{at:.6f}-{token if _TOKEN.fullmatch(token) else ''}",
+    )

@@ -1,0 +1,440 @@
+"""Bulk actions: something done to all jobs of a kind, in short steps, and only to those there when it began.
+
+What keeps it from running after its own tail: the server's time when it begins, and the sets' own order.
+
+- The morgue is sorted by the time of burial. What is buried later than the beginning is not looked at: kicked jobs
+  that keep failing come back behind the end.
+- Waiting jobs are sorted by perform_at. Those due at the beginning are not after that moment, and whatever is
+  pushed later is. They come first.
+- Then those that were scheduled, up to the latest perform_at there was, forwards. New jobs arrive in this part
+  too, and nothing tells them from old ones except this: a push "for now" is never later than now. So the walk keeps
+  ahead of the clock, and does not touch what is between the beginning and now, where new jobs arrive (unless nothing
+  has been pushed to the shard meanwhile). Thus a job whose time comes before its turn may be left alone, as if a
+  worker had been quicker; and one that is pushed meanwhile *for later* may be done with the others.
+  Of this part, no more than twice as many jobs as there were are looked at, so it ends in any case.
+
+Who asks people first acts later than they have looked. ``before`` says when that was, and nothing that came since is
+touched:
+
+- Burials are bounded by their time, and what was due then by its perform_at: a push gives no job a perform_at that
+  lies before the push.
+- The perform_at of what was not due then says nothing about when it came. A `Snapshot` remembers these jobs, id and
+  perform_at, so exactly these are meant. With a bare time they are only touched in shards that nothing has been pushed
+  to since, as the shard's clock tells, and only while they are not due.
+
+An id that waited then is the job that was there, also when another payload of it has come since.
+
+All of it goes by the server's time. Should that step back behind the beginning while the action runs, what is pushed or
+buried then looks older than it is, and is done with the others.
+"""
+
+import math
+from array import array
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from lowq.errors import ConfigError
+from lowq.job import State
+from lowq.operate.actions import MAX_IDS, Action, ActionName, act
+from lowq.operate.job_filter import JobFilter, Snapshot, fingerprint, new_salt
+from lowq.operate.walk import FURTHER_LEVELS, SCANS_TOGETHER, Scan, Walk, ask, bound
+from lowq.store import Call, Client
+from lowq.store.scripts import time_of
+from lowq.store.shard import ShardScripts
+from lowq.store.shard_replies import ScanReply
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How far a bulk action is. `done` never shrinks."""
+
+    #: Jobs that it was done to.
+    done: int
+    #: How many there were when it began. Others may have been quicker, or some be in flight: `done` may stay below.
+    total: int
+    #: They are still being counted, as patterns and some states need: nothing is done yet, and `total` may change.
+    counting: bool = False
+
+
+#: Jobs that were not due which a `Snapshot` remembers at most, at 8 bytes each.
+MAX_REMEMBERED = 1_000_000
+
+
+_WAITING: tuple[State, ...] = ("scheduled", "due", "retrying")
+
+
+#: What each action can be done to; None, besides: all that wait, or with kick the morgue.
+STATES_OF: dict[str, tuple[State, ...]] = {
+    "perform_now": _WAITING,
+    "bury": _WAITING,
+    "kick": ("morgue",),
+    "delete": (*_WAITING, "morgue"),
+}
+
+
+def meant_by(action: ActionName, wanted: JobFilter) -> JobFilter:
+    """What an action that is to be done to these is done to. Its order is that of time.
+
+    Raises:
+        ConfigError: the action does nothing to jobs in that state, or they are bounded by something else than time.
+    """
+    allowed = STATES_OF[action]
+    if wanted.state is not None and wanted.state not in allowed:
+        hint = ", which is also its default" if action == "kick" else "; without a state: all that wait"
+        raise ConfigError(
+            f"{action} can't be done to jobs with state={wanted.state!r}; state is one of: {', '.join(allowed)}{hint}"
+        )
+    if wanted.asks_for_errors and wanted.order == "retry_count" and wanted.low <= 0 and wanted.high == math.inf:
+        wanted = replace(wanted, min=None, max=None)  # what has an error has failed
+    if wanted.bounded and not wanted.by_time:
+        raise ConfigError(
+            "actions on all that match can be bounded by time, not by id or retry_count: order by time, or use a "
+            "pattern"
+        )
+    return replace(wanted, state="morgue" if action == "kick" else wanted.state, order_by=None, reverse=False)
+
+
+class _Part(NamedTuple):
+    """A range of a shard's set that is walked."""
+
+    walk: Walk
+    #: None: the latest of each call.
+    not_after: str | None
+    #: How many ids are looked at, at most.
+    most: float
+    #: Jobs that were not due: told apart from newer ones job by job.
+    later: bool = False
+
+
+@dataclass(slots=True)
+class _Shard:
+    """A shard as it was when the action began. Scores are text, as Redis wrote them."""
+
+    prefix: str
+    now: bytes
+    due_cutoff: bytes
+    clock: bytes
+    highest: bytes | None
+    upto_now: int
+    due: int
+    total: int
+    #: Whether the shard uses priorities: then there is one of these for each.
+    has_levels: int = 0
+    level: int | None = None
+
+
+#: Which of these ids are of jobs with what is asked for in them, as of now.
+Admitted = Callable[[Sequence[bytes]], Container[bytes]]
+
+
+def bulk(
+    client: Callable[[], Client],
+    prefixes: Sequence[str],
+    action: Action,
+    wanted: JobFilter,
+    admitted: Admitted,
+) -> Iterator[Step]:
+    """Does it, a step at a time, whenever the next step is asked for. What is wanted comes from `meant_by`.
+    ``admitted`` is called when the filter asks what is in jobs.
+
+    Raises:
+        ConfigError: its ``before`` lies in the future.
+    """
+    run = _Bulk(client, prefixes, action, wanted, admitted)
+    counts = run.count()
+    total = next(counts)
+    for number in counts:
+        yield Step(0, total, counting=True)
+        total = number
+    done = 0
+    yield Step(0, total)
+    for number in run.act_on_all():
+        done += number
+        yield Step(done, max(total, done))
+
+
+def snapshot(
+    client: Callable[[], Client], prefixes: Sequence[str], action: Action, wanted: JobFilter, admitted: Admitted
+) -> Snapshot:
+    """What `bulk` would be done to now."""
+    return _Bulk(client, prefixes, action, replace(wanted, before=server_now(client(), action)), admitted).remember()
+
+
+def server_now(client: Client, action: Action) -> float:
+    """Unix time, seconds, by the clock that the action goes by."""
+    if action.now:
+        return float(action.now)
+    return time_of(client.command("TIME"))
+
+
+class _Bulk:
+    def __init__(
+        self,
+        client: Callable[[], Client],
+        prefixes: Sequence[str],
+        action: Action,
+        wanted: JobFilter,
+        admitted: Admitted,
+    ) -> None:
+        self._client = client
+        self._action = action
+        self._admitted = admitted
+        self._in_morgue = wanted.state == "morgue"
+        self._base = "morgue" if self._in_morgue else "due"
+        # What is due needn't be made due.
+        self._with_due = wanted.state in (None, "due") and action.name != "perform_now"
+        self._with_later = wanted.state in (None, "scheduled", "retrying")
+        before = wanted.before
+        self._snapshot = before if isinstance(before, Snapshot) else None
+        self._before = before.at if isinstance(before, Snapshot) else before
+        if self._before is not None:
+            now = server_now(client(), action)
+            if self._before > now:
+                raise ConfigError(f"before={self._before!r} lies in the future: by Redis's clock it is {now!r}")
+            if self._in_morgue:
+                wanted = replace(wanted, max=min(wanted.high, self._before))
+        self._wanted = wanted
+        #: Whether ids are looked at as Redis keeps them, not in order.
+        self._scans = bool(wanted.pattern) or wanted.looks_inside
+        #: Fingerprints of what is not due, while a snapshot is taken.
+        self._remembered: array[int] | None = None
+        self._salt = new_salt()
+        self._shards = self._look(prefixes, action.now if self._before is None else repr(self._before))
+        if self._before is not None:
+            # What was due by then ends at that moment, wherever the shard's clock is.
+            for shard in self._shards:
+                shard.due_cutoff, shard.due = shard.now, shard.upto_now
+
+    def _look(self, prefixes: Iterable[str], now: str) -> list[_Shard]:
+        """The shards, each priority that is used as one of its own."""
+        shards = self._look_at([(prefix, None) for prefix in prefixes], now)
+        levelled = [shard for shard in shards if shard.has_levels]
+        for shard in levelled:
+            shard.level = 0
+        return shards + self._look_at([(shard.prefix, level) for shard in levelled for level in FURTHER_LEVELS], now)
+
+    def _look_at(self, places: Sequence[tuple[str, int | None]], now: str) -> list[_Shard]:
+        low, high = bound(self._wanted.low), bound(self._wanted.high)
+        calls = [ShardScripts(prefix).bulk_bounds(self._base, low, high, level, now) for prefix, level in places]
+        replies = ask(self._client(), calls, 100)
+        return [
+            replace(_Shard(prefix, *reply), level=level) for (prefix, level), reply in zip(places, replies, strict=True)
+        ]
+
+    @property
+    def _whole_shards(self) -> list[_Shard]:
+        """For scans, which find all priorities together."""
+        whole: dict[str, _Shard] = {}
+        for shard in self._shards:
+            known = whole.setdefault(shard.prefix, shard)
+            if float(shard.highest or -math.inf) > float(known.highest or -math.inf):
+                whole[shard.prefix] = shard
+        return list(whole.values())
+
+    def _untouched(self, clock: bytes) -> bool:
+        """Whether a shard whose clock this is has got no push since ``before``: each push moves it beyond its time."""
+        return self._before is not None and float(clock or 0) <= self._before
+
+    # --- what there is at this moment ---
+
+    def remember(self) -> Snapshot:
+        """What would be done now: made for that with ``before``, the time of the snapshot."""
+        assert self._before is not None
+        self._remembered = array("q")
+        total = 0
+        if self._scans:
+            for _, groups in self._scan(self._whole_shards):
+                total += sum(len(ids) for ids in groups.values())
+        elif self._in_morgue:
+            total = sum(shard.upto_now for shard in self._shards)
+        else:
+            total = sum(shard.due for shard in self._shards) if self._with_due else 0
+            for shard in self._shards if self._with_later else ():
+                for part in self._parts(shard):
+                    if part.later:
+                        total += sum(len(ids) for ids, _ in self._walk_part(shard, part, 1000))
+        found = self._remembered
+        if len(found) > MAX_REMEMBERED:
+            return Snapshot(self._before, total, None)
+        return Snapshot(self._before, total, array("q", sorted(found)), self._salt)
+
+    def _is_old(self, shard: _Shard, value: float, job_id: bytes, due_cutoff: float, clock: bytes) -> bool:
+        """Whether a job that was not due at ``before`` was there by then."""
+        if self._remembered is not None:
+            if len(self._remembered) <= MAX_REMEMBERED:
+                self._remembered.append(fingerprint(self._salt, shard.prefix, value, job_id))
+            return True
+        if self._snapshot is not None and self._snapshot.remembers:
+            return self._snapshot.holds(shard.prefix, value, job_id)
+        # What was kicked or made due since has a time up to now.
+        return self._untouched(clock) and value > due_cutoff
+
+    # --- how many there are ---
+
+    def count(self) -> Iterator[int]:
+        """What is known of the number, after each call or so where ids are looked at; the last word comes last."""
+        if self._snapshot is not None:
+            yield self._snapshot.total
+        elif self._scans:
+            yield from self._count_all(self._wanted)
+        elif self._in_morgue:
+            yield sum(shard.upto_now for shard in self._shards)
+        else:
+            total = sum(shard.due for shard in self._shards) if self._with_due else 0
+            later = self._count_later() if self._with_later else 0
+            if not self._with_later or self._wanted.state is None:
+                yield total + later
+                return
+            # No set is sorted by both, so all that failed are looked at.
+            for failed in self._count_all(replace(self._wanted, state="retrying")):
+                yield total + (failed if self._wanted.state == "retrying" else max(later - failed, 0))
+
+    def _count_later(self) -> int:
+        if self._before is None:
+            return sum(shard.total - shard.due for shard in self._shards)
+        untouched = dict.fromkeys(shard.prefix for shard in self._shards if self._untouched(shard.clock))
+        now = self._look(untouched, self._action.now)
+        return sum(shard.total - shard.due for shard in now)
+
+    def _count_all(self, wanted: JobFilter) -> Iterator[int]:
+        total = 0
+        for _, groups in self._scan(self._whole_shards, wanted):
+            total += sum(len(ids) for ids in groups.values())
+            yield total
+
+    # --- by a pattern, or by what is in them ---
+
+    def _scan(
+        self, shards: Sequence[_Shard], wanted: JobFilter | None = None
+    ) -> Iterator[tuple[_Shard, dict[str, list[bytes]]]]:
+        """All that fits, some 1,000 ids at a time: not_after -> ids."""
+        wanted = wanted or self._wanted
+        failed = wanted.asks_for_errors and wanted.state in (None, "due")  # nothing else has an error
+        base = "retries" if failed or wanted.state == "retrying" else self._base
+        order_by = "buried_at" if self._in_morgue else "perform_at"
+        scan = Scan(base, wanted.pattern, order_by, past=wanted.past)
+        cursors = dict.fromkeys(range(len(shards)), b"0")
+        while cursors:
+            some = list(cursors)[:SCANS_TOGETHER]
+            calls = [scan.call(shards[i].prefix, cursors[i], self._action.now) for i in some]
+            for i, scanned in zip(some, list(ask(self._client(), calls)), strict=True):
+                if scanned.cursor is None:
+                    del cursors[i]
+                else:
+                    cursors[i] = scanned.cursor
+                yield shards[i], self._fitting(shards[i], wanted, scanned)
+
+    def _fitting(self, shard: _Shard, wanted: JobFilter, scanned: ScanReply) -> dict[str, list[bytes]]:
+        due_cutoff, same_clock = scanned.due_cutoff, self._may_pass_now(shard) and scanned.clock == shard.clock
+        begun, highest = float(shard.due_cutoff), float(shard.highest or -math.inf)
+        with_due = wanted.state in (None, "due") and self._with_due
+        with_later = wanted.state in (None, "scheduled", "retrying")
+        groups: dict[str, list[bytes]] = {}
+        later: list[tuple[float, bytes]] = []
+        found = [(value, job_id) for value, job_id in scanned.found if wanted.low <= value <= wanted.high]
+        if wanted.looks_inside and found:
+            # What changes from here on, until the action, is done with: it is the same job, or has another time.
+            admitted = self._admitted([job_id for _, job_id in found])
+            found = [(value, job_id) for value, job_id in found if job_id in admitted]
+        for value, job_id in found:
+            if self._in_morgue or value <= begun:
+                not_after = shard.now if self._in_morgue else shard.due_cutoff
+                if value <= float(not_after) and (self._in_morgue or with_due):
+                    groups.setdefault(not_after.decode(), []).append(job_id)
+            elif with_later and value <= highest:
+                if self._before is None:
+                    old = value > due_cutoff or same_clock
+                else:
+                    old = self._is_old(shard, value, job_id, due_cutoff, scanned.clock)
+                if old:
+                    later.append((value, job_id))
+        if later:
+            groups[repr(max(later)[0])] = [job_id for _, job_id in later]
+        return groups
+
+    def _may_pass_now(self, shard: _Shard) -> bool:
+        """Whether what has become due since the beginning is surely old while the shard's clock stands still. Not
+        when it is the action itself that makes jobs due now."""
+        return self._action.name != "perform_now" and shard.clock != b""
+
+    # --- in order ---
+
+    def _parts(self, shard: _Shard) -> Iterator[_Part]:
+        low, high = self._wanted.low, self._wanted.high
+        if self._in_morgue:
+            walk = Walk(shard.prefix, "morgue", bound(low), _lowest(shard.now, high))
+            yield _Part(walk, shard.now.decode(), math.inf)
+            return
+        if self._with_due:
+            walk = Walk(shard.prefix, "due", bound(low), _lowest(shard.due_cutoff, high), level=shard.level)
+            yield _Part(walk, shard.due_cutoff.decode(), math.inf)
+        if self._with_later and shard.highest is not None:
+            low_later = bound(low) if low > float(shard.due_cutoff) else f"({shard.due_cutoff.decode()}"
+            most = 2 * (shard.total - shard.due) + 1000
+            if self._before is None:
+                # Ahead of the clock, behind which new jobs arrive.
+                when, clock = "later", shard.clock if self._may_pass_now(shard) else b""
+            else:
+                # What has become due since is told apart by itself.
+                when, clock = "", b""
+            walk = Walk(
+                shard.prefix, "due", low_later, _lowest(shard.highest, high), when=when, past=self._wanted.past,
+                clock=clock, level=shard.level,
+            )  # fmt: skip
+            yield _Part(walk, None, most, later=True)
+
+    def act_on_all(self) -> Iterator[int]:
+        """Does it, and says after each call or so to how many jobs, be it none."""
+        if self._scans:
+            for shard, groups in self._scan(self._whole_shards):
+                if not groups:
+                    yield 0
+                for not_after, ids in groups.items():
+                    for start in range(0, len(ids), MAX_IDS):
+                        yield self._act(shard.prefix, ids[start : start + MAX_IDS], not_after)
+            return
+        walks = [(shard.prefix, self._walk_parts(shard)) for shard in self._shards]
+        while walks:
+            going_on = []
+            for prefix, steps in walks:
+                step = next(steps, None)
+                if step is not None:
+                    ids, not_after = step
+                    yield self._act(prefix, ids, not_after) if ids else 0
+                    going_on.append((prefix, steps))
+            walks = going_on
+
+    def _walk_parts(self, shard: _Shard) -> Iterator[tuple[list[bytes], str]]:
+        for part in self._parts(shard):
+            yield from self._walk_part(shard, part, MAX_IDS)
+
+    def _walk_part(self, shard: _Shard, part: _Part, limit: int) -> Iterator[tuple[list[bytes], str]]:
+        walk, looked = part.walk, 0
+        judged = part.later and self._before is not None
+        # Whether something was pushed is asked after the ids: what was read before is older, then.
+        further = (
+            [ShardScripts(shard.prefix).bulk_bounds("due", "+inf", "+inf", now=self._action.now)] if judged else []
+        )
+        while not walk.finished and looked < part.most:
+            calls: list[Call[Any]] = [walk.call(limit, self._action.now), *further]
+            page, *moments = ask(self._client(), calls)
+            walk.took(page)
+            looked += max(len(walk.ready), 1)
+            found = walk.ready[::-1]
+            for moment in moments:
+                found = [
+                    (value, job_id)
+                    for value, job_id in found
+                    if self._is_old(shard, value, job_id, float(moment.due_cutoff), moment.clock)
+                ]
+            if found or not walk.finished:
+                latest = part.not_after or (repr(found[-1][0]) if found else "")
+                yield [job_id for _, job_id in found], latest
+
+    def _act(self, prefix: str, ids: list[bytes], not_after: str) -> int:
+        return act(self._client(), prefix, self._action, ids, not_after).done
+
+
+def _lowest(score: bytes, other: float) -> str:
+    return score.decode() if float(score) <= other else bound(other)

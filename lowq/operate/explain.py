@@ -1,0 +1,351 @@
+"""Why an id is not being performed right now, in a sentence, and all that is known of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any, Literal
+
+from lowq.codec import decode_id
+from lowq.duration import duration
+from lowq.job import Job, State
+from lowq.limits import Concurrency, Limit, Rate, registered_limits
+from lowq.operate.nodes import NodeInfo
+from lowq.operate.stats import ShardInfo
+from lowq.operate.walk import ask
+from lowq.store import Client, Command, untrusted
+from lowq.store.keys import limit_key
+from lowq.store.scripts import time_of
+from lowq.store.shard_replies import Flight, WhyReply
+
+#: How many slots a rate has within its time: see ``take_permits.lua``.
+_SLOTS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class LimitState:
+    """A limit of a queue as it is at one moment, over all nodes and all queues that share it."""
+
+    limit: Limit
+    #: Of a `lowq.Rate`: jobs that began within its time. Of a `lowq.Concurrency`: batches that run, and those that a
+    #: node keeps a place for.
+    used: int
+    #: Seconds until more may begin; 0.0: more may now; None: as soon as a batch ends.
+    wait: float | None
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether nothing more may begin now."""
+        return self.wait != 0.0
+
+    def __str__(self) -> str:
+        shared = f", shared as {self.limit.key!r}" if self.limit.key else ""
+        if isinstance(self.limit, Rate):
+            return f"{self.used:,} of {self.limit.limit:,} jobs in {duration(self.limit.seconds)}{shared}"
+        return f"{self.used:,} of {self.limit.limit:,} batches at once{shared}"
+
+
+def read_limits(client: Client, namespace: str, queue: str, options: Mapping[str, Any]) -> list[LimitState]:
+    """Of each limit in the queue's options, as the registry has them, what is granted.
+
+    Raises:
+        RedisUnavailable
+    """
+    limits = registered_limits(options.get("limit"))
+    if not limits:
+        return []
+    keys = [limit_key(namespace, limit.name(queue)) for limit in limits]
+    calls = [Command(keys[0], "TIME"), *(Command(key, "HGETALL", key) for key in keys)]
+    time, *replies = ask(client, calls, len(calls))
+    now = time_of(time)
+    return [_state(limit, reply, now) for limit, reply in zip(limits, replies, strict=True)]
+
+
+def _state(limit: Limit, reply: list[bytes], now: float) -> LimitState:
+    fields = dict(zip(reply[::2], reply[1::2], strict=True))
+    if isinstance(limit, Concurrency):
+        used = sum(_held(record, now) for name, record in fields.items() if name.startswith(b"holder:"))
+        return LimitState(limit, used, 0.0 if used < limit.limit else None)
+    width = limit.seconds / _SLOTS
+    slots = {
+        untrusted.finite(name[5:], 0.0): int(untrusted.finite(count, 0.0))
+        for name, count in fields.items()
+        if name.startswith(b"slot:")
+    }
+    ends = {slot: (slot + _SLOTS + 2) * width for slot in slots}
+    used = sum(count for slot, count in slots.items() if ends[slot] > now)
+    wait, left = 0.0, used
+    for slot in sorted(slots):
+        if left < limit.limit:
+            break
+        if ends[slot] > now:
+            wait, left = min(ends[slot] - now, limit.seconds), left - slots[slot]
+    return LimitState(limit, used, wait)
+
+
+def _held(record: bytes, now: float) -> int:
+    """What a holder has that was heard of within its ttl; what is no record has nothing."""
+    words = record.split()
+    if len(words) != 8:
+        return 0
+    held, asked, ttl = (untrusted.finite(words[position], 0.0) for position in (1, 6, 7))
+    return int(held) if abs(now - asked) < ttl else 0
+
+
+#: absent      there is no such id
+#: over_capacity  there is no such id, and a push to its shard did not fit into the capacity: nothing made room since
+#: buried      it is in the morgue
+#: expired     its payloads have expired and are about to be removed
+#: resharding  its jobs are being moved to another layout of the queue, or others that belong to its new shard are
+#: performing  it is in flight: being performed, or about to be
+#: not_due     its time has not come
+#: debounced   it waits for more payloads: when none came for a while it is due, and at the latest at a certain time
+#: retry_wait  it failed and its retry has not come
+#: paused      its time has come, and the queue is paused
+#: no_owner    its time has come (or it was in flight), and its shard is leased to nobody
+#: busy        its time has come, and other jobs of its shard are in flight: they come first, however long they take
+#: limited     its time has come, and a limit of its worker over all nodes is reached
+#: no_thread   its time has come, and all threads of the node that holds its shard are busy with other shards
+#: behind      its time has come, and older jobs of its shard come first
+#: next        it is the next one of its shard
+Reason = Literal[
+    "absent",
+    "over_capacity",
+    "buried",
+    "expired",
+    "resharding",
+    "performing",
+    "not_due",
+    "debounced",
+    "retry_wait",
+    "paused",
+    "no_owner",
+    "busy",
+    "limited",
+    "no_thread",
+    "behind",
+    "next",
+]
+
+
+#: Reasons behind which may be a limit.
+MAY_BE_LIMITED: tuple[Reason, ...] = ("behind", "next")
+
+
+#: Characters of an id in a sentence.
+_MAX_ID = 60
+
+
+#: What is said of an id that has no job.
+ABSENT = "no such job waits, is in flight or is buried; of what was performed nothing is kept"
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """Where an id is, and what keeps it."""
+
+    #: None: nowhere.
+    state: State | None
+    reason: Reason
+    #: Unix time, seconds, at which the reason ends by itself; None when no time ends it.
+    until: float | None
+    #: For people.
+    detail: str
+    #: The node that holds its shard, by name; None: nobody, or none that is known.
+    node: str | None = None
+    #: While it is performed, or its shard is busy: the thread of that node, from 0, if the node's last heartbeat has
+    #: told.
+    thread: int | None = None
+    #: Waiting jobs of its shard that come before it.
+    ahead: int = 0
+    #: Who paused the queue, if they said so.
+    paused_by: str | None = None
+    #: When it is due: how many other jobs of its shard are in flight, up to three of them, and since when (Unix time,
+    #: seconds).
+    in_flight: int = 0
+    in_flight_ids: tuple[str, ...] = ()
+    in_flight_since: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """Everything that is known of an id. Not a consistent snapshot: it was read in a few steps, and may have changed
+    since.
+    """
+
+    queue: str
+    id: str
+    #: Unix time, seconds, by the server's clock: when it was read.
+    at: float
+    #: Where the id is, and what keeps it: its position, who paused the queue, what else is in flight.
+    why: Why
+    #: Its jobs with their payloads: in flight, waiting, in the morgue, at most one each. Empty: the id is nowhere.
+    jobs: tuple[Job, ...]
+    #: Its shard: index, owner, fence, seconds that the lease still runs, length, lag.
+    shard: ShardInfo
+    #: The node that holds the shard, as its last heartbeat described it; None: nobody, or none that is known.
+    node: NodeInfo | None
+    #: How often its worker tries again.
+    max_retry_count: int
+
+    @property
+    def state(self) -> State | None:
+        """In flight before waiting before in the morgue; None: the id is nowhere."""
+        return self.why.state
+
+    @property
+    def taken(self) -> Job | None:
+        """What is in flight."""
+        return next((job for job in self.jobs if job.state == "taken"), None)
+
+    @property
+    def waiting(self) -> Job | None:
+        """What waits, also while older payloads are in flight."""
+        return next((job for job in self.jobs if job.state not in ("taken", "morgue")), None)
+
+    @property
+    def buried(self) -> Job | None:
+        """What is in the morgue."""
+        return next((job for job in self.jobs if job.state == "morgue"), None)
+
+
+def explain(found: WhyReply, place: tuple[str, int], node: NodeInfo | None, max_retry_count: int) -> Why:
+    """All that decides, in words. ``place``: queue and shard; ``node``: that which holds it, if it is known."""
+    _, shard = place
+    ownerless = found.now - found.leased_until
+    since = f" for {duration(ownerless)} now" if ownerless > 0 else ""
+    nobody = f"shard {shard} is leased to nobody{since}: all nodes of this queue are down or quiet, or none has it yet"
+    owner = _Owner(node, found.lease, place)
+    if found.taken_at is not None:
+        waits = "; newer payloads wait for its next run" if found.perform_at is not None else ""
+        if found.lease is None:
+            detail = (
+                f"its owner is gone{since}; whoever gets shard {shard} next puts it back and performs it again{waits}"
+            )
+            return Why("taken", "no_owner", None, detail)
+        thread = owner.thread()
+        by = f"{owner}, thread {thread}" if thread is not None else str(owner)
+        detail = f"taken {duration(found.now - found.taken_at)} ago by {by}{owner.batch_in_words()}{waits}"
+        return Why("taken", "performing", None, detail, owner.name, thread)
+    if found.perform_at is None:
+        if found.buried_at is None and found.full:
+            detail = f"{ABSENT}; shard {shard} has reached the capacity of the queue, so it may wait to be pushed"
+            return Why(None, "over_capacity", None, detail)
+        if found.buried_at is None:
+            return Why(None, "absent", None, ABSENT)
+        ago = duration(found.now - found.buried_at)
+        return Why("morgue", "buried", None, f"buried {ago} ago; kick it to have it performed")
+    if found.expired and found.expires_at is not None:
+        ago = duration(found.now - found.expires_at)
+        detail = f"its ttl ended {ago} ago: it is not performed any more, and whoever holds shard {shard} removes it"
+        return Why("due" if found.perform_at <= found.due_cutoff else "scheduled", "expired", None, detail)
+    if found.sealed or found.fed:
+        which = "those of its shard" if found.sealed else f"others to its new shard {shard}"
+        detail = f"the queue is being resharded: jobs are being moved, {which}, and it rests until all of them are"
+        return Why("due" if found.perform_at <= found.due_cutoff else "scheduled", "resharding", None, detail)
+    # The retry_count of a failed job counts from 0, people count from 1.
+    retry = "" if found.retry_count is None else f"retry {found.retry_count + 1} of {max_retry_count}, "
+    by = f" by {found.paused_by}" if found.paused_by else ""
+    if found.perform_at > found.due_cutoff:
+        halted = f"; the queue is paused{by}, too" if found.paused_at is not None else ""
+        detail = f"{retry}due in {duration(found.perform_at - found.now)}{halted}"
+        state, reason = ("retrying", "retry_wait") if retry else ("scheduled", "not_due")
+        if found.debounced is not None:
+            reason, latest = "debounced", duration(found.debounced - found.now)
+            due_in = duration(found.perform_at - found.now)
+            detail = f"debounced: due in {due_in} unless more comes for it, in {latest} at the latest{halted}"
+        return Why(state, reason, found.perform_at, detail, owner.name, paused_by=found.paused_by)  # type: ignore[arg-type]  # literals
+    flight, ahead = found.flight, found.ahead
+
+    def due(reason: Reason, detail: str, thread: int | None = None) -> Why:
+        name = None if reason == "no_owner" else owner.name
+        return Why(
+            "due", reason, None, retry + detail, name, thread, ahead, found.paused_by if reason == "paused" else None,
+            flight.number, tuple(map(decode_id, flight.ids)), flight.since,
+        )  # fmt: skip
+
+    if found.paused_at is not None:
+        since = duration(found.now - found.paused_at)
+        return due("paused", f"due, and the queue has been paused for {since}{by}; resume it")
+    if found.lease is None:
+        return due("no_owner", nobody)
+    older = "more urgent or older" if found.priority else "older"
+    first = f"behind {ahead} {older} job{'s' * (ahead != 1)} of shard {shard}" if ahead else f"next of shard {shard}"
+    if flight.number:
+        thread = owner.thread()
+        worked_by = str(owner) if thread is None else f"thread {thread} of {owner}"
+        return due("busy", f"{first}, which {worked_by} {_busy_with(flight, found.now)}", thread)
+    if owner.busy:
+        return due("no_thread", f"{first}; no thread of {owner} is free ({owner.busy} of {owner.busy} busy)")
+    if ahead:
+        level = f"; its priority is {found.priority}" if found.priority else ""
+        return due("behind", first + level)
+    return due("next", f"{first}, which {owner} works{', alone' if found.solo else ''}")
+
+
+def explain_limited(why: Why, limits: Sequence[LimitState]) -> Why:
+    """What keeps an id whose turn could come: the limit that is reached the longest, if there is one."""
+    reached = [state for state in limits if state.is_reached]
+    if not reached:
+        return why
+    latest = max(reached, key=lambda state: inf if state.wait is None else state.wait)
+    more = "when one ends" if latest.wait is None else f"in {duration(latest.wait)}"
+    return replace(
+        why, reason="limited", detail=f"{why.detail}; the limit of the queue over all nodes is reached: {latest}, "
+        f"more may begin {more}",
+    )  # fmt: skip
+
+
+def _busy_with(flight: Flight, now: float) -> str:
+    """What its thread does with what is in flight."""
+    seconds = 0.0 if flight.since is None else now - flight.since
+    busy = f"has been busy with for {duration(seconds)}" if seconds >= 1 else "is busy with"
+    ids = [cut_id(decode_id(job_id)) for job_id in flight.ids]
+    more = flight.number - len(ids)
+    return f"{busy}: {', '.join(ids)}{f' and {more:,} more' if more > 0 else ''}"
+
+
+def cut_id(job_id: str) -> str:
+    """An id as it stands in a sentence."""
+    return job_id if len(job_id) <= _MAX_ID else job_id[: _MAX_ID - 1] + "…"
+
+
+class _Owner:
+    """Who holds a shard, as far as its node's last heartbeat tells."""
+
+    def __init__(self, node: NodeInfo | None, lease: bytes | None, place: tuple[str, int]) -> None:
+        self._node = node
+        self._nonce = "" if lease is None else lease.decode("utf-8", "replace").rpartition(":")[0]
+        self._place = place
+
+    @property
+    def name(self) -> str | None:
+        return None if self._node is None else self._node.name
+
+    def thread(self) -> int | None:
+        """A shard is worked by one thread at a time: the one that said so in the last heartbeat."""
+        if self._node is not None:
+            for number, performed in enumerate(self._node.performing):
+                if performed is not None and (performed.get("queue"), performed.get("shard")) == self._place:
+                    return number
+        return None
+
+    def batch_in_words(self) -> str:
+        """Which batch of the shard it performs, and for how long, where its last heartbeat has told."""
+        if self._node is None:
+            return ""
+        for performed in [*self._node.performing, *self._node.longest_tasks]:
+            if performed is not None and (performed["queue"], performed["shard"]) == self._place:
+                ids = [cut_id(job_id) for job_id in performed["ids"][:3]]
+                more = performed["count"] - len(ids)
+                others = f" and {more:,} more" if more > 0 else ""
+                return f"; it performs the batch of {', '.join(ids)}{others}, for {duration(performed['seconds'])} now"
+        return ""
+
+    @property
+    def busy(self) -> int:
+        """How many threads the node has, if all of them performed something at its last heartbeat; otherwise 0."""
+        performing = () if self._node is None else self._node.performing
+        return len(performing) if all(item is not None for item in performing) else 0
+
+    def __str__(self) -> str:
+        return f"owner {self._nonce}" if self._node is None else f"{self._node.kind} {self._node.name}"

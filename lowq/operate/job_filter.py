@@ -1,0 +1,451 @@
+"""Which jobs of a queue are meant: by state, by a pattern of ids, between bounds, and as of when."""
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+import secrets
+import struct
+import sys
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, TypedDict, get_args
+
+from lowq.codec import MAX_ID_BYTES
+from lowq.errors import ConfigError
+from lowq.job import Job, State
+from lowq.observe.error_groups import FINGERPRINT, error_fingerprint
+
+#: Characters of such a text, and names of fields in it.
+MAX_TEXT, MAX_NAMES = 512, 20
+
+
+class PayloadField(NamedTuple):
+    """A field of a payload, by its path, and the value that is looked for."""
+
+    path: tuple[str, ...]
+    value: str
+
+    @classmethod
+    def parse(cls, text: object) -> "PayloadField":
+        """``a.b:7``: the field ``b`` of the object in the field ``a``. The value may have colons.
+
+        Raises:
+            ConfigError: it is nothing of that kind.
+        """
+        check_text("payload", text)
+        name, colon, value = str(text).partition(":")
+        path = tuple(name.strip().split("."))
+        if not colon or not all(path) or not value.strip():
+            raise ConfigError(f"payload={text!r:.100}: it is a field and its value, such as customer:7 or order.id:7")
+        if len(path) > MAX_NAMES:
+            raise ConfigError(f"payload={text!r:.100} has {len(path)} names; a path has at most {MAX_NAMES}")
+        return cls(path, value.strip())
+
+    def holds(self, payload: Any) -> bool:
+        """Whether the payload has that value there. In a list, one of its elements is enough. 7 is 7 and "7"; a name
+        with dots in it counts, too.
+        """
+        return self._is_in(payload, self.path)
+
+    def _is_in(self, value: Any, path: Sequence[str]) -> bool:
+        if isinstance(value, list | tuple):
+            return any(self._is_in(item, path) for item in value)
+        if not path:
+            return self._equals(value)
+        if not isinstance(value, dict):
+            return False
+        for count in range(1, len(path) + 1):
+            name = ".".join(path[:count])
+            if name in value and self._is_in(value[name], path[count:]):
+                return True
+        return False
+
+    def _equals(self, value: Any) -> bool:
+        if isinstance(value, str):
+            return value.strip() == self.value
+        if value is None or isinstance(value, bool | int | float):
+            return json.dumps(value) == self.value
+        return str(value) == self.value
+
+
+def check_text(name: str, text: object) -> None:
+    """
+    Raises:
+        ConfigError: it is no text, or too long.
+    """
+    if not isinstance(text, str) or not text.strip():
+        raise ConfigError(f"{name}={text!r:.100}: it is a text to look for")
+    if len(text) > MAX_TEXT:
+        raise ConfigError(f"{name}={text!r:.50}... has {len(text)} characters; it has at most {MAX_TEXT}")
+
+
+#: Bytes of a pattern, and of its part from the first ``*`` on. Stars side by side are one; a ``*`` at the end is free.
+MAX_PATTERN_BYTES, MAX_PATTERN_REST = 1024, 100
+
+
+#: Stars of a pattern. Redis before 7.0.9 (and the embedded store) tries them all against each other: ``lua/scan.lua``
+#: allows fewer there.
+MAX_PATTERN_STARS = 4
+
+
+#: Ids that one call looks at, at most.
+MAX_SCANNED = 1000
+
+
+#: Steps of one call, each of 1 to 2 nanoseconds: 1 to 2 ms, and three calls go out together.
+_STEPS = 1_000_000
+
+
+def check_pattern(pattern: object) -> str:
+    """A pattern of ids, or "" for None.
+
+    Raises:
+        ConfigError: it is none, or too dear; the message names the limit.
+    """
+    if pattern is None or pattern == "":
+        return ""
+    if not isinstance(pattern, str):
+        raise ConfigError(f"match={pattern!r:.100}: it is a pattern of ids, such as '42*'")
+    pattern = re.sub(r"(?<!\\)\*{2,}", "*", pattern)
+    try:
+        encoded = encode_pattern(pattern)
+    except UnicodeEncodeError:
+        raise ConfigError(f"match={pattern!r:.100}: it is no valid Unicode text") from None
+    rest, stars = _pattern_parts(encoded)[1], pattern.count("*")
+    if len(encoded) > MAX_PATTERN_BYTES:
+        raise ConfigError(
+            f"match={pattern[:50]!r}... has {len(encoded)} bytes; a pattern has at most {MAX_PATTERN_BYTES}"
+        )
+    if rest > MAX_PATTERN_REST:
+        raise ConfigError(
+            f"match={pattern[:50]!r}... has {rest} bytes from its first * on; a pattern has at most {MAX_PATTERN_REST} "
+            "there, as Redis tries them at every place of every id"
+        )
+    if stars > MAX_PATTERN_STARS:
+        raise ConfigError(f"match={pattern[:50]!r} has {stars} stars; a pattern has at most {MAX_PATTERN_STARS}")
+    return pattern
+
+
+def encode_pattern(pattern: str) -> bytes:
+    """As Redis gets it: of any bytes, as ids may be."""
+    return pattern.encode("utf-8", "surrogateescape")
+
+
+def ids_per_call(pattern: str) -> int:
+    """How many ids one call may look at, however long they are and whatever is in them."""
+    head, rest = _pattern_parts(encode_pattern(pattern))
+    return max(min(_STEPS // (head + MAX_ID_BYTES * rest + 1), MAX_SCANNED), 1)
+
+
+def _pattern_parts(pattern: bytes) -> tuple[int, int]:
+    """Bytes before the first ``*``, and from there on, but for stars at the end."""
+    head, _, rest = pattern.rstrip(b"*").partition(b"*")
+    return len(head), len(rest) + 1 if rest else 0
+
+
+OrderBy = Literal["perform_at", "retry_count", "buried_at", "id"]
+
+
+STATES: tuple[State, ...] = get_args(State)
+
+
+ORDERS: tuple[OrderBy, ...] = get_args(OrderBy)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a bulk action would have been done to at a moment. Given to it as ``before``, it is done to that alone."""
+
+    #: Unix time, seconds, by Redis's clock.
+    at: float
+    #: How many jobs there were.
+    total: int
+    #: Fingerprints of those that were not due, sorted; None: there were too many to remember.
+    _later: "array[int] | None"
+    #: The key of the fingerprints: nobody can make up an id that has another's.
+    _salt: bytes = b""
+
+    def __len__(self) -> int:
+        """How many jobs it remembers one by one."""
+        return len(self._later or ())
+
+    @property
+    def remembers(self) -> bool:
+        """Whether it knows each job that was not due."""
+        return self._later is not None
+
+    def holds(self, prefix: str, perform_at: float, job_id: bytes) -> bool:
+        """Whether this job was there, not due, and still has the time that it had."""
+        if self._later is None:
+            return False
+        wanted = fingerprint(self._salt, prefix, perform_at, job_id)
+        index = bisect_left(self._later, wanted)
+        return index < len(self._later) and self._later[index] == wanted
+
+    def pack(self) -> bytes:
+        """As bytes, for another process. It is for one that remembers."""
+        head = json.dumps({"at": self.at, "total": self.total, "salt": self._salt.hex()})
+        return head.encode() + b"\n" + _little_endian(self._later or array("q")).tobytes()
+
+    @classmethod
+    def unpack(cls, raw: bytes) -> "Snapshot | None":
+        """What `pack` has made; None: it is nothing of that kind."""
+        head, _, body = raw.partition(b"\n")
+        try:
+            says = json.loads(head)
+            at, total, salt = float(says["at"]), says["total"], bytes.fromhex(says["salt"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None
+        if not math.isfinite(at) or type(total) is not int or total < 0 or len(body) % 8 or len(salt) > SALT:
+            return None
+        later = array("q")
+        later.frombytes(body)
+        later = _little_endian(later)
+        return cls(at, total, later, salt) if all(map(int.__le__, later, later[1:])) else None
+
+
+#: Bytes of the key of a snapshot's fingerprints.
+SALT = 16
+
+
+_TIME = struct.Struct("<d")
+
+
+def new_salt() -> bytes:
+    """A key for the fingerprints of a snapshot."""
+    return secrets.token_bytes(SALT)
+
+
+def fingerprint(salt: bytes, prefix: str, perform_at: float, job_id: bytes) -> int:
+    """Of a job that is not due, with its time; 64 bits, the same in every process."""
+    text = b"%b%b\0%b" % (_TIME.pack(perform_at), prefix.encode(), job_id)
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8, key=salt).digest(), "little", signed=True)
+
+
+def _little_endian(numbers: "array[int]") -> "array[int]":
+    if sys.byteorder == "little":
+        return numbers
+    swapped = array("q", numbers)
+    swapped.byteswap()
+    return swapped
+
+
+class FilterOptions(TypedDict, total=False):
+    """The fields of a `JobFilter`, as keyword arguments."""
+
+    state: State | None
+    match: str | None
+    order_by: str | None
+    reverse: bool
+    min: float | str | None
+    max: float | str | None
+    before: float | Snapshot | None
+    payload: str | None
+    error: str | None
+    error_group: str | None
+    shard: int | None
+
+
+@dataclass(frozen=True)
+class JobFilter:
+    """Which jobs of a queue are meant, and in which order they are listed. The default: all that wait.
+
+    Raises:
+        ConfigError: a field makes no sense; the message names what is allowed.
+    """
+
+    #: None: all that wait, also new payloads of ids in flight; the jobs in flight themselves are "taken".
+    state: State | None = None
+    #: A pattern of ids as Redis has it (``*``, ``?``, ``[a-c]``), of up to 1,024 bytes and four stars, and up to 100
+    #: bytes from its first ``*`` on.
+    match: str | None = None
+    #: perform_at (the default), retry_count (-1 is fresh) or id; in the morgue buried_at (the default) or id. Equal
+    #: ones are ordered by the bytes of their ids.
+    order_by: str | None = None
+    reverse: bool = False
+    #: Bounds of the value that it is ordered by, both included: Unix time in seconds, a retry_count, or an id.
+    min: float | str | None = None
+    max: float | str | None = None
+    #: Of bulk actions: nothing that came later is meant. Unix time in seconds, or a snapshot.
+    before: float | Snapshot | None = None
+    #: A field of a payload and its value, ``customer:7`` or ``order.customer:7``.
+    payload: str | None = None
+    #: A part of the error's text, in upper or lower case.
+    error: str | None = None
+    #: The fingerprint of an `ErrorGroup`: those whose last error is in it.
+    error_group: str | None = None
+    #: Within one queue: only this shard.
+    shard: int | None = None
+
+    @classmethod
+    def of(cls, given: "JobFilter | State | None", options: FilterOptions) -> "JobFilter":
+        """What a caller means who gives a filter, only a state, or neither, and single fields by their names.
+
+        Raises:
+            TypeError: an unknown field, or the state twice. ConfigError
+        """
+        if isinstance(given, JobFilter):
+            return dataclasses.replace(given, **options) if options else given
+        if given is None:
+            return cls(**options)
+        if "state" in options:
+            raise TypeError(f"the state is given twice: {given!r} and state={options['state']!r}")
+        return dataclasses.replace(cls(given), **options)
+
+    def __post_init__(self) -> None:
+        if self.state is not None and self.state not in STATES:
+            raise ConfigError(f"state={self.state!r}: it is one of {', '.join(STATES)}, or None for all that wait")
+        in_morgue = self.state == "morgue"
+        allowed: tuple[OrderBy, ...] = ("buried_at", "id") if in_morgue else ("perform_at", "retry_count", "id")
+        if self.order not in allowed:
+            whose = "jobs in the morgue" if in_morgue else "jobs that wait or are taken"
+            raise ConfigError(f"order_by={self.order_by!r}: {whose} are ordered by one of {', '.join(allowed)}")
+        for name, bound in (("min", self.min), ("max", self.max)):
+            self._check_bound(name, bound)
+        before = self.before
+        if before is not None and not isinstance(before, Snapshot):
+            number = _number(before)
+            if number is None or not math.isfinite(number):
+                raise ConfigError(f"before={_said(before)}: it is a finite number, Unix time in seconds, or a snapshot")
+        _ = self.pattern, self.payload_field  # they are checked when they are first asked for
+        if self.error is not None:
+            check_text("error", self.error)
+        group: object = self.error_group
+        if group is not None and not (isinstance(group, str) and FINGERPRINT.fullmatch(group)):
+            raise ConfigError(
+                f"error_group={_said(group)}: it is the fingerprint of a group of errors, 12 hexadecimal digits"
+            )
+        if self.shard is not None and (type(self.shard) is not int or self.shard < 0):
+            raise ConfigError(f"shard={_said(self.shard)}: it is the number of a shard, from 0 on")
+
+    def _check_bound(self, name: str, bound: object) -> None:
+        if bound is None:
+            return
+        if self.order == "id":
+            if not isinstance(bound, str):
+                raise ConfigError(f"{name}={_said(bound)}: with order_by='id' it is an id, a str")
+            return
+        number = _number(bound)
+        if number is None or math.isnan(number):
+            raise ConfigError(f"{name}={_said(bound)}: it is a number, a bound of {self.order}")
+
+    def given(self) -> dict[str, Any]:
+        """The fields that say anything, as values of JSON: of a snapshot the time."""
+        values = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        if isinstance(self.before, Snapshot):
+            values["before"] = self.before.at
+        return {name: value for name, value in values.items() if value is not None and value is not False}
+
+    @cached_property
+    def order(self) -> str:
+        """What it is ordered by, also when that was not said."""
+        return ("buried_at" if self.state == "morgue" else "perform_at") if self.order_by is None else self.order_by
+
+    @property
+    def by_time(self) -> bool:
+        """Whether the bounds are times."""
+        return self.order in ("perform_at", "buried_at")
+
+    @property
+    def bounded(self) -> bool:
+        return self.min is not None or self.max is not None
+
+    @cached_property
+    def pattern(self) -> str:
+        """The pattern of ids, or "" for any."""
+        return check_pattern(self.match)
+
+    @cached_property
+    def payload_field(self) -> PayloadField | None:
+        return None if self.payload is None else PayloadField.parse(self.payload)
+
+    @property
+    def looks_inside(self) -> bool:
+        """Whether it asks what is in a job: each must be read to know."""
+        return self.payload is not None or self.asks_for_errors
+
+    @property
+    def asks_for_errors(self) -> bool:
+        """Whether no job that never failed is meant."""
+        return self.error is not None or self.error_group is not None
+
+    @property
+    def scanned(self) -> bool:
+        """Whether each page looks at every id that there is."""
+        return bool(self.pattern) or self.order == "id" or self.state == "taken"
+
+    def admits(self, job: Job, redact: Callable[[Any], Any] | None = None) -> bool:
+        """Whether what is in the job is what is asked for. ``redact``: from a payload to what may be seen of it."""
+        if self.error is not None and self.error.strip().casefold() not in (job.error or "").casefold():
+            return False
+        if self.error_group is not None and (job.error is None or error_fingerprint(job.error) != self.error_group):
+            return False
+        if self.payload_field is None:
+            return True
+        seen = [payload if redact is None else redact(payload) for payload, _ in job.payloads]
+        return any(map(self.payload_field.holds, seen))
+
+    @cached_property
+    def low(self) -> float:
+        """The lower bound of the value that it is ordered by; none in the order by id."""
+        return -math.inf if self.min is None or isinstance(self.min, str) else float(self.min)
+
+    @cached_property
+    def high(self) -> float:
+        """The upper bound of the value that it is ordered by; none in the order by id."""
+        return math.inf if self.max is None or isinstance(self.max, str) else float(self.max)
+
+    @cached_property
+    def low_id(self) -> bytes | None:
+        return self.min.encode("utf-8", "surrogateescape") if isinstance(self.min, str) else None
+
+    @cached_property
+    def high_id(self) -> bytes | None:
+        return self.max.encode("utf-8", "surrogateescape") if isinstance(self.max, str) else None
+
+    def holds(self, value: float, job_id: bytes) -> bool:
+        """Whether the bounds admit it."""
+        if self.order == "id":
+            return not (
+                (self.low_id is not None and job_id < self.low_id)
+                or (self.high_id is not None and job_id > self.high_id)
+            )
+        return self.low <= value <= self.high
+
+    @property
+    def when(self) -> str:
+        """How the scripts call a state's side of now."""
+        return {"due": "due", "scheduled": "later", "retrying": "later"}.get(self.state or "", "")
+
+    @property
+    def past(self) -> str:
+        """How the scripts call whether a state's jobs have failed before."""
+        return {"scheduled": "fresh", "retrying": "failed"}.get(self.state or "", "")
+
+    @property
+    def where(self) -> str:
+        """Which of an id's jobs is meant, as the script `fetch_jobs` calls it."""
+        return self.state if self.state in ("taken", "morgue") else "waiting"
+
+
+def _number(value: object) -> float | None:
+    """A number that a float can be, NaN and infinities too."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # an integer of more than 308 digits
+        return None
+
+
+def _said(value: object) -> str:
+    """The value in a message. Python refuses to write integers of very many digits."""
+    try:
+        return f"{value!r:.100}"
+    except ValueError:
+        return "(an integer of very many digits)"

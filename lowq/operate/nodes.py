@@ -1,0 +1,350 @@
+"""The nodes in the registry, read only: which of them live, what they perform, and which batches are stuck."""
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from math import inf, isfinite
+from typing import Any, NamedTuple, TypedDict
+
+from lowq.backend import Backend
+from lowq.clock import Clock, now
+from lowq.errors import RedisRefused, RedisUnavailable
+from lowq.observe.counters import BOUNDS
+from lowq.observe.times import TotalTimes, perform_times
+from lowq.operate.queues import QueueInfo, all_queues, entry_call, entry_of
+from lowq.operate.walk import read_stats
+from lowq.store import Call, Client, Command, untrusted
+from lowq.store.keys import MAX_SHARDS, is_queue_name, nodes_key
+from lowq.store.scripts import time_of
+
+
+class RunningBatch(TypedDict):
+    """A batch that was being performed when its node sent its last heartbeat."""
+
+    queue: str
+    shard: int
+    #: Up to three; of a batch that takes longer than 30 s up to 1,000.
+    ids: list[str]
+    #: How many ids it has.
+    count: int
+    #: For how long it had been running then.
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """A node, as its last heartbeat described it. What an older or newer version doesn't say is left empty."""
+
+    name: str
+    #: Unix time, seconds, by the server's clock, and how long ago that was.
+    heartbeat_at: float
+    seconds_ago: float
+    host: str = ""
+    pid: int = 0
+    threads: int = 0
+    version: str = ""
+    #: Unix time, seconds.
+    started_at: float | None = None
+    queues: tuple[str, ...] = ()
+    #: queue -> the shards that it holds.
+    shards: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    #: Per thread what it performs; None when it is idle.
+    performing: tuple[RunningBatch | None, ...] = ()
+    #: How many tasks its event loop runs, each of which works a shard.
+    tasks: int = 0
+    #: How many of these it may run at once; 0: it has no event loop.
+    concurrency: int = 0
+    #: What those of them perform that have been running longest.
+    longest_tasks: tuple[RunningBatch, ...] = ()
+    #: It takes nothing more.
+    quiet: bool = False
+    #: Redis is a replica by now: nobody can write to it, and the node waits. This is what it said before.
+    waiting: bool = False
+    #: Resident memory of its process, bytes; 0: unknown.
+    memory: int = 0
+    #: Seconds by which its maintenance loop ran late at most, in the last ten minutes.
+    late: float = 0.0
+    #: Threads beyond its own whose handlers have exceeded their ttr and still run.
+    written_off: int = 0
+    #: ``node``, or ``consumer``: then jobs are taken by hand.
+    kind: str = "node"
+    #: Of a consumer: how many jobs it has in hand.
+    taken: int = 0
+    #: Why it can't be reloaded, and what to do instead; empty: it can.
+    reload_refusal: str = ""
+    #: It ends when a queue has another number of shards than its code says (``strict_shards_count``).
+    strict: bool = False
+    #: queue -> name -> the time table of a schedule that it knows.
+    schedules: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+
+
+def nodes(backend: Backend) -> list[NodeInfo]:
+    """The nodes that live, by name: those that have not been silent for longer than their lease_ttl. On a replica,
+    which no node can write to, those that lived when it became one, and wait.
+
+    Raises:
+        RedisUnavailable, RedisRefused
+    """
+    key = nodes_key(backend.config.namespace)
+    raw, time = backend.client.commands([("HGETALL", key), ("TIME",)], key=key)
+    found = _live_nodes(raw, time_of(time))
+    if 2 * len(found) < len(raw) and _is_replica(backend.client):
+        return _live_nodes(raw, time_of(time), on_replica=True)
+    return found
+
+
+def _is_replica(client: Client) -> bool:
+    try:
+        return client.server_info().get("role") == "slave"
+    except RedisRefused:  # it may not be asked
+        return False
+
+
+def _live_nodes(raw: Sequence[bytes], now: float, *, on_replica: bool = False) -> list[NodeInfo]:
+    infos = [_node_info(name, data, now, on_replica) for name, data in zip(raw[::2], raw[1::2], strict=True)]
+    return sorted((info for info in infos if info is not None), key=lambda info: info.name)
+
+
+class Registries(NamedTuple):
+    """What the registries say that concerns a queue."""
+
+    #: None: the queue has no entry, or none that can be read.
+    queue: QueueInfo | None
+    #: Those that live, by name.
+    nodes: list[NodeInfo]
+    #: The names of all, also of those that are silent.
+    node_names: list[bytes]
+
+    @classmethod
+    def of(cls, queue: str, replies: Sequence[Any]) -> "Registries":
+        """From the replies to `registry_calls`."""
+        entry, raw, time = replies
+        return cls(entry_of(queue, entry), _live_nodes(raw, time_of(time)), raw[::2])
+
+    def holder(self, lease: bytes | None) -> NodeInfo | None:
+        """The node that lives and holds the lease with this token."""
+        nonce, _, _ = (lease or b"").decode("utf-8", "replace").rpartition(":")
+        # A node's name ends with the beginning of the nonce that it acquires with.
+        return next((node for node in self.nodes if node.name.endswith(":" + nonce[:6])), None) if nonce else None
+
+
+def registry_calls(namespace: str, queue: str) -> list[Call[Any]]:
+    """Asks what the registries say that concerns a queue; see `Registries`. In a cluster they are in two slots."""
+    nodes = nodes_key(namespace)
+    return [entry_call(namespace, queue), Command(nodes, "HGETALL", nodes), Command(nodes, "TIME")]
+
+
+def _node_info(name: bytes, data: bytes, now: float, on_replica: bool) -> NodeInfo | None:
+    """What an entry of the registry says (heartbeat.lua describes it); None when the node was silent for too long, but
+    not where it can't write.
+    """
+    try:
+        head, silence, size, rest = data.split(b" ", 3)
+        details = untrusted.json_object(rest[int(size) :]) or {}
+    except ValueError:
+        head, silence, details = b"", b"", {}
+    heartbeat_at, patience = untrusted.finite(head), untrusted.finite(silence)
+    if heartbeat_at is None or patience is None:
+        untrusted.log_skipped("node", name, "its entry in the registry is none of ours")
+        return None
+    is_silent = now - heartbeat_at > patience
+    if is_silent and not on_replica:
+        return None
+    return NodeInfo(
+        name=name.decode("utf-8", "replace"),
+        heartbeat_at=heartbeat_at,
+        seconds_ago=max(now - heartbeat_at, 0.0),
+        host=untrusted.text(details.get("host")) or "",
+        pid=untrusted.whole(details.get("pid"), 0) or 0,
+        threads=untrusted.whole(details.get("threads"), 0) or 0,
+        version=untrusted.text(details.get("version")) or "",
+        started_at=untrusted.number(details.get("started_at"), 0),
+        queues=tuple(filter(is_queue_name, _list(details.get("queues")))),
+        shards=_shards(details.get("shards")),
+        performing=tuple(map(_performing, _list(details.get("performing")))),
+        tasks=untrusted.whole(details.get("tasks"), 0) or 0,
+        concurrency=untrusted.whole(details.get("concurrency"), 0) or 0,
+        longest_tasks=tuple(filter(None, map(_performing, _list(details.get("longest_tasks"))))),
+        quiet=bool(details.get("quiet")),
+        waiting=is_silent,
+        memory=untrusted.whole(details.get("memory"), 0) or 0,
+        late=untrusted.number(details.get("late"), 0) or 0.0,
+        written_off=untrusted.whole(details.get("written_off"), 0) or 0,
+        kind="consumer" if details.get("kind") == "consumer" else "node",
+        taken=untrusted.whole(details.get("taken"), 0) or 0,
+        reload_refusal=_reload_refusal(details),
+        strict=details.get("strict") is True,
+        schedules=_schedules(details.get("schedules")),
+    )
+
+
+def _schedules(said: Any) -> dict[str, dict[str, dict[str, Any]]]:
+    if not isinstance(said, dict):
+        return {}
+    return {
+        queue: {name: untrusted.plain(table) for name, table in tables.items() if isinstance(table, dict)}
+        for queue, tables in said.items()
+        if is_queue_name(queue) and isinstance(tables, dict)
+    }
+
+
+def _reload_refusal(details: Mapping[str, Any]) -> str:
+    if details.get("kind") == "consumer":
+        return "it is a consumer: restart its program"
+    return untrusted.text(details.get("reload_refusal")) or ""
+
+
+def _list(said: Any) -> list[Any]:
+    return said if isinstance(said, list) else []
+
+
+def _shards(said: Any) -> dict[str, list[int]]:
+    if not isinstance(said, dict):
+        return {}
+    return {
+        queue: [shard for shard in _list(held) if untrusted.whole(shard, 0, MAX_SHARDS - 1) is not None]
+        for queue, held in said.items()
+        if is_queue_name(queue)
+    }
+
+
+def _performing(said: Any) -> RunningBatch | None:
+    """What a thread performs; None also when that can't be read."""
+    if not isinstance(said, dict):
+        return None
+    queue, shard = said.get("queue"), untrusted.whole(said.get("shard"), 0, MAX_SHARDS - 1)
+    if not is_queue_name(queue) or shard is None:
+        return None
+    ids = [job_id for job_id in map(untrusted.text, _list(said.get("ids"))) if job_id]
+    return {
+        "queue": queue,
+        "shard": shard,
+        "ids": ids,
+        "count": untrusted.whole(said.get("count"), len(ids)) or len(ids),
+        "seconds": untrusted.number(said.get("seconds"), 0) or 0.0,
+    }
+
+
+#: A batch is stuck when it has been running for longer than this, seconds, and for longer than so many times what 95 %
+#: of the batches of its queue take.
+STUCK_SECONDS, STUCK_TIMES = 60.0, 10.0
+
+
+#: Most of them that are named.
+MOST_STUCK = 100
+
+
+@dataclass(frozen=True, slots=True)
+class StuckBatch:
+    """A batch that is stuck, as of the last heartbeat of its node."""
+
+    queue: str
+    shard: int
+    #: Its ids, as far as the node names them: up to 1,000.
+    ids: tuple[str, ...]
+    #: How many ids it has.
+    count: int
+    node: str
+    #: Of that node, from 0; None: a task of its event loop.
+    thread: int | None
+    #: For how long it has been running, and from when on that is too long, seconds.
+    seconds: float
+    limit: float
+    #: Jobs of its shard that wait until it ends.
+    waiting: int
+
+
+def stuck_limit(times: TotalTimes) -> float:
+    """Seconds from which on a batch is stuck in a queue whose batches took so long."""
+    p95 = times.percentile(0.95)
+    if not isfinite(p95):  # how long those took that are beyond all buckets: on average, at most
+        longest, beyond = BOUNDS[-1], times.buckets[-1][1]
+        p95 = max(times.seconds / beyond, longest)
+    return max(STUCK_SECONDS, STUCK_TIMES * p95)
+
+
+def stuck_batches(backend: Backend, living: Sequence[NodeInfo] | None = None) -> list[StuckBatch]:
+    """The batches that are stuck, longest first. ``living``: the nodes, where they are known already. While none of
+    them runs a batch for long nothing else is read.
+
+    Raises:
+        RedisUnavailable, RedisRefused
+    """
+    found = [
+        (node.name, thread, performed)
+        for node in (nodes(backend) if living is None else living)
+        for thread, performed in [*enumerate(node.performing), *((None, task) for task in node.longest_tasks)]
+        if performed is not None and performed["seconds"] > STUCK_SECONDS
+    ]
+    limits = {
+        queue: stuck_limit(perform_times(backend, queue)) for queue in {performed["queue"] for _, _, performed in found}
+    }
+    found = [item for item in found if item[2]["seconds"] > limits[item[2]["queue"]]]
+    found = sorted(found, key=lambda item: item[2]["seconds"], reverse=True)[:MOST_STUCK]
+    waiting = _waiting(backend, {(performed["queue"], performed["shard"]) for _, _, performed in found})
+    return [
+        StuckBatch(
+            performed["queue"], performed["shard"], tuple(performed["ids"]), performed["count"], node, thread,
+            performed["seconds"], limits[performed["queue"]], waiting[performed["queue"], performed["shard"]],
+        )
+        for node, thread, performed in found
+    ]  # fmt: skip
+
+
+def _waiting(backend: Backend, places: Set[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    """How many due jobs wait in these shards. A node names a shard by its number: while a reshard is under way that may
+    be one of each layout, and both count.
+    """
+    found = dict.fromkeys(places, 0)
+    if not places:
+        return found
+    layouts = {info.name: info.layouts.all for info in all_queues(backend)}
+    listed = [
+        (place, layout.prefix(backend.config.namespace, *place))
+        for place in places
+        for layout in layouts.get(place[0], ())
+        if place[1] < layout.shards_count
+    ]
+    figures = read_stats(backend.client, [prefix for _, prefix in listed], None)
+    for (place, _), stats in zip(listed, figures, strict=True):
+        found[place] += stats.due
+    return found
+
+
+def seconds_all_busy(node: NodeInfo) -> float:
+    """For how long all threads of a node have been busy with the batches that they are busy with; 0.0: one is not."""
+    return min((performed["seconds"] if performed else 0.0 for performed in node.performing), default=0.0)
+
+
+class StuckLimits:
+    """When batches of queues are stuck, for a node that asks about its own. Read anew every 30 s."""
+
+    #: Performs of a queue from which on it is known how long they take.
+    KNOWN = 20
+    #: Seconds.
+    AGE = 30.0
+
+    def __init__(self, backend: Backend, clock: Clock = now) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._read: dict[str, tuple[float, float]] = {}
+
+    def seconds_stuck(self, running: Sequence[tuple[str, float] | None]) -> float:
+        """For how long, in seconds, all of these have been stuck; 0.0: they have not, or it is not known. Each is the
+        queue and the seconds of a batch; None: nothing runs there.
+        """
+        batches = [item for item in running if item is not None and item[1] > STUCK_SECONDS]
+        if len(batches) < len(running) or not batches:
+            return 0.0
+        try:
+            is_stuck = all(seconds > self._limit(queue) for queue, seconds in batches)
+        except (RedisUnavailable, RedisRefused):
+            return 0.0
+        return min(seconds for _, seconds in batches) if is_stuck else 0.0
+
+    def _limit(self, queue: str) -> float:
+        read_at, limit = self._read.get(queue, (-inf, inf))
+        if self._clock() - read_at > self.AGE:
+            times = perform_times(self._backend, queue)
+            limit = stuck_limit(times) if times.count >= self.KNOWN else inf
+            self._read[queue] = self._clock(), limit
+        return limit

@@ -1,0 +1,770 @@
+"""Changes the number of shards of a queue while it is used: its jobs are moved to the shards of another layout.
+
+::
+
+    begin     the registry says that a reshard is under way: nodes and producers learn of the next layout. Its epoch is
+              one that no shard was ever made for
+    prepare   all shards of it: they accept pushes, and nothing is taken of them
+    class by class (the shards that are congruent modulo gcd(N, M): only among these do jobs move)
+      seal    its old shards: pushes are sent on, the holder finishes what is in flight and gives the lease up
+      move    with the lease of the old shard, page by page: move_out (read a page, when the last one has come)
+              -> move_in (to each new shard that jobs of it belong to) -> move_out ...
+      open    its new shards: nodes take them
+    check     every old shard once more: sealed and moved; every new one: open. Otherwise its class again
+    end       the registry says the next layout; what is left of an old shard sends on who comes late
+
+Redis loses in a failover what no replica has received. So each step is confirmed by as many replicas as its primary had
+when the reshard began, before anything goes on from it; otherwise it is written again, for as long as it takes. That
+includes the state of an old shard when its first page is read: from then on only `move_out` changes it, so that the
+next primary has the same pages.
+
+Everything may end anywhere: whoever begins anew with the same number of shards goes on. A page is the same whenever it
+is read, and comes to a new shard once, as that remembers the step. Several may be at it at once: the lease of an old
+shard is one's at a time, and what one does late changes nothing. No step touches two shards.
+"""
+
+import math
+import random
+import secrets
+import time
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from lowq.backend import Backend
+from lowq.clock import now as monotonic
+from lowq.errors import ConfigError, LeaseLost, RedisRefused, RedisUnavailable, Resharding
+from lowq.logs import get_log
+from lowq.operate.nodes import nodes
+from lowq.operate.queues import (
+    announce,
+    find_free_epoch,
+    find_layout_before,
+    find_queue,
+    layout_call,
+    layouts_of_shards,
+    repair_registry,
+    set_layouts,
+)
+from lowq.operate.walk import read_stats
+from lowq.queue_options import QueueOptions, check_whole
+from lowq.schedules import is_internal
+from lowq.sharding import Layout, Layouts
+from lowq.shards.in_flight import log_poisoned
+from lowq.shards.lease import LeaseDenied, ShardLease, seconds_since_outage
+from lowq.store import Call, Client, Command, NotConfirmed, Subscription, Wait, slot_of
+from lowq.store.keys import queues_key
+from lowq.store.scripts import time_of
+from lowq.store.shard import ShardScripts
+from lowq.store.shard_replies import MovePage
+
+log = get_log("lowq.reshard")
+
+
+#: Old shards whose pages are moved in one write: Redis works what one client wrote in one piece.
+TOGETHER = 3
+
+
+#: What `move_in` answers where nothing is expected.
+_NOT_FED = 2
+
+
+#: So often a shard answers that until it is taken for lost: its jobs may have been moved by another at first.
+_NOT_FED_TIMES = 3
+
+
+#: Short calls in one write.
+_WRITE = 200
+
+
+#: Seconds between two looks whether a holder has given its shard up, should its message have been lost.
+LOOK_SECONDS = 0.5
+
+
+#: Seconds that a primary waits for its replicas before what they are to confirm is written again.
+CONFIRM_SECONDS = 1.0
+
+
+#: Calls that are written together when they are to be confirmed: some may have a page of jobs each.
+_CONFIRMED_WRITE = 12
+
+
+#: Seconds without any answer of Redis after which the command ends. It may be begun anew.
+PATIENCE = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReshardProgress:
+    """How far a reshard is."""
+
+    queue: str
+    before: Layout
+    after: Layout
+    #: Shards of the layout before whose jobs were all moved, by whomever.
+    shards_moved: int = 0
+    #: Jobs, waiting or buried, that this process has moved.
+    jobs_moved: int = 0
+    #: Shards whose holders have not given them up yet: they finish what is in flight.
+    waits_for: tuple[int, ...] = ()
+    #: Primaries whose replicas have not confirmed what was written: "host:port" in a cluster, otherwise "". It is
+    #: waited for them without an end.
+    waits_for_replicas: tuple[str, ...] = ()
+    #: The queue has the layout after.
+    is_done: bool = False
+    #: Jobs in shards of the layout before, as far as they were asked for.
+    jobs_left: int | None = None
+    #: What the registry says of it: who began it (``by``) and when (``began_at``, Unix time, seconds), as far as asked.
+    facts: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def shards_count(self) -> int:
+        """How many shards are to be moved in all."""
+        return self.before.shards_count
+
+
+def reshard(
+    backend: Backend, queue: str, shards_count: int, *, by: str = "", unconfirmed: bool = False
+) -> Iterator[ReshardProgress]:
+    """Gives a queue so many shards, or goes on with that; see above. It goes step by step as it is iterated over. Who
+    stops iterating leaves it to be gone on with. ``by``: who does it, for people. ``unconfirmed``: replicas are not
+    waited for, and a failover may lose jobs.
+
+    Where the queue has so many shards already, these and those of the layout before are checked. If all is well nothing
+    is yielded, unless replicas are waited for.
+
+    Raises:
+        ConfigError: shards_count is out of range; the queue is one of lowq's own; or a node is strict about it.
+        Resharding: another number of shards is under way. UnknownQueueError. RedisUnavailable, RedisRefused: what was
+        done stays done.
+    """
+    check_whole(f"queue {queue!r}", "shards_count", shards_count)
+    if is_internal(queue):
+        raise ConfigError(f"queue {queue!r} is one of lowq's own: it has one shard for good")
+    layouts = _begin(backend, queue, shards_count, by, unconfirmed)
+    if layouts.next is not None:
+        return _Mover(backend, queue, layouts.current, layouts, unconfirmed).run()
+    before = find_layout_before(backend, queue, layouts.current)
+    return iter(()) if before is None else _Mover(backend, queue, before, layouts, unconfirmed).run()
+
+
+def reshard_progress(backend: Backend, queue: str) -> ReshardProgress | None:
+    """How far the reshard of a queue is that is under way, whoever does it; None: none is. ``jobs_moved`` is not known.
+
+    Raises:
+        UnknownQueueError, RedisUnavailable
+    """
+    layouts = find_queue(backend, queue).layouts
+    if layouts.next is None:
+        return None
+    stats = read_stats(backend.client, layouts.current.prefixes(backend.config.namespace, queue), None)
+    held = tuple(i for i, each in enumerate(stats) if each.sealed and not each.moved and each.taken)
+    left = sum(each.length + each.taken + each.morgue_length for each in stats)
+    moved = sum(each.moved for each in stats)
+    return ReshardProgress(queue, layouts.current, layouts.next, moved, 0, held, jobs_left=left, facts=layouts.facts)
+
+
+# --- the registry ---
+
+
+def _begin(backend: Backend, queue: str, shards_count: int, by: str, unconfirmed: bool) -> Layouts:
+    """Enters the reshard in the registry, unless it is there already. Returns the layouts; without a next one the queue
+    has so many shards.
+    """
+    while True:
+        layouts = repair_registry(backend, queue)
+        if layouts.next is not None and layouts.next.shards_count != shards_count:
+            count = layouts.next.shards_count
+            raise Resharding(
+                f"queue {queue!r} is being resharded to {count} shards: let that end first, or go on with it: "
+                f"lowq reshard {queue} {count}"
+            )
+        if layouts.next is not None or layouts.current.shards_count == shards_count:
+            backend.note_layouts(queue, layouts)
+            return layouts
+        for node in nodes(backend):
+            if node.strict and queue in node.queues:
+                raise ConfigError(
+                    f"queue {queue!r} can't be resharded: {node.kind} {node.name} serves it and is strict about the "
+                    "number of shards (strict_shards_count), so it would end. Stop it first, or start it without that"
+                )
+        facts: dict[str, Any] = {"began_at": round(time_of(backend.client.command("TIME")), 3), "by": by[:200]}
+        following = Layout(shards_count, find_free_epoch(backend, queue, layouts.current, shards_count))
+        if not unconfirmed and (replicas := _count_replicas(backend, queue, (layouts.current, following))):
+            facts["replicas"] = replicas
+        begun = Layouts(layouts.current, following, facts)
+        if set_layouts(backend, queue, layouts, begun):
+            log.info(
+                "queue %r is resharded from %d shards to %d", queue, layouts.current.shards_count, shards_count,
+                extra={"event": "reshard", "queue": queue},
+            )  # fmt: skip
+            return begun
+
+
+def _count_replicas(backend: Backend, queue: str, layouts: Iterable[Layout]) -> list[list[int]]:
+    """How many replicas the primaries of the registry and of these shards have: [last slot, count] of each run of slots
+    with the same count; empty: none has any. By slots, as after a failover another primary has them, which may have
+    fewer: that makes nothing safer.
+    """
+    namespace = backend.config.namespace
+    keys = [queues_key(namespace), *(prefix for each in layouts for prefix in each.prefixes(namespace, queue))]
+    try:
+        counts = backend.client.replicas_of(keys)
+    except RedisRefused as error:
+        raise RedisRefused(
+            f"{error}. What a reshard moves is confirmed by replicas; if there are none: --unconfirmed"
+        ) from error
+    runs: list[list[int]] = []
+    for slot, count in sorted((slot_of(key), count) for key, count in zip(keys, counts, strict=True)):
+        if runs and runs[-1][1] == count:
+            runs[-1][0] = slot
+        else:
+            runs.append([slot, count])
+    return runs if any(counts) else []
+
+
+def _read_replicas(said: Any) -> list[list[int]]:
+    """As the registry has them; empty: it says nothing that can be read."""
+    runs = said if isinstance(said, list) else []
+    found = [run for run in runs if isinstance(run, list) and len(run) == 2 and all(type(n) is int for n in run)]
+    return found if len(found) == len(runs) else []
+
+
+# --- the jobs ---
+
+
+#: What yields progress while it is under way, and returns something.
+Steps = Generator[ReshardProgress, None, Any]
+
+
+class _Old:
+    """A shard whose jobs are moved."""
+
+    __slots__ = ("done", "index", "is_confirmed", "is_moved", "lease", "not_fed", "prefix", "renew_at", "try_at")
+
+    def __init__(self, index: int, prefix: str, lease: ShardLease) -> None:
+        self.index = index
+        self.prefix = prefix
+        self.lease = lease
+        #: The last step whose jobs have come to where they belong.
+        self.done = 0
+        #: Whether replicas have the state that its pages are read of.
+        self.is_confirmed = False
+        self.is_moved = False
+        #: How often in a row a shard that its jobs belong to was not fed.
+        self.not_fed = 0
+        #: Monotonic: when the lease is to be renewed, or tried for.
+        self.renew_at = self.try_at = 0.0
+
+
+class _Mover:
+    def __init__(self, backend: Backend, queue: str, before: Layout, layouts: Layouts, unconfirmed: bool) -> None:
+        """``layouts``: as the registry has them; without a next one the reshard has ended, and is checked."""
+        self._backend = backend
+        self._queue = queue
+        self._before, self._after = before, layouts.next or layouts.current
+        self._layouts = layouts
+        self._classes = math.gcd(self._before.shards_count, self._after.shards_count)
+        self._namespace = backend.config.namespace
+        self._lease_ttl = backend.config.lease_ttl
+        self._nonce = secrets.token_hex(8)
+        entry = find_queue(backend, queue)
+        self._max_crash_count = QueueOptions(queue, before.shards_count).registered(entry.options).max_crash_count
+        self._progress = ReshardProgress(queue, before, self._after)
+        #: The old shards that were moved.
+        self._moved: set[int] = set()
+        self._began_at = monotonic()
+        #: When Redis was last known to be away, monotonic.
+        self._away_at = -math.inf
+        #: How many replicas are to confirm what is written, see `_count_replicas`.
+        self._replicas: list[list[int]] = []
+        if not unconfirmed:
+            said = _read_replicas(layouts.facts.get("replicas"))
+            self._replicas = said or _count_replicas(backend, queue, (before, self._after))
+
+    @property
+    def _client(self) -> Client:
+        return self._backend.client
+
+    def run(self) -> Iterator[ReshardProgress]:
+        """Moves all jobs, and says how far it is."""
+        is_over = self._layouts.next is None
+        try:
+            if not is_over:
+                yield self._progress
+                yield from self._write_layouts(Layouts(self._before), self._layouts)
+                yield from self._prepare_shards(self._after.prefixes(self._namespace, self._queue))
+                for number in range(self._classes):
+                    yield from self._move_class(number)
+            while self._patiently(self._is_wanted) and (left := (yield from self._check())):
+                if is_over:
+                    log.warning(
+                        "queue %r: shards of the layout before were not moved whole, as Redis has lost that they were, "
+                        "or jobs came since; this is done now", self._queue,
+                        extra={"event": "reshard_repaired", "queue": self._queue},
+                    )  # fmt: skip
+                for number in left:
+                    yield from self._move_class(number)
+                    self._progress = replace(self._progress, is_done=is_over)
+            if not is_over:
+                # Unless another one has ended it.
+                yield from self._write_layouts(self._layouts, Layouts(self._after))
+                self._progress = replace(self._progress, is_done=True)
+            if self._progress.is_done:
+                self._progress = replace(self._progress, waits_for=())
+                yield self._progress
+        finally:
+            self._backend.forget_registered()
+
+    # --- calls ---
+
+    def _patiently(self, do: Callable[[], Any]) -> Any:
+        """Does it, again and again while Redis does not answer, for a while."""
+        give_up_at = monotonic() + PATIENCE
+        while True:
+            try:
+                return do()
+            except RedisUnavailable:
+                if monotonic() >= give_up_at:
+                    raise
+                time.sleep(random.uniform(0.1, 0.3))
+
+    def _run_all(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        def run(some: Sequence[Call[Any]]) -> list[Any]:
+            replies = self._client.run_many(some)
+            for reply in replies:
+                if isinstance(reply, Exception) and not isinstance(reply, LeaseLost):
+                    raise reply
+            return replies
+
+        replies: list[Any] = []
+        for start in range(0, len(calls), _WRITE):
+            replies += self._patiently(partial(run, calls[start : start + _WRITE]))
+        return replies
+
+    def _run_confirmed(self, calls: Sequence[Call[Any]], *, is_of_shards: bool = True) -> Steps:
+        """Runs calls from which others go on, until as many replicas have confirmed each as its primary had when the
+        reshard began. The calls are repeated with that: they go to another primary when that has taken over, and if
+        they have changed nothing they have written something all the same, which is what replicas confirm. Returns
+        their replies, the last ones; `LeaseLost` is one, other errors are raised.
+
+        Raises:
+            RedisUnavailable: no answer for a while. UnknownQueueError, Resharding: as of `_is_wanted`.
+        """
+        groups: dict[int, list[int]] = {}
+        for position, call in enumerate(calls):
+            groups.setdefault(self._replicas_for(call.key), []).append(position)
+        replies: list[Any] = [None] * len(calls)
+        for position, reply in zip(
+            groups.get(0, []), self._run_all([calls[position] for position in groups.pop(0, [])]), strict=True
+        ):
+            replies[position] = reply
+        for count, positions in groups.items():
+            wait = Wait("replicated", CONFIRM_SECONDS, count)
+            for start in range(0, len(positions), _CONFIRMED_WRITE):
+                some = positions[start : start + _CONFIRMED_WRITE]
+                found = yield from self._wait_for_replicas([calls[position] for position in some], wait, is_of_shards)
+                for position, reply in zip(some, found, strict=True):
+                    replies[position] = reply
+        return replies
+
+    def _replicas_for(self, key: str) -> int:
+        place = bisect_left(self._replicas, slot_of(key), key=lambda run: run[0])
+        return self._replicas[place][1] if place < len(self._replicas) else 0
+
+    def _wait_for_replicas(self, calls: Sequence[Call[Any]], wait: Wait, is_of_shards: bool) -> Steps:
+        replies: list[Any] = [None] * len(calls)
+        left = list(range(len(calls)))
+        answered_at = monotonic()
+        is_told = False
+        while True:
+            behind: set[str] = set()
+            again: list[int] = []
+            for position, reply in zip(left, self._client.start([calls[i] for i in left], wait=wait)(), strict=True):
+                if isinstance(reply, RedisUnavailable):
+                    if monotonic() - answered_at >= PATIENCE:
+                        raise reply
+                    again.append(position)
+                    continue
+                if isinstance(reply, NotConfirmed):
+                    answered_at = monotonic()
+                    again.append(position)
+                    primary = self._client.primary_of(calls[position].key)
+                    behind.add("" if primary is None else f"{primary[0]}:{primary[1]}")
+                elif isinstance(reply, Exception) and not isinstance(reply, LeaseLost):
+                    raise reply
+                replies[position] = reply
+            left = again
+            if behind and not is_told:
+                is_told = True
+                self._tell_of_replicas(behind)
+            if behind or self._progress.waits_for_replicas:
+                self._progress = replace(self._progress, waits_for_replicas=tuple(sorted(behind)))
+                yield self._progress
+            if not left:
+                return replies
+            if not behind:
+                time.sleep(random.uniform(0.1, 0.3))
+            elif is_of_shards and not self._patiently(self._is_wanted):
+                # Another one has ended it, who knows what was confirmed.
+                return [reply.reply if isinstance(reply, NotConfirmed) else reply for reply in replies]
+
+    def _tell_of_replicas(self, behind: set[str]) -> None:
+        log.warning(
+            "queue %r: waiting until replicas have what this reshard wrote (%s); to go on without, so that a "
+            "failover may lose jobs: lowq reshard %s %d --unconfirmed", self._queue,
+            ", ".join(sorted(behind)) or "on the primary", self._queue, self._after.shards_count,
+            extra={"event": "reshard_unconfirmed", "queue": self._queue},
+        )  # fmt: skip
+
+    # --- the registry ---
+
+    def _write_layouts(self, before: Layouts, after: Layouts) -> Steps:
+        """Writes the layouts into the registry; False: they are neither those before nor those after."""
+        while (call := self._patiently(lambda: layout_call(self._backend, self._queue, before, after))) is not None:
+            (reply,) = yield from self._run_confirmed([call], is_of_shards=False)
+            if reply == 1:
+                self._patiently(lambda: announce(self._backend, self._queue, after))
+                return True
+        return False
+
+    def _is_wanted(self) -> bool:
+        """Whether the registry still says that the reshard is under way, or, when it is checked, that it was the last.
+        It does not if another one has ended it, or begun the next. What it has lost meanwhile is written anew.
+
+        Raises:
+            UnknownQueueError, Resharding: the queue was dropped meanwhile. One that has its name now must not be sealed
+            for a layout that nobody serves.
+        """
+        layouts = find_queue(self._backend, self._queue).layouts
+        if layouts == self._layouts:
+            return True
+        if layouts.current.epoch >= self._after.epoch:
+            return False
+        said = layouts_of_shards(self._backend, self._queue, layouts)
+        if said == self._layouts:  # so old shards say that they are sealed for it
+            return set_layouts(self._backend, self._queue, layouts, self._layouts)
+        if said.current.epoch >= self._after.epoch:
+            return False
+        raise Resharding(
+            f"queue {self._queue!r} was dropped while it was resharded, and made anew: this reshard ends here"
+        )
+
+    # --- new shards ---
+
+    def _prepare_shards(self, prefixes: Sequence[str]) -> Steps:
+        """Prepares these shards of the next layout, paused if the queue is. Returns the replies of `prepare_shard`."""
+        paused = self._find_pause()
+        replies: list[int] = yield from self._run_confirmed(
+            [ShardScripts(prefix).prepare(self._after.shards_count, *paused) for prefix in prefixes]
+        )
+        # A producer prepares what Redis has lost without knowing of a pause.
+        written = paused if 2 not in replies else (b"", b"")
+        fed = [prefix for prefix, reply in zip(prefixes, replies, strict=True) if reply]
+        # Whoever pauses or resumes since the reshard was entered does so with the old shards first, then with the new
+        # ones: what was written over theirs just now is seen here. From then on only they change it.
+        while True:
+            if paused != written:
+                at, by = written = paused
+                self._run_all([ShardScripts(prefix).pause(bool(at), by, now=at) for prefix in fed])
+            paused = self._find_pause()
+            if paused == written:
+                return replies
+
+    def _find_pause(self) -> tuple[bytes, bytes]:
+        """Since when the queue is paused, and who did that; empty: it is not."""
+        prefixes = self._layouts.current.prefixes(self._namespace, self._queue)
+        looks = [Command(prefix, "HMGET", f"{prefix}meta", "paused", "paused_by") for prefix in prefixes]
+        return min(((at, by or b"") for at, by in self._run_all(looks) if at is not None), default=(b"", b""))
+
+    # --- the check ---
+
+    def _check(self) -> Steps:
+        """Has replicas confirm that all old shards are moved and all new ones open. Returns the classes of which that
+        is not so, as Redis has lost it, or as nobody has moved them.
+        """
+        olds = [self._old(index) for index in range(self._before.shards_count)]
+        states = self._run_all([Command(old.prefix, "HMGET", f"{old.prefix}meta", "sealed", "moved") for old in olds])
+        for old, (sealed, moved) in zip(olds, states, strict=True):
+            old.is_moved = bool(sealed and moved)
+        replies = yield from self._run_confirmed([self._seal_call(old, 0) for old in olds if old.is_moved])
+        for old, reply in zip([old for old in olds if old.is_moved], replies, strict=True):
+            old.is_moved = reply == 2
+        left = sorted({old.index % self._classes for old in olds if not old.is_moved})
+        for number in range(self._classes):
+            if number not in left:
+                yield from self._open(olds[number :: self._classes], self._new_shards(number))
+        return left
+
+    def _new_shards(self, number: int) -> range:
+        return range(number, self._after.shards_count, self._classes)
+
+    # --- one class ---
+
+    def _move_class(self, number: int) -> Steps:
+        olds = [self._old(index) for index in range(number, self._before.shards_count, self._classes)]
+        if not self._patiently(self._is_wanted):
+            return
+        yield from self._seal(olds, number)
+        subscription = self._client.subscribe()
+        try:
+            waiting = [old for old in olds if not old.is_moved]
+            self._say(olds)
+            subscription.add(f"{old.prefix}lease_released" for old in waiting)
+            said_at = answered_at = monotonic()
+            while waiting:
+                try:
+                    yield from self._acquire(waiting, number)
+                    held = [old for old in waiting if old.lease.current is not None]
+                    yield from self._move(held[:TOGETHER], number)
+                    self._renew(held)
+                    answered_at = monotonic()
+                except RedisUnavailable:
+                    self._away_at = monotonic()
+                    if monotonic() - answered_at >= PATIENCE:
+                        raise
+                    time.sleep(random.uniform(0.1, 0.3))
+                has_moved = any(old.is_moved for old in waiting)
+                waiting = [old for old in waiting if not old.is_moved]
+                if has_moved or monotonic() - said_at >= LOOK_SECONDS:
+                    said_at = monotonic()
+                    self._say(olds)
+                    yield self._progress
+                if waiting and not any(old.lease.current is not None for old in waiting):
+                    self._wait(subscription, waiting)
+        finally:
+            subscription.close()
+            self._give_up(olds)
+        yield from self._open(olds, self._new_shards(number))
+        self._say(olds)
+        yield self._progress
+
+    def _say(self, olds: Sequence[_Old]) -> None:
+        self._moved.update(old.index for old in olds if old.is_moved)
+        waits_for = tuple(old.index for old in olds if not old.is_moved and old.lease.current is None)
+        self._progress = replace(self._progress, shards_moved=len(self._moved), waits_for=waits_for)
+
+    def _old(self, index: int) -> _Old:
+        prefix = self._before.prefix(self._namespace, self._queue, index)
+        lease = ShardLease(
+            self._client, self._queue, prefix, shards_count=self._before.shards_count, nonce=self._nonce,
+            max_crash_count=self._max_crash_count, reshard="moves",
+        )  # fmt: skip
+        return _Old(index, prefix, lease)
+
+    def _seal_call(self, old: _Old, done: int) -> Call[Any]:
+        count, after = self._before.shards_count, self._after
+        return ShardScripts(old.prefix).seal(count, after.shards_count, after.epoch, done)
+
+    def _seal(self, olds: Sequence[_Old], number: int) -> Steps:
+        """Seals old shards of the class with that number."""
+        # Should Redis have lost a seal, what is moved with the next one must not be taken for what has come.
+        fields = ["came", *(f"moved:{old.index}" for old in olds)]
+        prefixes = [self._after.prefix(self._namespace, self._queue, shard) for shard in self._new_shards(number)]
+        found = self._run_all([Command(prefix, "HMGET", f"{prefix}meta", *fields) for prefix in prefixes])
+        done = max((int(step) for steps in found for step in steps if step is not None), default=0)
+        replies = yield from self._run_confirmed([self._seal_call(old, done) for old in olds])
+        for old, reply in zip(olds, replies, strict=True):
+            old.is_moved = reply == 2
+
+    def _acquire(self, waiting: Sequence[_Old], number: int) -> Steps:
+        """Tries for the leases of these shards: what a dead holder left in flight waits again with that."""
+        now = monotonic()
+        some = [old for old in waiting if old.lease.current is None and old.try_at <= now]
+        unsealed: list[_Old] = []
+        for start in range(0, len(some), _WRITE):
+            unsealed += self._acquire_some(some[start : start + _WRITE])
+        if unsealed:
+            # Redis has lost the seals, in a failover to a replica that was behind.
+            if self._is_wanted():
+                yield from self._seal(unsealed, number)
+            else:
+                for old in unsealed:
+                    old.is_moved = True
+
+    def _acquire_some(self, some: Sequence[_Old]) -> list[_Old]:
+        """Returns those that have to be sealed anew. As among nodes: when Redis was away all leases have run out though
+        their holders live, so these come first, and what they have in flight is not charged with a crash.
+        """
+        # What is asked of a frozen Redis is carried out when that goes on, before its holder renews a lease that ran
+        # out meanwhile. So only what had no holder just before is charged.
+        sent = monotonic()
+        looks = [Command(old.prefix, "GET", f"{old.prefix}lease") for old in some]
+        are_free: list[bool] = []
+        for holder in self._client.run_many(looks, repeats=0):
+            if isinstance(holder, Exception):
+                raise holder
+            are_free.append(holder is None)
+        now = monotonic()
+        if now - sent > self._lease_ttl / 3:
+            self._away_at = now
+        age = self._client.server_age()
+        back = seconds_since_outage(now, self._away_at, self._began_at, age)
+        if back < self._lease_ttl / 3:
+            for old in some:
+                old.try_at = now + self._lease_ttl / 3 - back
+            return []
+        charge = back > self._lease_ttl and age > self._lease_ttl
+        calls = [
+            old.lease.acquire_call(self._lease_ttl, charge=charge and is_free)
+            for old, is_free in zip(some, are_free, strict=True)
+        ]
+        unsealed: list[_Old] = []
+        for old, reply in zip(some, self._client.run_many(calls, repeats=0), strict=True):
+            lease = old.lease.acquired(reply, now + self._lease_ttl)
+            log_poisoned(self._queue, old.index, lease.poisoned)
+            if isinstance(lease, LeaseDenied):
+                old.try_at = now + min(max(lease.seconds, 0.01), LOOK_SECONDS)
+                if lease.is_unsealed:
+                    unsealed.append(old)
+            else:
+                old.is_confirmed = False
+                old.renew_at = now + self._lease_ttl / 3
+        return unsealed
+
+    def _renew(self, held: Sequence[_Old]) -> None:
+        now = monotonic()
+        some = [old for old in held if old.renew_at <= now and not old.is_moved and old.lease.current is not None]
+        calls = [old.lease.renew_call(self._lease_ttl) for old in some]
+        for start in range(0, len(calls), _WRITE):
+            part = some[start : start + _WRITE]
+            for old, reply in zip(part, self._client.run_many(calls[start : start + _WRITE]), strict=True):
+                if isinstance(reply, LeaseLost):
+                    old.lease.lose()
+                elif isinstance(reply, Exception):
+                    raise reply
+                else:
+                    old.renew_at = now + self._lease_ttl / 3
+
+    def _wait(self, subscription: Subscription, waiting: Sequence[_Old]) -> None:
+        """Until a holder gives its shard up, or for a moment."""
+        seconds = min(old.try_at for old in waiting) - monotonic()
+        if seconds <= 0:
+            return
+        try:
+            if subscription.get(min(seconds, LOOK_SECONDS)) is not None:
+                for old in waiting:
+                    old.try_at = 0.0
+        except RedisUnavailable:
+            time.sleep(min(seconds, 0.1))
+
+    # --- a step ---
+
+    def _move(self, olds: Sequence[_Old], number: int) -> Steps:
+        """One page of each of these shards, of the class with that number."""
+        if not olds:
+            return
+        asks = [ShardScripts(old.prefix).move_out(old.lease.token, old.done) for old in olds]
+        if all(old.is_confirmed for old in olds):
+            replies = self._client.run_many(asks)
+        else:
+            replies = yield from self._run_confirmed(asks)
+        calls: list[Call[Any]] = []
+        pages: list[tuple[_Old, MovePage, list[Call[Any]]]] = []
+        for old, reply in zip(olds, replies, strict=True):
+            if isinstance(reply, LeaseLost):
+                old.lease.lose()
+                continue
+            if isinstance(reply, Exception):
+                raise reply
+            old.is_confirmed = True
+            page = MovePage.of(reply)
+            if page.kind == b"end":
+                old.is_moved = True
+                continue
+            own = self._move_in_calls(old, page, number)
+            calls += own
+            pages.append((old, page, own))
+        came = iter((yield from self._run_confirmed(calls)))
+        for old, page, own in pages:
+            not_fed = [call.key for call in own if next(came) == _NOT_FED]
+            if not_fed and (yield from self._prepare_lost(not_fed)):
+                continue
+            if not_fed:
+                # Its lease was lost, and another one has moved all of it and opened them. If not, nothing of it is
+                # deleted.
+                self._note_not_fed(old, not_fed[0])
+                continue
+            old.not_fed = 0
+            # An id comes in several steps if it is large, and is counted with each of them.
+            old.done = page.step
+            self._progress = replace(self._progress, jobs_moved=self._progress.jobs_moved + page.jobs)
+
+    def _prepare_lost(self, prefixes: Sequence[str]) -> Steps:
+        """Prepares shards of the next layout anew, of which Redis has nothing any more, as in a failover to a replica
+        that was behind; whether all of these were. One that was opened meanwhile stays so.
+
+        Raises:
+            UnknownQueueError, Resharding: the queue was dropped meanwhile.
+        """
+        if not self._patiently(self._is_wanted):
+            return False
+        replies = yield from self._prepare_shards(prefixes)
+        lost = [prefix for prefix, reply in zip(prefixes, replies, strict=True) if reply == 1]
+        if lost:
+            log.warning(
+                "queue %r: Redis has lost shards of the next layout, as in a failover, with what no replica had of "
+                "them; they are prepared anew: %s", self._queue, ", ".join(lost),
+                extra={"event": "reshard_prepared_anew", "queue": self._queue},
+            )  # fmt: skip
+        return all(replies)
+
+    def _note_not_fed(self, old: _Old, prefix: str) -> None:
+        old.not_fed += 1
+        if old.not_fed == _NOT_FED_TIMES:
+            raise RedisRefused(
+                f"queue {self._queue!r}: a shard of the next layout is open, and shard {old.index} has jobs for it: "
+                "Redis has lost how far that one was moved, as in a failover. Nothing more was moved. To have these "
+                "jobs merged with what waits there, also if they were performed: "
+                f"redis-cli -c HSET '{prefix}meta' fed 1; and go on with: "
+                f"lowq reshard {self._queue} {self._after.shards_count}"
+            )
+        old.lease.lose()
+        old.try_at = monotonic() + LOOK_SECONDS
+
+    def _move_in_calls(self, old: _Old, page: MovePage, number: int) -> list[Call[Any]]:
+        """The calls with which the items of a page come to the shards that they belong to."""
+        groups: defaultdict[int, list[tuple[bytes, bytes, Any]]] = defaultdict(list)
+        for item in page.items:
+            # Counters belong to no id: they go to the first shard of the class.
+            groups[number if page.kind == b"rest" else self._after.shard_of(item[0])].append(item)
+        return [
+            ShardScripts(self._after.prefix(self._namespace, self._queue, shard)).move_in(old.index, page, items)
+            for shard, items in groups.items()
+        ]
+
+    # --- the end of a class ---
+
+    def _give_up(self, olds: Sequence[_Old]) -> None:
+        held = [old for old in olds if old.lease.current is not None]
+        if held:
+            self._client.run_many([old.lease.surrender_call(0.0) for old in held])
+            for old in held:
+                old.lease.lose()
+
+    def _open(self, olds: Sequence[_Old], shards: range) -> Steps:
+        prefixes = [self._after.prefix(self._namespace, self._queue, shard) for shard in shards]
+        replies = [2]
+        while 2 in replies:
+            fields = ("clock", "server_time", "server_time_since", "fence", "paused", "step")
+            looks = [Command(old.prefix, "HMGET", f"{old.prefix}meta", *fields) for old in olds]
+            looks += [Command(prefix, "HMGET", f"{prefix}meta", "shards_count", "fed", "paused") for prefix in prefixes]
+            states = self._run_all(looks)
+            found, news = states[: len(olds)], states[len(olds) :]
+            is_paused = any(state[4] is not None for state in found)
+            if any(count is None or (fed and is_paused and paused is None) for count, fed, paused in news):
+                # Lost since the last of its jobs came, or prepared by a producer, who knows of no pause.
+                yield from self._prepare_lost(prefixes)
+            clock = max((state[0] for state in found if state[0]), key=float, default=b"")
+            server_time, since = max(
+                ((state[1], state[2] or b"") for state in found if state[1]), key=lambda pair: float(pair[0]),
+                default=(b"", b""),
+            )  # fmt: skip
+            fence = max((state[3] for state in found if state[3]), key=int, default=b"")
+            step = max((state[5] for state in found if state[5]), key=int, default=b"0")
+            opens = [ShardScripts(prefix).open(clock, server_time, since, fence, step) for prefix in prefixes]
+            replies = yield from self._run_confirmed(opens)
+            if 2 in replies and not self._patiently(self._is_wanted):
+                return

@@ -1,0 +1,394 @@
+"""Queues and shards in figures: what there is of each, when the backlog is gone, and all queues at once."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any
+
+from lowq.backend import Backend
+from lowq.codec import decode_id
+from lowq.errors import ScriptError
+from lowq.observe.flow import Flow
+from lowq.operate.queues import QueueInfo, queues
+from lowq.operate.walk import STATS_TOGETHER, ask, read_stats
+from lowq.sharding import Layouts
+from lowq.store import Call, Client, Command, untrusted
+from lowq.store.keys import nodes_key
+from lowq.store.shard import ShardScripts
+from lowq.store.shard_replies import ShardStats
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """A queue in figures, over all its shards."""
+
+    name: str
+    shards_count: int
+    #: Jobs that wait: due + scheduled, and also fresh + retries.
+    length: int
+    #: Their time has come.
+    due: int
+    #: Their time has not come, be it the first or that of a retry.
+    scheduled: int
+    #: Never failed, or not since they were kicked.
+    fresh: int
+    #: Failed at least once; due or not.
+    retries: int
+    #: In flight.
+    taken: int
+    morgue_length: int
+    #: Seconds since the oldest due job became due; 0.0 when none is.
+    lag: float
+    #: Since the queue was created: jobs performed, failures charged, and times that something was buried.
+    processed: int
+    failed: int
+    buried: int
+    #: At least one shard is paused.
+    paused: bool
+    #: The waiting job that is or was due first, and its perform_at (Unix time, seconds).
+    oldest_id: str | None = None
+    oldest_at: float | None = None
+    #: Since the queue was created: payloads whose ttl had passed before they were taken.
+    expired: int = 0
+    #: Since the queue was created: payloads that came in, also those that were merged.
+    pushed: int = 0
+    #: Ids that may wait or be in flight, at most; None: any number.
+    capacity: int | None = None
+    #: Counts the reshards that have ended.
+    epoch: int = 0
+    #: While a reshard is under way: the number of shards that the queue is given.
+    reshard_to: int | None = None
+
+    @property
+    def fill(self) -> float | None:
+        """How full it is, from 0 to 1; one of its shards may be full before. None: it has no capacity."""
+        return None if self.capacity is None else (self.length + self.taken) / self.capacity
+
+
+@dataclass(frozen=True, slots=True)
+class ShardInfo:
+    """A shard and who works it."""
+
+    index: int
+    length: int
+    taken: int
+    morgue_length: int
+    #: Seconds since its oldest due job became due.
+    lag: float
+    #: The process that holds the lease: the node's name if that is known, otherwise its nonce; None: nobody.
+    owner: str | None
+    #: The fencing token of the lease.
+    fence: int | None
+    #: Seconds that the lease still runs.
+    lease_seconds: float | None
+    paused: bool
+    #: The waiting job that is or was due first.
+    oldest_id: str | None
+    #: Of its layout: counts the reshards of the queue.
+    epoch: int = 0
+    #: While a reshard is under way. sealed: its jobs are being moved to another layout; moved: all of them were; fed:
+    #: jobs are being moved to it, and none is taken until all have come.
+    sealed: bool = False
+    moved: bool = False
+    fed: bool = False
+
+
+def node_names(backend: Backend) -> dict[bytes, bytes]:
+    """What the tokens of a node's leases begin with -> the node's name, which ends with it."""
+    key = nodes_key(backend.config.namespace)
+    return by_nonce(backend.client.command("HKEYS", key, key=key))
+
+
+def by_nonce(names: Iterable[bytes]) -> dict[bytes, bytes]:
+    """As `node_names`, of the names in the registry."""
+    return {name.rpartition(b":")[2]: name for name in names}
+
+
+def shards_of(shards: Sequence[ShardStats], names: Mapping[bytes, bytes], layouts: Layouts) -> list[ShardInfo]:
+    """The shards of a queue, from their figures and `node_names`."""
+    places = [(layout.epoch, index) for layout in layouts.all for index in range(layout.shards_count)]
+    return [shard_info(index, stats, names, epoch) for (epoch, index), stats in zip(places, shards, strict=True)]
+
+
+def stats_of(name: str, shards: Sequence[ShardStats], options: Mapping[str, Any], layouts: Layouts) -> Stats:
+    """The queue in figures, from those of its shards, and its options in the registry."""
+
+    def total(name: str) -> int:
+        return sum(getattr(shard, name) for shard in shards)
+
+    firsts = [(shard.oldest_at, shard.oldest_id) for shard in shards if shard.oldest_at is not None]
+    oldest_at, oldest_id = min(firsts, default=(None, None))
+    length, due, retries = total("length"), total("due"), total("retries")
+    return Stats(
+        name=name,
+        shards_count=layouts.current.shards_count,
+        length=length,
+        due=due,
+        scheduled=length - due,
+        fresh=length - retries,
+        retries=retries,
+        taken=total("taken"),
+        morgue_length=total("morgue_length"),
+        lag=max(shard.lag for shard in shards),
+        processed=total("processed"),
+        failed=total("failed"),
+        buried=total("buried"),
+        paused=any(shard.paused for shard in shards),
+        oldest_id=_text(oldest_id),
+        oldest_at=untrusted.finite(oldest_at),
+        expired=total("expired"),
+        pushed=total("pushed"),
+        capacity=untrusted.whole(options.get("capacity"), 1),
+        epoch=layouts.current.epoch,
+        reshard_to=None if layouts.next is None else layouts.next.shards_count,
+    )
+
+
+def shard_info(index: int, stats: ShardStats, names: Mapping[bytes, bytes], epoch: int = 0) -> ShardInfo:
+    """A shard, from its figures and `node_names`."""
+    owner: bytes | None = None
+    fence: int | None = None
+    if stats.lease is not None:
+        nonce, _, number = stats.lease.rpartition(b":")
+        owner = names.get(nonce[:6], nonce)
+        fence = untrusted.count(number) if number.isdigit() else None
+    return ShardInfo(
+        index=index,
+        length=stats.length,
+        taken=stats.taken,
+        morgue_length=stats.morgue_length,
+        lag=stats.lag,
+        owner=_text(owner),
+        fence=fence,
+        lease_seconds=None if owner is None else stats.lease_seconds,
+        paused=stats.paused,
+        oldest_id=_text(stats.oldest_id),
+        epoch=epoch,
+        sealed=stats.sealed,
+        moved=stats.moved,
+        fed=stats.fed,
+    )
+
+
+def _text(raw: bytes | None) -> str | None:
+    return None if raw is None else decode_id(raw)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueOverview:
+    """A queue and its shards, as of one look."""
+
+    stats: Stats
+    shards: list[ShardInfo]
+
+
+def overview(backend: Backend) -> list[QueueOverview]:
+    """Every queue in the registry, by name. Costs Redis some 20 microseconds a shard.
+
+    Raises:
+        RedisUnavailable, RedisRefused
+    """
+    infos = queues(backend)
+    names = node_names(backend)
+    return [
+        QueueOverview(stats_of(info.name, figures, info.options, info.layouts), shards_of(figures, names, info.layouts))
+        for info, figures in _read(backend, infos)
+    ]
+
+
+def _read(backend: Backend, infos: Sequence[QueueInfo]) -> Iterator[tuple[QueueInfo, list[ShardStats]]]:
+    """Each queue with the figures of its shards. Many queues share a round trip."""
+    of_each = [
+        [prefix for layout in info.layouts.all for prefix in layout.prefixes(backend.config.namespace, info.name)]
+        for info in infos
+    ]
+    try:
+        figures = iter(read_stats(backend.client, list(chain(*of_each)), None))
+    except ScriptError:  # a key of the wrong type, in one of them: that one is left out
+        for info, prefixes in zip(infos, of_each, strict=True):
+            try:
+                yield info, read_stats(backend.client, prefixes, None)
+            except ScriptError as error:
+                untrusted.log_skipped("queue", info.name, str(error))
+        return
+    for info, prefixes in zip(infos, of_each, strict=True):
+        yield info, list(islice(figures, len(prefixes)))
+
+
+#: The counters in a shard's `meta`, in the order of `_read`.
+_COUNTERS = ("delivery", "released", "kicked", "deleted")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCounts:
+    """How many jobs are in each state. An id in flight with newer payloads, or with older ones in the morgue, is one
+    of each.
+    """
+
+    #: Due.
+    ready: int
+    #: In flight.
+    taken: int
+    #: They wait, and are not due.
+    delayed: int
+    #: In the morgue.
+    buried: int
+    #: All of these.
+    total: int
+    #: Acknowledged, deleted or expired, since the queue was created.
+    done: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallCounts:
+    """How many jobs each verb was done to since the queue was created; of take how often."""
+
+    #: Payloads that came in, also those that were merged with others.
+    put: int
+    #: Takes that brought jobs: of a shard, and any number at once.
+    take: int
+    ack: int
+    #: By the word of a handler or a consumer, or when whoever had them ended.
+    release: int
+    #: Charged a retry.
+    fail: int
+    #: Also because no retries were left, and as poison.
+    bury: int
+    kick: int
+    delete: int
+    #: Not known: it never reaches Redis.
+    touch: None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What `Queue.statistics` returns."""
+
+    name: str
+    tasks: TaskCounts
+    calls: CallCounts
+
+
+def read_statistics(client: Client, name: str, prefixes: Sequence[str], now: float | None) -> Statistics:
+    """The statistics of the queue with these shards.
+
+    Raises:
+        RedisUnavailable, RedisRefused, ScriptError
+    """
+    reads: list[Call[Any]] = []
+    for prefix in prefixes:
+        reads += [ShardScripts(prefix).stats(now), Command(prefix, "HMGET", f"{prefix}meta", *_COUNTERS)]
+    replies = list(ask(client, reads, STATS_TOGETHER))
+    shards: list[ShardStats] = replies[::2]
+    counters = zip(*(map(untrusted.count, row) for row in replies[1::2]), strict=True)
+    take, release, kick, delete = map(sum, counters)
+    due, taken = sum(shard.due for shard in shards), sum(shard.taken for shard in shards)
+    length, buried = sum(shard.length for shard in shards), sum(shard.morgue_length for shard in shards)
+    ack = sum(shard.processed for shard in shards)
+    total, done = length + taken + buried, ack + delete + sum(shard.expired for shard in shards)
+    return Statistics(
+        name,
+        TaskCounts(ready=due, taken=taken, delayed=length - due, buried=buried, total=total, done=done),
+        CallCounts(
+            put=sum(shard.pushed for shard in shards), take=take, ack=ack, release=release,
+            fail=sum(shard.failed for shard in shards), bury=sum(shard.buried for shard in shards), kick=kick,
+            delete=delete,
+        ),
+    )  # fmt: skip
+
+
+#: A queue whose backlog is what its nodes perform in so many seconds keeps up: what is due is always some jobs that
+#: have just come.
+KEPT_UP_SECONDS = 10.0
+
+
+#: Seconds after which no end is foreseen: over so long a time the last 5 minutes say nothing.
+FORESEEN_SECONDS = 30 * 86400.0
+
+
+#: Jobs per second below which a backlog does not count as growing.
+_GROWING = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What becomes of the backlog of a queue, if it goes on as in the last 5 minutes."""
+
+    #: Jobs that are due or in flight.
+    backlog: int
+    #: Payloads that came in per second, also those that were merged; None: it is not known.
+    pushed_rate: float | None
+    #: Jobs performed per second; None: it is not known.
+    performed_rate: float | None
+    #: Seconds until the backlog is gone: 0.0 when there is none; None: it is not known, or the backlog does not shrink.
+    drain_seconds: float | None
+    #: Jobs per second by which the backlog grows; 0.0: it does not grow; None: it is not known.
+    growing_rate: float | None
+    #: Whether somebody holds a shard of the queue.
+    is_worked: bool = True
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether there is a backlog, and no larger one than what is performed in 10 seconds."""
+        return 0 < self.backlog <= (self.performed_rate or 0.0) * KEPT_UP_SECONDS
+
+    @property
+    def text(self) -> str:
+        """In words: ``empty in about 58 min``, ``growing by 12/s``, ``keeps up``, ``steady``, ``empty``,
+        ``no node works it``, ``nothing is performed``, ``not known yet``.
+        """
+        if not self.backlog:
+            return "empty"
+        if not self.is_worked:
+            return "no node works it"
+        if self.growing_rate is None:
+            return "not known yet"
+        if self.keeps_up:
+            return "keeps up"
+        if self.growing_rate:
+            return f"growing by {_rate(self.growing_rate)}"
+        if self.drain_seconds is not None:
+            return f"empty in about {_about(self.drain_seconds)}"
+        return "steady" if self.performed_rate else "nothing is performed"
+
+
+def forecast_of(stats: Stats, flow: Flow | None, *, is_worked: bool) -> Forecast:
+    """The forecast of a queue from its figures and what its nodes have recorded; None: nothing. ``is_worked``: whether
+    somebody holds a shard of it.
+    """
+    backlog = stats.due + stats.taken
+    if flow is None or not is_worked:
+        return Forecast(backlog, None, None, None if backlog else 0.0, None, is_worked)
+    pushed, performed, change = (number / flow.seconds for number in (flow.pushed, flow.processed, flow.change))
+    drain_seconds, growing_rate = None, 0.0
+    if not backlog:
+        drain_seconds = 0.0
+    elif backlog <= performed * KEPT_UP_SECONDS:
+        drain_seconds = backlog / performed
+    elif change >= _GROWING:
+        growing_rate = change
+    elif change < 0 and backlog / -change <= FORESEEN_SECONDS:
+        drain_seconds = backlog / -change
+    return Forecast(backlog, pushed, performed, drain_seconds, growing_rate)
+
+
+def forecasts_of(queues: Iterable[QueueOverview], flows: Mapping[str, Flow]) -> dict[str, Forecast]:
+    """The forecast of each of these queues, by its name."""
+    return {
+        item.stats.name: forecast_of(
+            item.stats, flows.get(item.stats.name), is_worked=any(shard.owner is not None for shard in item.shards)
+        )
+        for item in queues
+    }
+
+
+def _about(seconds: float) -> str:
+    """In one unit: ``58 min``."""
+    for unit, size, upto in (("s", 1, 90), ("min", 60, 7200), ("h", 3600, 2 * 86400)):
+        if seconds < upto:
+            return f"{max(round(seconds / size), 1)} {unit}"
+    return f"{round(seconds / 86400)} d"
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:,.0f}/s" if rate >= 9.95 else f"{rate:.1f}/s"
