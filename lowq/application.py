@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from itertools import count
-from typing import Any, Literal, TypeVar, Unpack, overload
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from lowq import drivers
 from lowq.errors import ConfigError, ScriptError, ShardsCountError, UnknownNodeError
@@ -37,14 +37,21 @@ from lowq.operate.schedules import ScheduleInfo, find_schedule, pause_schedule, 
 from lowq.operate.schedules import schedules as read_schedules
 from lowq.operate.server import RedisInfo, redis_info
 from lowq.operate.stats import QueueOverview, ShardInfo, overview
+from lowq.options import (
+    QUEUE_OPTIONS,
+    QueueKeywords,
+    QueueOptions,
+    WorkerKeywords,
+    check_queue_name,
+    checked_options,
+)
 from lowq.payload_types import PayloadType
 from lowq.push.group_commit import GroupCommit
 from lowq.queue import Queue
-from lowq.queue_options import FIELDS, HandleOptions, QueueOptions, checked_options
 from lowq.reading import Source
 from lowq.routes import Routes
 from lowq.schedules import is_internal
-from lowq.settings import Config, Settings
+from lowq.settings import Config
 from lowq.sharding import Layouts
 from lowq.store import SOCKET_TIMEOUT, Client, Refusal, memory_store, new_store
 from lowq.store.keys import nodes_key, queues_key
@@ -55,10 +62,8 @@ from lowq.workers import (
     Decorator,
     PerformFunction,
     Worker,
-    WorkerOptions,
     build_worker,
     check_codec,
-    check_queue_name,
     options_of,
     payload_type_of,
     queue_options_of,
@@ -68,11 +73,19 @@ log = get_log("lowq")
 
 C = TypeVar("C")
 P = TypeVar("P")
+S = ParamSpec("S")
 
 #: All applications of the process, in their order; and what embeds each that is made while `all_embedded` is in force.
 _applications: "weakref.WeakValueDictionary[int, Lowq]" = weakref.WeakValueDictionary()
 _numbers = count()
 _embedding: "list[Callable[[Lowq], object]]" = []
+
+
+def _with_keywords_of(
+    _config: Callable[S, object],
+) -> Callable[[Callable[..., None]], Callable[Concatenate["Lowq", S], None]]:
+    """Tells type checkers which keywords a method takes."""
+    return lambda method: method
 
 
 class Lowq:
@@ -84,7 +97,8 @@ class Lowq:
         ConfigError: an unknown setting, or a value that makes no sense.
     """
 
-    def __init__(self, **settings: Unpack[Settings]) -> None:
+    @_with_keywords_of(Config)
+    def __init__(self, **settings: Any) -> None:
         self.config = Config(**settings)
         #: queue name -> worker.
         self.workers: dict[str, type[Worker[Any]]] = {}
@@ -117,7 +131,7 @@ class Lowq:
     @overload
     def worker(self, target: PerformFunction[P], /) -> type[Worker[P]]: ...
     @overload
-    def worker(self, /, **options: Unpack[WorkerOptions]) -> Decorator: ...
+    def worker(self, /, **options: Unpack[WorkerKeywords]) -> Decorator: ...
     def worker(self, target: Any = None, /, **options: Any) -> Any:
         """Makes a worker of a class or a function. With or without options.
 
@@ -225,7 +239,7 @@ class Lowq:
                 self._client, self._group, self._store, self._registered, self._new_client, self._routes = before
 
     def queue(
-        self, name: str, shards_count: int | None = None, *, driver: str | None = None, **options: Unpack[HandleOptions]
+        self, name: str, shards_count: int | None = None, *, driver: str | None = None, **options: Unpack[QueueKeywords]
     ) -> Queue:
         """The handle of a queue, for whoever doesn't import its worker.
 
@@ -653,7 +667,7 @@ def _layouts_in(name: str, shards_count: int, entry: bytes) -> Layouts:
 
 
 def _shown(options: Mapping[str, Any], name: str) -> object:
-    return options.get(name, FIELDS[name])
+    return options.get(name, QUEUE_OPTIONS[name].default)
 
 
 class _WithOwnPool(Lowq):

@@ -5,9 +5,9 @@ from typing import Any, Protocol
 
 from lowq.observe.job_events import FLUSH_SECONDS, QueueEvents
 from lowq.observe.observers import Observer
+from lowq.options import QueueOptions
 from lowq.payload_types import PayloadType
 from lowq.push.group_commit import GroupCommit
-from lowq.queue_options import QueueOptions
 from lowq.reading import Source
 from lowq.routes import Routes
 from lowq.settings import Config

@@ -25,7 +25,7 @@ Policies: TypeAlias = Mapping[type[BaseException], float | None]
 ByError: TypeAlias = tuple[BuryOn | None, ReleaseOn | None]
 
 
-def checked_bury_on(prefix: str, value: Any) -> tuple[type[BaseException], ...] | None:
+def checked_bury_on(prefix: str, name: str, value: Any) -> tuple[type[BaseException], ...] | None:
     """The classes. ``prefix``: what a message begins with.
 
     Raises:
@@ -34,15 +34,15 @@ def checked_bury_on(prefix: str, value: Any) -> tuple[type[BaseException], ...] 
     if value is None:
         return None
     if isinstance(value, type) and issubclass(value, BaseException):
-        raise ConfigError(f"{prefix}bury_on={value.__name__}: write bury_on=({value.__name__},), with the comma")
+        raise ConfigError(f"{prefix}{name}={value.__name__}: write {name}=({value.__name__},), with the comma")
     if not isinstance(value, tuple | list):
         raise ConfigError(
-            f"{prefix}bury_on={value!r:.100} is no tuple of exception classes; write bury_on=(ValueError, KeyError)"
+            f"{prefix}{name}={value!r:.100} is no tuple of exception classes; write bury_on=(ValueError, KeyError)"
         )
-    return tuple(_checked_class(prefix, "bury_on", item, "bury_on=(ValueError, KeyError)") for item in value)
+    return tuple(_checked_class(prefix, name, item, "bury_on=(ValueError, KeyError)") for item in value)
 
 
-def checked_release_on(prefix: str, value: Any) -> dict[type[BaseException], float] | None:
+def checked_release_on(prefix: str, name: str, value: Any) -> dict[type[BaseException], float] | None:
     """Class -> seconds.
 
     Raises:
@@ -52,16 +52,14 @@ def checked_release_on(prefix: str, value: Any) -> dict[type[BaseException], flo
         return None
     form = "release_on={TimeoutError: 30}"
     if not isinstance(value, Mapping):
-        raise ConfigError(
-            f"{prefix}release_on={value!r:.100} is no mapping of exception classes to seconds; write {form}"
-        )
+        raise ConfigError(f"{prefix}{name}={value!r:.100} is no mapping of exception classes to seconds; write {form}")
     checked = {}
     for item, delay in value.items():
-        kind = _checked_class(prefix, "release_on", item, form)
+        kind = _checked_class(prefix, name, item, form)
         seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_TIME:
             raise ConfigError(
-                f"{prefix}release_on={{{kind.__name__}: {delay!r:.100}}}: the delay must be seconds, or a timedelta, "
+                f"{prefix}{name}={{{kind.__name__}: {delay!r:.100}}}: the delay must be seconds, or a timedelta, "
                 f"of more than 0, and under 272 years; write {form}"
             )
         checked[kind] = float(seconds)

@@ -96,7 +96,7 @@ def _check(kind: str, limit: object, key: object) -> None:
         )
 
 
-def checked_limits(whose: str, value: object) -> tuple[Limit, ...]:
+def checked_limits(prefix: str, name: str, value: object) -> tuple[Limit, ...]:
     """The option ``limit`` of a worker: None, one of them, or several.
 
     Raises:
@@ -108,15 +108,15 @@ def checked_limits(whose: str, value: object) -> tuple[Limit, ...]:
     for limit in limits:
         if not isinstance(limit, Limit):
             raise ConfigError(
-                f"{whose}: limit={value!r:.100} must be a lowq.Rate, such as lowq.Rate(100, per=1), a "
+                f"{prefix}{name}={value!r:.100} must be a lowq.Rate, such as lowq.Rate(100, per=1), a "
                 "lowq.Concurrency, such as lowq.Concurrency(5), or a list of them"
             )
     if len(limits) > MAX_LIMITS:
-        raise ConfigError(f"{whose}: limit has {len(limits)} limits; a worker has at most {MAX_LIMITS}")
+        raise ConfigError(f"{prefix}{name} has {len(limits)} limits; a worker has at most {MAX_LIMITS}")
     names = [limit.name("") for limit in limits]
     for limit in limits:
         if names.count(limit.name("")) > 1:
-            raise ConfigError(f"{whose}: limit says twice the same, {limit!r}: keep one, or give them different keys")
+            raise ConfigError(f"{prefix}{name} says twice the same, {limit!r}: keep one, or give them different keys")
     return limits
 
 

@@ -32,9 +32,9 @@ from lowq.operate.job_filter import FilterOptions, JobFilter, Snapshot
 from lowq.operate.jobs import Queries, as_ids
 from lowq.operate.reshard import ReshardProgress, reshard, reshard_progress
 from lowq.operate.walk import TOGETHER, ask
+from lowq.options import DURABILITY, TIMEOUT, QueueOptions
 from lowq.push.group_commit import GRACE, limit_of_caller, no_answer
 from lowq.push.producer import Jobs, Target, apush, check_jobs, push, push_ticks, reader_of, tick_payload
-from lowq.queue_options import QueueOptions, checked_durability, room_timeout
 from lowq.settings import dump_text
 from lowq.sharding import Layout, Layouts
 from lowq.shards.outage import Outage
@@ -145,7 +145,7 @@ class Queue(Queries, Generic[P]):
         on_progress = None
         if args or options or type(jobs) is not dict:  # one job, as a mapping, is what most pushes are
             jobs, on_progress = self._meant_jobs(jobs, args, options)
-        seconds = None if timeout is None else room_timeout(timeout)
+        seconds = TIMEOUT.check("", "timeout", timeout)
         target = self._present_target()
         if target is None:
             self._check(jobs)
@@ -204,7 +204,7 @@ class Queue(Queries, Generic[P]):
         on_progress = None
         if args or options or type(jobs) is not dict:  # one job, as a mapping, is what most pushes are
             jobs, on_progress = self._meant_jobs(jobs, args, options)
-        seconds = None if timeout is None else room_timeout(timeout)
+        seconds = TIMEOUT.check("", "timeout", timeout)
         target = self._present_target()
         if target is None:
             self._check(jobs)
@@ -265,7 +265,7 @@ class Queue(Queries, Generic[P]):
         Raises:
             ConfigError: there is no such durability, or the store is in memory.
         """
-        wanted = target.options.durability if durability is None else checked_durability(durability)
+        wanted = target.options.durability if durability is None else DURABILITY.check("", "durability", durability)
         config = self._backend.config
         if wanted == "none":
             return target

@@ -4,15 +4,17 @@ A setting is looked for on the command line, then in code, then in the environme
 when set, and frozen when the first connection is made.
 """
 
-import inspect
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
-from lowq import codec, drivers
+from lowq import drivers
 from lowq.address import Transport, parse_address
+from lowq.codec import dump_payload, load_payload
 from lowq.error_policies import (
     BuryOn,
     ReleaseOn,
@@ -21,10 +23,11 @@ from lowq.error_policies import (
     checked_bury_on,
     checked_release_on,
     checked_retry_in,
-)
+)  # fmt: skip
 from lowq.errors import ConfigError
 from lowq.logs import get_log
 from lowq.observe.job_events import Listener
+from lowq.options import LISTENER, Kind, Option, driver, kind, number, whole
 
 log = get_log(__name__)
 
@@ -87,114 +90,18 @@ def _do_nothing() -> None:
     """The default of ``on_server_init`` and ``on_server_stop``."""
 
 
-#: No setting is larger: a timeout of a thousand years is a mistake, and some functions can't wait so long.
-_LARGEST = 2**31
-
-
-def _number(least: float, *, whole: bool = False, above: bool = False) -> Callable[[str, Any], Any]:
-    def check(name: str, value: Any) -> Any:
-        kinds = (int,) if whole else (int, float)
-        if isinstance(value, str):
-            try:
-                value = int(value) if whole else float(value)
-            except ValueError:
-                raise ConfigError(f"{name}={value!r} is not a{' whole' if whole else ''} number") from None
-        if isinstance(value, bool) or not isinstance(value, kinds):
-            raise ConfigError(f"{name}={value!r} is not a{' whole' if whole else ''} number")
-        if not (value > least if above else value >= least) or value > _LARGEST:
-            raise ConfigError(
-                f"{name}={value!r}: it must be {'more than' if above else 'at least'} {least:g}, at most 2**31"
-            )
-        return value
-
-    return check
-
-
-def _switch(name: str, value: Any) -> Any:
-    if isinstance(value, str):
-        value = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}.get(
-            value.lower(), value
-        )
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name}={value!r:.100} is neither true nor false; in the environment: 1 or 0")
-    return value
-
-
-def _optional_number(name: str, value: Any) -> Any:
-    return None if value is None else _number(0)(name, value)
-
-
-def _text(pattern: str, meaning: str) -> Callable[[str, Any], Any]:
-    def check(name: str, value: Any) -> Any:
-        if not isinstance(value, str) or not re.fullmatch(pattern, value):
-            raise ConfigError(f"{name}={value!r}: {meaning}")
-        return value
-
-    return check
-
-
-def _callable(name: str, value: Any) -> Any:
-    if not callable(value):
-        raise ConfigError(f"{name}={value!r} is not callable")
-    return value
-
-
-def _optional_callable(name: str, value: Any) -> Any:
-    return None if value is None else _callable(name, value)
-
-
-def _callback(name: str, value: Any) -> Any:
-    if value is not None and (not callable(value) or inspect.iscoroutinefunction(value)):
-        raise ConfigError(f"{name}={value!r:.100} is no function; write def {name}(event), not async def")
-    return value
-
-
-def _driver(kind: drivers.Kind) -> Callable[[str, Any], Any]:
-    def check(name: str, value: Any) -> Any:
-        try:
-            return drivers.check(kind, value)
-        except ConfigError as error:
-            raise ConfigError(f"{name}={value!r:.100}: {error}") from error.__cause__
-
-    return check
-
-
-def _bury_on(_name: str, value: Any) -> Any:
-    return checked_bury_on("", value)
-
-
-def _release_on(_name: str, value: Any) -> Any:
-    return checked_release_on("", value)
-
-
-def _retry_in(_name: str, value: Any) -> Any:
-    if value is not None:
-        checked_retry_in("", value)
-    return value
-
-
-def _callables(name: str, value: Any) -> Any:
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ConfigError(f"{name}={value!r} is not a list of callables")
-    return [_callable(f"an item of {name}", item) for item in value]
-
-
-def _workers(name: str, value: Any) -> Any:
-    if value is not None and (isinstance(value, str) or not isinstance(value, Sequence)):
-        raise ConfigError(f"{name}={value!r:.100} is not a list of workers")
-    return value
-
+# --- declarations ---
 
 _URL_SCHEMES = (
     "redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster", "memory",
 )  # fmt: skip
 
 
-def _url(name: str, value: Any) -> Any:
+def _check_url(prefix: str, name: str, value: Any) -> Any:
     if not isinstance(value, str) or value.partition("://")[0] not in _URL_SCHEMES or "://" not in value:
         shown = re.sub(r"(?<=//).*@|\?.*", "", value) if isinstance(value, str) else value  # without a password
         raise ConfigError(
-            f"{name}={shown!r} is not a URL that lowq knows; it begins with one of "
+            f"{prefix}{name}={shown!r} is not a URL that lowq knows; it begins with one of "
             + ", ".join(f"{scheme}://" for scheme in _URL_SCHEMES)
         )
     return value
@@ -205,75 +112,92 @@ GRAPHITE_TRANSPORTS: tuple[Transport, ...] = ("tcp", "udp")
 STATSD_TRANSPORTS: tuple[Transport, ...] = ("udp",)
 
 
-def _address(*transports: Transport) -> Callable[[str, Any], Any]:
-    def check(name: str, value: Any) -> Any:
-        if value is None:
-            return None
-        if not isinstance(value, str):
-            raise ConfigError(f"{name}={value!r:.100} is not a text; write HOST:PORT")
+def _address(transports: tuple[Transport, ...]) -> Kind:
+    def check(prefix: str, name: str, value: Any) -> Any:
         try:
-            parse_address(value, transports)
-        except ValueError as error:
-            raise ConfigError(f"{name}={value!r:.100}: {error}") from None
+            if value is not None:
+                parse_address(value, transports)
+        except (ValueError, TypeError) as error:
+            why = error if isinstance(value, str) else "it is no text; write HOST:PORT"
+            raise ConfigError(f"{prefix}{name}={value!r:.100}: {why}") from None
         return value
 
-    return check
+    return Kind(check, str)
 
 
-def _optional_text(pattern: str, meaning: str) -> Callable[[str, Any], Any]:
-    check = _text(pattern, meaning)
-    return lambda name, value: None if value is None else check(name, value)
+def _text(pattern: str, must_be: str, *, optional: bool = False) -> Kind:
+    return kind(
+        must_be,
+        lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None,
+        optional=optional,
+        read=str,
+    )
 
 
-#: name -> (default, check, readable from the environment)
-_SETTINGS: Mapping[str, tuple[Any, Callable[[str, Any], Any], bool]] = {
-    "redis_url": ("redis://localhost:6379/0", _url, True),
-    "namespace": (
-        "lowq",
-        _text(r"[^\s{}\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,64}", "1 to 64 characters without braces and spaces"),
-        True,
-    ),
-    "poll_interval": (1.0, _number(0, above=True), True),
-    "threads_per_node": (5, _number(1, whole=True), True),
-    "concurrency": (100, _number(1, whole=True), True),
-    "client_pool_size": (5, _number(1, whole=True), True),
-    "pool_timeout": (5.0, _number(0, above=True), True),
-    "push_timeout": (5.0, _number(0, above=True), True),
-    "durability_timeout": (5.0, _number(0, above=True), True),
-    "lease_ttl": (15.0, _number(0.1), True),
-    "shutdown_timeout": (25.0, _number(0), True),
-    "warn_after": (60.0, _optional_number, True),
-    "max_payload_bytes": (2**20, _number(1, whole=True), True),
-    "scan_size": (200, _number(1, whole=True), True),
-    "strict_shards_count": (False, _switch, True),
-    "graphite": (None, _address(*GRAPHITE_TRANSPORTS), True),
-    "statsd": (None, _address(*STATSD_TRANSPORTS), True),
-    "metrics_prefix": (
-        None,
-        _optional_text(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", "names of ASCII letters, digits, - and _, between dots"),
-        True,
-    ),
-    "server_middlewares": ((), _callables, False),
-    "client_middlewares": ((), _callables, False),
-    "on_job_event": (None, _callback, False),
-    "on_server_init": (_do_nothing, _callable, False),
-    "on_server_stop": (_do_nothing, _callable, False),
-    "last_words": (_say_nothing, _callable, False),
-    "retry_in": (None, _retry_in, False),
-    "bury_on": (None, _bury_on, False),
-    "release_on": (None, _release_on, False),
-    "build_scheduler": (None, _optional_callable, False),
-    "build_splitter": (None, _optional_callable, False),
-    "scheduler": ("lag", _driver("scheduler"), True),
-    "splitter": ("balanced", _driver("splitter"), True),
-    "codec": ("json", _driver("codec"), True),
-    "dump_payload": (codec.dump_payload, _callable, False),
-    "load_payload": (codec.load_payload, _callable, False),
-    "format_error": (format_error, _callable, False),
-    "dump_error": (_dump_error, _callable, False),
-    "load_error": (bytes.decode, _callable, False),
-    "workers": (None, _workers, False),
-}
+_SWITCHES = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+_SWITCH = kind(
+    "true or false; in the environment: 1 or 0", lambda value: isinstance(value, bool),
+    read=lambda text: _SWITCHES.get(text.lower(), text),
+)  # fmt: skip
+_CALLABLE, _OPTIONAL_CALLABLE = (kind("callable", callable, optional=optional) for optional in (False, True))
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+_CALLABLES = kind("a list of callables", lambda value: _is_list(value) and all(map(callable, value)), plain=list)
+
+
+def _check_retry_in(prefix: str, _name: str, value: Any) -> Any:
+    if value is not None:
+        checked_retry_in(prefix, value)
+    return value
+
+
+if TYPE_CHECKING:
+
+    class Callables:
+        """Given as any sequence, and read as a list."""
+
+        def __get__(self, instance: object, owner: object) -> list[Callable[..., Any]]: ...
+        def __set__(self, instance: object, value: Sequence[Callable[..., Any]]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting(Option):
+    """The declaration of a setting. As an attribute of `Config` it is asked for what was not set in code."""
+
+    unit: str = ""
+    #: The attribute.
+    name: str = ""
+
+    def __set_name__(self, _owner: type, name: str) -> None:
+        object.__setattr__(self, "name", name)
+
+    def __get__(self, config: "Config | None", _owner: type) -> Any:
+        return self if config is None else config._read(self)
+
+    @property
+    def variable(self) -> str:
+        """What the environment has it as; empty: it has no form there."""
+        return f"LOWQ_{self.name.upper()}" if self.kind.read is not None else ""
+
+    def checked(self, value: Any, name: str = "") -> Any:
+        """A value, or a text that says it, as a plain value. ``name``: what a message calls it.
+
+        Raises:
+            ConfigError
+        """
+        if isinstance(value, str) and self.kind.read is not None:
+            with suppress(ValueError):  # it stays a text, and is refused
+                value = self.kind.read(value)
+        return self.kind.check("", name or self.name, value)
+
+
+def setting(kind: Kind, help: str, *, default: Any, unit: str = "", shown: str = "") -> Any:  # noqa: A002 - as click calls it
+    """Declares a setting as an attribute of `Config`."""
+    return _Setting(default, kind, help, shown, unit)
 
 
 #: The settings that say what becomes of a job by its error.
@@ -289,7 +213,7 @@ _OF_THE_DASHBOARD = {
 
 
 def _warn_of_unknown_variables() -> None:
-    known = {f"LOWQ_{name.upper()}" for name, (_, _, readable) in _SETTINGS.items() if readable} | _OF_THE_DASHBOARD
+    known = {declared.variable for declared in SETTINGS.values()} | _OF_THE_DASHBOARD
     for variable in os.environ:
         if variable.startswith("LOWQ_") and variable not in known:
             near = get_close_matches(variable, known, 1)
@@ -297,50 +221,12 @@ def _warn_of_unknown_variables() -> None:
             log.warning("environment variable %s is no setting of lowq%s", variable, hint)
 
 
-class Settings(TypedDict, total=False):
-    """Those of a `Config`, as the keywords of `Lowq`: type checkers know no other way to say so."""
-
-    redis_url: str
-    namespace: str
-    poll_interval: float
-    threads_per_node: int
-    concurrency: int
-    client_pool_size: int
-    pool_timeout: float
-    push_timeout: float
-    durability_timeout: float
-    lease_ttl: float
-    shutdown_timeout: float
-    warn_after: float | None
-    max_payload_bytes: int
-    scan_size: int
-    strict_shards_count: bool
-    graphite: str | None
-    statsd: str | None
-    metrics_prefix: str | None
-    server_middlewares: Sequence[Callable[..., Any]]
-    client_middlewares: Sequence[Callable[..., Any]]
-    on_job_event: Listener | None
-    on_server_init: Callable[[], object]
-    on_server_stop: Callable[[], object]
-    last_words: Callable[[BaseException], object]
-    retry_in: RetryIn | None
-    bury_on: BuryOn | None
-    release_on: ReleaseOn | None
-    build_scheduler: Callable[[], Any] | None
-    build_splitter: Callable[[], Any] | None
-    scheduler: str
-    splitter: str
-    codec: str
-    dump_payload: Callable[[Any], bytes]
-    load_payload: Callable[[bytes], Any]
-    format_error: Callable[[BaseException], str]
-    dump_error: Callable[[str], bytes]
-    load_error: Callable[[bytes], str]
-    workers: Sequence[type] | None
+@dataclass_transform(kw_only_default=True, field_specifiers=(setting,))
+class _Declared:
+    """Has type checkers make keywords of the attributes of `Config`."""
 
 
-class Config:
+class Config(_Declared):
     """All settings of an application. Attributes are checked when set.
 
     Raises:
@@ -348,123 +234,209 @@ class Config:
             after the first connection.
     """
 
-    #: Where Redis is: redis://, unix://, redis+sentinel://, redis+cluster:// or memory://. With TLS: rediss://,
-    #: rediss+sentinel://, rediss+cluster://.
-    redis_url: str
-    #: What all keys begin with.
-    namespace: str
-    #: Seconds after which an idle node asks anew, should a wake-up have been lost.
-    poll_interval: float
-    #: Threads that perform jobs, per node.
-    threads_per_node: int
-    #: Shards that the event loop of a node works at once, of the queues of async workers.
-    concurrency: int
-    #: Connections that producers share, per process.
-    client_pool_size: int
-    #: Seconds that a producer waits for a free connection.
-    pool_timeout: float
-    #: Seconds that a push waits without an answer of Redis. Included are a free connection, connecting and repeats.
-    push_timeout: float
-    #: Seconds that a push with a ``durability`` waits, once Redis has answered, for a replica or the disk.
-    durability_timeout: float
-    #: Seconds after which the shards of a dead node are worked by another.
-    lease_ttl: float
-    #: Seconds that a stopping node waits for what it performs.
-    shutdown_timeout: float
-    #: Seconds after which a batch that still runs is named in the log; again after twice as long, and so on. 0 or None:
-    #: never.
-    warn_after: float | None
-    #: Largest payload, encoded.
-    max_payload_bytes: int
-    #: Expired payloads, and jobs of the morgue, that are removed in one step.
-    scan_size: int
-    #: Whether another ``shards_count`` in the registry than in the code is a `ShardsCountError`; otherwise the registry
-    #: is followed.
-    strict_shards_count: bool
-    #: Where nodes and consumers send their figures, once a second: ``host:port`` (TCP) or ``udp://host:port``.
-    graphite: str | None
-    #: The same in StatsD's format, ``host:port``, over UDP.
-    statsd: str | None
-    #: What the names of these figures begin with; by default the namespace, and the host and pid where that matters.
-    metrics_prefix: str | None
-    #: ``(worker, payloads_by_id, call_next)``, the first is outermost.
-    server_middlewares: list[Callable[..., Any]]
-    #: ``(worker, jobs, call_next)``, the first is outermost.
-    client_middlewares: list[Callable[..., Any]]
-    #: Called with every `lowq.JobEvent` of this process, in a thread for that.
-    on_job_event: Listener | None
-    #: Called in a node before its threads start.
-    on_server_init: Callable[[], object]
-    #: Called in a node that stops, when its threads have ended and its shards are given up.
-    on_server_stop: Callable[[], object]
-    #: Called with the exception that stops a node.
-    last_words: Callable[[BaseException], object]
-    #: ``(retry_count, error)`` -> seconds until that retry, of workers without a ``retry_in`` of their own.
-    retry_in: RetryIn | None
-    #: Classes of errors with which a job is buried, of workers that say none.
-    bury_on: BuryOn | None
-    #: Class of error -> seconds, or a timedelta, after which the job runs again, uncharged; of workers that say none.
-    release_on: ReleaseOn | None
-    #: Makes the scheduler of one thread for one queue; ``lowq.LagScheduler`` by default.
-    build_scheduler: Callable[[], Any] | None
-    #: Makes the splitter of a node; ``lowq.BalancedSplitter(threads_per_node)`` by default.
-    build_splitter: Callable[[], Any] | None
-    #: The name of what makes schedulers, where ``build_scheduler`` is None: "lag", "seq", or a driver.
-    scheduler: str
-    #: The name of what makes splitters, where ``build_splitter`` is None: "balanced", "default", or a driver.
-    splitter: str
-    #: The name of what ``dump_payload`` and ``load_payload`` are taken from: "json", or a driver. Of these three
-    #: settings the one that is set last holds.
-    codec: str
-    #: Payload -> bytes, canonically: equal payloads must give equal bytes.
-    dump_payload: Callable[[Any], bytes]
-    #: Bytes -> payload.
-    load_payload: Callable[[bytes], Any]
-    #: Exception -> what is kept of it.
-    format_error: Callable[[BaseException], str]
-    #: What is kept of an error -> bytes.
-    dump_error: Callable[[str], bytes]
-    #: Bytes -> what was kept of an error.
-    load_error: Callable[[bytes], str]
-    #: The workers that a node runs; None: all that were decorated.
-    workers: Sequence[type] | None
+    redis_url: str = setting(
+        Kind(_check_url, str),
+        "where Redis is; [URLs](operations.md#redis-settings)",
+        default="redis://localhost:6379/0",
+        unit="URL",
+    )
+    namespace: str = setting(
+        _text(r"[^\s{}\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,64}", "1 to 64 characters without braces and spaces"),
+        "what all keys begin with",
+        default="lowq",
+        unit="text",
+    )
+    poll_interval: float = setting(
+        number(above=0),
+        "how often an idle node looks for work, in case a wake-up was lost",
+        default=1.0,
+        unit="seconds",
+    )
+    threads_per_node: int = setting(whole(1), "threads that perform jobs", default=5, unit="threads")
+    concurrency: int = setting(
+        whole(1),
+        "shards that the event loop of a node works at once, for [async workers](async-workers.md)",
+        default=100,
+        unit="shards",
+    )
+    client_pool_size: int = setting(
+        whole(1),
+        "shared by the threads of a process that push. An event loop that pushes has one more",
+        default=5,
+        unit="connections",
+    )
+    pool_timeout: float = setting(
+        number(above=0), "how long a producer waits for a free connection", default=5.0, unit="seconds"
+    )
+    push_timeout: float = setting(
+        number(above=0),
+        "how long a push waits for Redis [without an answer](producing.md#when-a-push-fails), repeats "
+        "included",
+        default=5.0, unit="seconds",
+    )  # fmt: skip
+    durability_timeout: float = setting(
+        number(above=0),
+        "how long a push with a [`durability`](producing.md#what-a-push-waits-for) waits for a replica or the "
+        "disk, once Redis has answered",
+        default=5.0, unit="seconds",
+    )  # fmt: skip
+    lease_ttl: float = setting(
+        number(least=0.1), "after this the shards of a dead node go to another", default=15.0, unit="seconds"
+    )
+    shutdown_timeout: float = setting(
+        number(least=0),
+        "how long a stopping node waits for what it performs. What the application does at the end of the "
+        "process has no longer either",
+        default=25.0, unit="seconds",
+    )  # fmt: skip
+    warn_after: float | None = setting(
+        number(least=0, optional=True),
+        "a batch that runs for so long is [named in the log](inside-perform.md#time-limits), again after "
+        "twice that time, and so on; `0` or `None`: never",
+        default=60.0, unit="seconds",
+    )  # fmt: skip
+    max_payload_bytes: int = setting(whole(1), "the largest payload, encoded", default=2**20, unit="bytes")
+    scan_size: int = setting(
+        whole(1),
+        "how many [expired payloads](producing.md#payloads-that-expire), or jobs of the morgue, one step "
+        "removes; at most 2,000 count",
+        default=200, unit="payloads",
+    )  # fmt: skip
+    strict_shards_count: bool = setting(
+        _SWITCH,
+        "whether it is an error that a queue [was resharded](resharding.md#what-the-code-says) and the code "
+        "says another number of shards; otherwise Redis is followed, with a warning",
+        default=False,
+    )  # fmt: skip
+    graphite: str | None = setting(
+        _address(GRAPHITE_TRANSPORTS),
+        "where nodes and consumers [send their figures](operations.md#graphite-and-statsd): `host:port`, "
+        "`udp://host:port`",
+        default=None, unit="address",
+    )  # fmt: skip
+    statsd: str | None = setting(
+        _address(STATSD_TRANSPORTS), "the same for StatsD: `host:port`", default=None, unit="address"
+    )
+    metrics_prefix: str | None = setting(
+        _text(
+            r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", "names of ASCII letters, digits, - and _, between dots", optional=True
+        ),
+        "what the names of these figures begin with; `None`: the namespace, host and pid",
+        default=None,
+        unit="text",
+    )
+    server_middlewares: "Callables" = setting(_CALLABLES, "[around each batch](middlewares.md) in a node", default=())
+    client_middlewares: "Callables" = setting(_CALLABLES, "[around each push](middlewares.md)", default=())
+    on_job_event: Listener | None = setting(
+        LISTENER, "called with [every event](events.md) of jobs in this process", default=None
+    )
+    on_server_init: Callable[[], object] = setting(
+        _CALLABLE, "called in a node before its threads start", default=_do_nothing, shown="does nothing"
+    )
+    on_server_stop: Callable[[], object] = setting(
+        _CALLABLE,
+        "called in a node that stops, when its threads have ended and its shards are given up. A node that is "
+        "cut short skips it; where it hangs, the process ends",
+        default=_do_nothing, shown="does nothing",
+    )  # fmt: skip
+    last_words: Callable[[BaseException], object] = setting(
+        _CALLABLE, "called with the exception that stops a node", default=_say_nothing, shown="does nothing"
+    )
+    retry_in: RetryIn | None = setting(
+        Kind(_check_retry_in),
+        "[seconds until a retry](failures.md#by-error), of workers that have none; `None`: lowq's formula",
+        default=None,
+    )
+    bury_on: BuryOn | None = setting(
+        Kind(checked_bury_on),
+        "[errors with which a job is buried](failures.md#by-error), of workers that say none",
+        default=None,
+    )
+    release_on: ReleaseOn | None = setting(
+        Kind(checked_release_on),
+        "[errors with which a job waits again](failures.md#by-error), uncharged, of workers that say none",
+        default=None,
+    )
+    build_scheduler: Callable[[], Any] | None = setting(
+        _OPTIONAL_CALLABLE, "makes a thread's scheduler for a queue; `None`: what `scheduler` names", default=None
+    )
+    build_splitter: Callable[[], Any] | None = setting(
+        _OPTIONAL_CALLABLE, "makes the node's splitter; `None`: what `splitter` names", default=None
+    )
+    scheduler: str = setting(
+        driver("scheduler"),
+        "what makes schedulers: `lag`, `seq`, or a [driver](drivers.md)",
+        default="lag",
+        unit="name",
+    )
+    splitter: str = setting(
+        driver("splitter"),
+        "what makes splitters: `balanced`, `default`, or a [driver](drivers.md)",
+        default="balanced",
+        unit="name",
+    )
+    codec: str = setting(
+        driver("codec"),
+        "what `dump_payload` and `load_payload` are taken from: `json`, or a [driver](drivers.md)",
+        default="json",
+        unit="name",
+    )
+    dump_payload: Callable[[Any], bytes] = setting(
+        _CALLABLE,
+        "payload to bytes; equal payloads must give equal bytes",
+        default=dump_payload,
+        shown="canonical JSON",
+    )
+    load_payload: Callable[[bytes], Any] = setting(_CALLABLE, "bytes to payload", default=load_payload, shown="JSON")
+    format_error: Callable[[BaseException], str] = setting(
+        _CALLABLE, "exception to the text that is kept of it, cut at 8 KiB", default=format_error, shown="the traceback"
+    )
+    dump_error: Callable[[str], bytes] = setting(
+        _CALLABLE, "that text to bytes, 64 KiB at most", default=_dump_error, shown="UTF-8"
+    )
+    load_error: Callable[[bytes], str] = setting(_CALLABLE, "bytes to that text", default=bytes.decode, shown="UTF-8")
+    workers: Sequence[type] | None = setting(
+        kind("a list of workers", _is_list, optional=True),
+        "the workers that a node runs; `None`: all that were decorated",
+        default=None,
+    )
 
-    def __init__(self, **settings: Any) -> None:
-        object.__setattr__(self, "_frozen", False)
-        for name, value in settings.items():
-            setattr(self, name, value)
+    _frozen: ClassVar[bool] = False  # and True in an instance
 
-    def _read(self, name: str) -> Any:
+    if not TYPE_CHECKING:  # it is made of the attributes
+
+        def __init__(self, **settings: Any) -> None:
+            for name, value in settings.items():
+                setattr(self, name, value)
+
+    def _read(self, declared: _Setting) -> Any:
         # Only what was not set in code comes here, once: from the environment, or the default.
-        if name not in _SETTINGS:
-            raise AttributeError(f"there is no setting {name!r}; settings are {', '.join(_SETTINGS)}")
-        default, check, readable = _SETTINGS[name]
-        variable = f"LOWQ_{name.upper()}"
-        text = os.environ.get(variable) if readable else None
+        name, variable = declared.name, declared.variable
+        text = os.environ.get(variable) if variable else None
         value: Any
         if text:
             try:
-                value = check(name, text)
+                value = declared.checked(text)
             except ConfigError as error:
                 raise ConfigError(f"environment variable {variable}: {error}") from None
         elif name in _OF_A_CODEC and self.codec != "json":
             value = getattr(drivers.load("codec", self.codec), name)
         else:
-            value = list(default) if isinstance(default, tuple) else default
+            value = list(declared.default) if isinstance(declared.default, tuple) else declared.default
         object.__setattr__(self, name, value)
         return value
 
     def _set(self, name: str, value: Any) -> None:
-        if name not in _SETTINGS:
-            near = get_close_matches(name, _SETTINGS, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"settings are {', '.join(_SETTINGS)}"
+        if name not in SETTINGS:
+            near = get_close_matches(name, SETTINGS, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"settings are {', '.join(SETTINGS)}"
             raise ConfigError(f"unknown setting {name!r}; {hint}")
         if self._frozen:
             raise ConfigError(
                 f"{name} is set after the first connection to Redis was made; set it earlier, "
                 "before anything is pushed or asked"
             )
-        checked = _SETTINGS[name][1](name, value)
+        checked = SETTINGS[name].checked(value)
         if name in _BY_ERROR:
             others = {other: self.__dict__.get(other) for other in _BY_ERROR}
             check_apart("", **{**others, name: checked})
@@ -475,15 +447,18 @@ class Config:
 
     if not TYPE_CHECKING:
         # Hidden from type checkers: they would take every misspelt setting for one that may be there.
-        __getattr__ = _read
         __setattr__ = _set
-
-    _frozen: bool
 
     def freeze(self) -> None:
         """From now on nothing may change: a connection that was made doesn't follow."""
         if not self._frozen:
             _warn_of_unknown_variables()
-        for name in _SETTINGS:
+        for name in SETTINGS:
             getattr(self, name)
         object.__setattr__(self, "_frozen", True)
+
+
+#: All settings, by name.
+SETTINGS: Mapping[str, _Setting] = {
+    name: declared for name, declared in vars(Config).items() if isinstance(declared, _Setting)
+}

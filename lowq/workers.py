@@ -11,34 +11,20 @@ from difflib import SequenceMatcher, get_close_matches
 from functools import partial
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, Unpack, overload
 
-from lowq import codec, drivers
-from lowq.error_policies import (
-    BuryOn,
-    ReleaseOn,
-    check_apart,
-    checked_bury_on,
-    checked_release_on,
-    checked_retry_in,
-)
+from lowq import codec
+from lowq.error_policies import BuryOn, ReleaseOn, check_apart, checked_retry_in
 from lowq.errors import ConfigError, JobError
 from lowq.job import Job, JobDict, JobId, JobOptions, P, Untyped, new_job
-from lowq.limits import Limit, checked_limits
+from lowq.limits import Limit
 from lowq.observe.job_events import Listener
+from lowq.options import WORKER_OPTIONS, QueueOptions, seconds_of, takes
 from lowq.payload_types import PayloadType, annotated_type, payload_type, type_argument
 from lowq.push.own_thread import in_own_thread
 from lowq.push.producer import Jobs
 from lowq.queue import Queue
-from lowq.queue_options import (
-    DeclaredOptions,
-    QueueOptions,
-    check_time,
-    checked,
-    seconds_of,
-)
-from lowq.retry import MAX_RETRY_COUNT, default_retry_in
+from lowq.retry import default_retry_in
 from lowq.schedules import Schedule
 from lowq.store import Durability
-from lowq.store.keys import is_queue_name
 
 C = TypeVar("C")
 #: The payload of a job that has none.
@@ -56,41 +42,7 @@ PerformFunction: TypeAlias = (
 _FORMS = {"perform": "perform(self, payloads_by_id)", "perform_one": "perform_one(self, id, payloads)"}
 
 
-class WorkerOptions(DeclaredOptions, total=False):
-    """The options of ``@lowq.worker``: those of its queue, and its own."""
-
-    #: Ids handed to one ``perform`` (1).
-    batch_size: int
-    #: The queue's name (the class's name).
-    queue_name: str
-    #: The queue's part of a node's threads, compared with the weights of the other queues that have due work (1).
-    weight: float
-    #: Threads of a node that perform the queue's jobs at once, at most; None: all of them (None).
-    max_threads: int | None
-    #: Seconds, or a timedelta, after which `TimeLimitExceeded` is raised in ``perform`` (None: never).
-    time_limit: float | timedelta | None
-    #: Classes of errors with which a job is buried; None: those of the setting (None).
-    bury_on: BuryOn | None
-    #: Class of error -> seconds, or a timedelta, after which the job runs again, uncharged; None: those of the setting
-    #: (None).
-    release_on: ReleaseOn | None
-    #: A `lowq.Rate` or `lowq.Concurrency` over all nodes, or several (None).
-    limit: Limit | Sequence[Limit] | None
-    #: Called with every `lowq.JobEvent` of the queue in this process, in a thread for that (None).
-    on_event: Listener | None
-    #: The name of the class of its queue's handle, which an installed package brings (None: `Queue`).
-    driver: str | None
-
-
-#: Bounds of ``weight``: far beyond what makes sense, and near enough that sums of shares stay exact.
-_WEIGHTS = (1e-6, 1e6)
-
-
-#: The options that say in which time a handler has to end.
-_LIMITS = ("time_limit", "ttr")
-#: The options of a worker that are checked in ways of their own.
-_OWN = ("queue_name", "weight", "time_limit", "bury_on", "release_on", "limit", "on_event", "driver")
-#: The options of whole numbers that the registry always has.
+#: The options that the registry always has.
 _SHOWN = ("shards_count", "batch_size", "max_retry_count", "max_payloads", "max_crash_count", "max_threads")
 
 
@@ -118,33 +70,34 @@ class Worker(Generic[P]):
     brackets, a push takes nothing else, and handlers get instances of it.
     """
 
-    shards_count: ClassVar[int] = 5
-    batch_size: ClassVar[int] = 1
-    max_retry_count: ClassVar[int] = MAX_RETRY_COUNT
+    # Type checkers want them here as well; their defaults are set below.
+    shards_count: ClassVar[int]
+    batch_size: ClassVar[int]
+    max_retry_count: ClassVar[int]
     queue_name: ClassVar[str]
-    max_payloads: ClassVar[int] = 1000
-    max_crash_count: ClassVar[int] = 3
-    weight: ClassVar[float] = 1
-    max_threads: ClassVar[int | None] = None
-    time_limit: ClassVar[float | timedelta | None] = None
-    ttr: ClassVar[float | timedelta | None] = None
-    ttl: ClassVar[float | timedelta | None] = None
-    priority: ClassVar[int] = 0
-    capacity: ClassVar[int | None] = None
-    #: These two are as of `WorkerOptions`. Any, as a type checker would bind a function like a method.
-    merge: ClassVar[Any] = "collapse"
-    score: ClassVar[Any] = None
-    debounce: ClassVar[float | timedelta | None] = None
-    max_wait: ClassVar[float | timedelta | None] = None
-    morgue_ttl: ClassVar[float | timedelta | None] = None
-    morgue_max: ClassVar[int | None] = None
-    durability: ClassVar[Durability] = "none"
-    bury_on: ClassVar[BuryOn | None] = None
-    release_on: ClassVar[ReleaseOn | None] = None
-    limit: ClassVar[Limit | Sequence[Limit] | None] = None
+    max_payloads: ClassVar[int]
+    max_crash_count: ClassVar[int]
+    weight: ClassVar[float]
+    max_threads: ClassVar[int | None]
+    time_limit: ClassVar[float | timedelta | None]
+    ttr: ClassVar[float | timedelta | None]
+    ttl: ClassVar[float | timedelta | None]
+    priority: ClassVar[int]
+    capacity: ClassVar[int | None]
+    #: These two are as of `WorkerKeywords`. Any, as a type checker would bind a function like a method.
+    merge: ClassVar[Any]
+    score: ClassVar[Any]
+    debounce: ClassVar[float | timedelta | None]
+    max_wait: ClassVar[float | timedelta | None]
+    morgue_ttl: ClassVar[float | timedelta | None]
+    morgue_max: ClassVar[int | None]
+    durability: ClassVar[Durability]
+    bury_on: ClassVar[BuryOn | None]
+    release_on: ClassVar[ReleaseOn | None]
+    limit: ClassVar[Limit | Sequence[Limit] | None]
     # No ClassVar: type checkers would refuse a static method in its place.
-    on_event: Listener | None = None
-    driver: ClassVar[str | None] = None
+    on_event: Listener | None
+    driver: ClassVar[str | None]
 
     #: The handle of the queue: stats, jobs, kick, pause ...
     queue: ClassVar[_QueueOfClass] = _QueueOfClass()
@@ -328,6 +281,11 @@ class Worker(Generic[P]):
         return await cls.queue.apush(jobs, timeout=timeout, durability=durability)
 
 
+for _name, _option in WORKER_OPTIONS.items():
+    if _name != "queue_name":  # which is that of the class
+        setattr(Worker, _name, _option.default)
+
+
 def _given(timeout: float | timedelta | None, durability: Durability | None) -> dict[str, Any]:
     """Those that were given: a method of the worker's own may be in front, which takes neither."""
     given = {"timeout": timeout, "durability": durability}
@@ -398,7 +356,7 @@ def _from_plain_class(target: type) -> type[Worker[Any]]:
 
 def _from_function(target: Callable[..., Any]) -> type[Worker[Any]]:
     _check_perform(target.__name__, target, _FORMS["perform"])
-    if not _takes(target, 1):
+    if not takes(target, 1):
         return _from_function_of_two(target)
 
     def perform(_self: Worker[Any], payloads_by_id: dict[str, list[Any]]) -> None:
@@ -412,7 +370,7 @@ def _from_function(target: Callable[..., Any]) -> type[Worker[Any]]:
 
 
 def _from_function_of_two(target: Callable[..., Any]) -> type[Worker[Any]]:
-    if not _takes(target, 2):
+    if not takes(target, 2):
         raise ConfigError(
             f"{target.__name__}{inspect.signature(target)}: a worker function takes one argument, payloads_by_id, or "
             "two, id and payloads"
@@ -472,7 +430,7 @@ def _check_methods(worker: type[Worker[Any]]) -> None:
     worker._handler = name = given[0]
     _check_perform(f"{worker.__name__}.{name}", getattr(worker, name), _FORMS[name])
     static = inspect.getattr_static(worker, name)
-    if inspect.isfunction(static) and not _takes(static, 2 if name == "perform" else 3):
+    if inspect.isfunction(static) and not takes(static, 2 if name == "perform" else 3):
         raise ConfigError(f"{worker.__name__}.{name}{inspect.signature(static)}: write def {_FORMS[name]}")
     for name in ("setup", "teardown"):
         _check_life(worker, name)
@@ -502,7 +460,7 @@ def _check_life(worker: type[Worker[Any]], name: str) -> None:
             f"write a plain def {name}(self)"
         )
     static = inspect.getattr_static(worker, name)
-    if inspect.isfunction(static) and not _takes(static, 1):
+    if inspect.isfunction(static) and not takes(static, 1):
         raise ConfigError(f"{whose}{inspect.signature(static)}: it is called without arguments; write def {name}(self)")
 
 
@@ -513,17 +471,6 @@ def _inherited(worker: type, names: Iterable[str]) -> str:
         if owner.__name__ != worker.__name__:
             return f" ({name} comes from {owner.__name__})"
     return ""
-
-
-def _takes(function: Callable[..., Any], count: int) -> bool:
-    """Whether it can be called with so many arguments by position."""
-    try:
-        inspect.signature(function).bind(*[None] * count)
-    except TypeError:
-        return False
-    except ValueError:  # something of C's own, which doesn't say
-        return True
-    return True
 
 
 def _check_perform(name: str, function: Callable[..., Any], form: str) -> None:
@@ -553,11 +500,10 @@ def handler_of(worker: type[Worker[Any]]) -> str:
 
 
 def _apply_options(worker: type[Worker[Any]], options: Mapping[str, Any]) -> None:
-    known = WorkerOptions.__annotations__
     for name in options:
-        if name not in known:
+        if name not in WORKER_OPTIONS:
             near = _nearest(name, 0.6)
-            hint = f"did you mean {near!r}?" if near else f"options are {', '.join(known)}"
+            hint = f"did you mean {near!r}?" if near else f"options are {', '.join(WORKER_OPTIONS)}"
             raise ConfigError(f"{worker.__name__}: unknown worker option {name!r}; {hint}")
     for name in _attributes_of(worker):
         near = _nearest(name, 0.85)  # at 0.8 a `height` would be taken for `weight`
@@ -567,17 +513,11 @@ def _apply_options(worker: type[Worker[Any]], options: Mapping[str, Any]) -> Non
         setattr(worker, name, value)
     if "queue_name" not in vars(worker):
         worker.queue_name = worker.__name__
-    check_queue_name(worker.queue_name)
-    said = {name: checked(worker.__name__, name, getattr(worker, name)) for name in known if name not in _OWN}
-    _check_weight(worker.__name__, worker.weight)
-    check_time(worker.__name__, "time_limit", worker.time_limit)
     prefix = f"{worker.__name__}: "
-    worker._by_error = checked_bury_on(prefix, worker.bury_on), checked_release_on(prefix, worker.release_on)
+    said = {name: option.kind.check(prefix, name, getattr(worker, name)) for name, option in WORKER_OPTIONS.items()}
+    worker._by_error = said["bury_on"], said["release_on"]
     check_apart(prefix, *worker._by_error)
-    worker._limits = checked_limits(worker.__name__, worker.limit)
-    _check_on_event(worker)
-    if worker.driver is not None:
-        drivers.check("queue", worker.driver)
+    worker._limits = said["limit"]
     worker._queue_options = QueueOptions(worker.queue_name, worker.shards_count).declared(said, worker.__name__)
     time_limit, ttr = time_limits_of(worker)
     if time_limit is not None and ttr is not None and ttr <= time_limit:
@@ -589,7 +529,7 @@ def _apply_options(worker: type[Worker[Any]], options: Mapping[str, Any]) -> Non
 
 def _nearest(name: str, likeness: float) -> str | None:
     """The option that was probably meant: of those that are like it, the one with the longest part in common."""
-    near = get_close_matches(name, WorkerOptions.__annotations__, 3, likeness)
+    near = get_close_matches(name, WORKER_OPTIONS, 3, likeness)
     return max(near, key=lambda option: SequenceMatcher(None, name, option).find_longest_match().size, default=None)
 
 
@@ -600,52 +540,18 @@ def _attributes_of(worker: type[Worker[Any]]) -> list[str]:
         for kind in worker.__mro__
         if kind not in Worker.__mro__
         for name, value in vars(kind).items()
-        if isinstance(value, int | float | str)
-        and not name.startswith("_")
-        and name not in WorkerOptions.__annotations__
+        if isinstance(value, int | float | str) and not name.startswith("_") and name not in WORKER_OPTIONS
     ]
-
-
-def _check_weight(whose: str, weight: object) -> None:
-    least, most = _WEIGHTS
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not least <= weight <= most:
-        raise ConfigError(f"{whose}: weight={weight!r:.100} must be a number above 0, from {least:g} to {most:,.0f}")
-
-
-def _check_on_event(worker: type[Worker[Any]]) -> None:
-    callback: Any = worker.on_event
-    if callback is not None and (
-        not callable(callback) or inspect.iscoroutinefunction(callback) or not _takes(callback, 1)
-    ):
-        raise ConfigError(
-            f"{worker.__name__}.on_event={callback!r:.100} must be a function of one argument, the event, and no async "
-            "def: in a class write @staticmethod def on_event(event)"
-        )
 
 
 def time_limits_of(worker: type) -> tuple[float | None, float | None]:
     """``time_limit`` and ``ttr`` in seconds."""
-    time_limit, ttr = (getattr(worker, name, None) for name in _LIMITS)
-    return seconds_of(time_limit), seconds_of(ttr)
+    return seconds_of(getattr(worker, "time_limit", None)), seconds_of(getattr(worker, "ttr", None))
 
 
 def limits_of(worker: type[Worker[Any]]) -> tuple[Limit, ...]:
     """Its limits over all nodes."""
     return worker._limits
-
-
-def check_queue_name(name: object) -> str:
-    """A queue's name becomes part of keys, so braces and control characters would break them.
-
-    Raises:
-        ConfigError
-    """
-    if not is_queue_name(name):
-        raise ConfigError(
-            f"queue name {name!r:.150}: it has 1 to 128 characters, without braces, spaces and control characters, "
-            "and does not end with @ and a number"
-        )
-    return name
 
 
 def payload_type_of(worker: type) -> PayloadType | None:
@@ -675,7 +581,7 @@ def queue_options_of(worker: type[Worker[Any]]) -> QueueOptions:
 
 def options_of(worker: type[Worker[Any]]) -> dict[str, Any]:
     """The worker's options, as the registry in Redis shows them."""
-    options = _values_of(worker, _SHOWN)
+    options = {name: getattr(worker, name) for name in _SHOWN}
     # Only those that are used: a registry is sent with every heartbeat.
     time_limit, _ = time_limits_of(worker)
     if time_limit is not None:
@@ -683,9 +589,3 @@ def options_of(worker: type[Worker[Any]]) -> dict[str, Any]:
     if worker._limits:
         options["limit"] = [limit.shown() for limit in worker._limits]
     return options | queue_options_of(worker).shown()
-
-
-def _values_of(worker: type[Worker[Any]], names: Iterable[str]) -> dict[str, Any]:
-    """What is a property has a value for each instance, and none here."""
-    values = {name: getattr(worker, name) for name in names}
-    return {name: value for name, value in values.items() if not isinstance(value, property)}

@@ -4,6 +4,7 @@ import errno
 import functools
 import io
 import os
+import re
 import signal
 import sys
 import threading
@@ -19,7 +20,7 @@ from lowq.cli.failure import FAILED, INTERRUPTED, USAGE, Failure, failure_of
 from lowq.cli.loading import load_given
 from lowq.cli.process import drop_broken_streams, open_closed_streams, serve_as_process_1
 from lowq.errors import ConfigError, LowqError
-from lowq.settings import Config
+from lowq.settings import SETTINGS
 
 Command = Callable[..., None]
 
@@ -120,45 +121,38 @@ def heed_signals() -> None:
                 signal.signal(number, handler)
 
 
-_CONNECTION = [
-    click.option(
-        "-r", "--require", metavar="APP", help="File, pkg.module or pkg.module:app with the workers or the settings."
-    ),
-    click.option("--redis-url", metavar="URL", help="Where Redis is. [env: LOWQ_REDIS_URL]"),
-    click.option("--namespace", help="What all keys begin with. [env: LOWQ_NAMESPACE]"),
-]
+def setting_option(setting: str, *flags: str, metavar: str) -> Callable[[Command], Command]:
+    """An option for a setting, with its help, and checked before anything starts, also where a supervisor only passes
+    it on.
+    """
+    declared = SETTINGS[setting]
+    meaning = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", declared.help).partition(";")[0].replace("`", "")
+
+    def check(_context: click.Context, param: click.Parameter, value: str | None) -> Any:
+        try:
+            return None if value is None else declared.checked(value, name=param.opts[-1])
+        except ConfigError as error:
+            raise click.BadParameter(str(error), param=param) from None
+
+    return click.option(
+        *flags, callback=check, metavar=metavar,
+        help=f"{meaning[0].upper()}{meaning[1:]}. [env: {declared.variable}]",
+    )  # fmt: skip
 
 
 def with_connection(command: Command) -> Command:
     """Adds -r, --redis-url and --namespace."""
-    for option in reversed(_CONNECTION):
-        command = option(command)
-    return command
+    command = setting_option("namespace", "--namespace", metavar="TEXT")(command)
+    command = setting_option("redis_url", "--redis-url", metavar="URL")(command)
+    return click.option(
+        "-r", "--require", metavar="APP", help="File, pkg.module or pkg.module:app with the workers or the settings."
+    )(command)
 
 
 def metrics_options(command: Command) -> Command:
     """Adds --graphite and --statsd."""
-    for option in (
-        click.option(
-            "--statsd", callback=_checked, metavar="HOST:PORT", help="Send figures there, too, each second, by UDP."
-        ),
-        click.option(
-            "--graphite", callback=_checked, metavar="HOST:PORT",
-            help="Send figures there, each second, by TCP; udp://HOST:PORT: by UDP.",
-        ),
-    ):  # fmt: skip
-        command = option(command)
-    return command
-
-
-def _checked(_context: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Before anything starts, also where a supervisor only passes it on."""
-    if value is not None and param.name is not None:
-        try:
-            Config(**{param.name: value})
-        except ConfigError as error:
-            raise click.BadParameter(str(error), param=param) from None
-    return value
+    command = setting_option("statsd", "--statsd", metavar="HOST:PORT")(command)
+    return setting_option("graphite", "--graphite", metavar="HOST:PORT")(command)
 
 
 def with_app(command: Command) -> Command:

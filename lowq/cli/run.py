@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from lowq import logs
 from lowq.application import Lowq
 from lowq.cli.failure import FAILED, USAGE, Failure, failure_of, message_of
-from lowq.cli.group import metrics_options, set_up, with_connection
+from lowq.cli.group import metrics_options, set_up, setting_option, with_connection
 from lowq.cli.loading import in_short, load_given, source_folder, users_traceback
 from lowq.cli.process import drop_broken_streams
 from lowq.cli.project import app_of_project
@@ -45,8 +45,8 @@ _PASSED_ON = {
 @click.command
 @click.argument("app_named", metavar="[APP]", required=False)
 @with_connection
-@click.option("-t", "--threads", type=click.IntRange(1), help="Threads that perform jobs.")
-@click.option("-c", "--concurrency", type=click.IntRange(1), help="Shards of async workers worked at once.")
+@setting_option("threads_per_node", "-t", "--threads", metavar="N")
+@setting_option("concurrency", "-c", "--concurrency", metavar="N")
 @click.option("-q", "--queue", "queues", multiple=True, help="Only this queue. Repeatable.")
 @click.option(
     "--processes", type=click.IntRange(1), metavar="N",

@@ -54,7 +54,7 @@ from lowq.errors import (
 )
 from lowq.logs import describe, get_log
 from lowq.observe.error_groups import ErrorCounts, ErrorRecorder
-from lowq.queue_options import MergeFunction, QueueOptions, merged
+from lowq.options import MergeFunction, QueueOptions, merged
 from lowq.reading import Reading
 from lowq.retry import default_retry_in, is_exhausted
 from lowq.settings import Config, cut_error, dump_text

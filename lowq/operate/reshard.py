@@ -50,7 +50,7 @@ from lowq.operate.queues import (
     set_layouts,
 )
 from lowq.operate.walk import read_stats
-from lowq.queue_options import QueueOptions, check_whole
+from lowq.options import QUEUE_OPTIONS, QueueOptions
 from lowq.schedules import is_internal
 from lowq.sharding import Layout, Layouts
 from lowq.shards.in_flight import log_poisoned
@@ -140,7 +140,7 @@ def reshard(
         Resharding: another number of shards is under way. UnknownQueueError. RedisUnavailable, RedisRefused: what was
         done stays done.
     """
-    check_whole(f"queue {queue!r}", "shards_count", shards_count)
+    QUEUE_OPTIONS["shards_count"].kind.check(f"queue {queue!r}: ", "shards_count", shards_count)
     if is_internal(queue):
         raise ConfigError(f"queue {queue!r} is one of lowq's own: it has one shard for good")
     layouts = _begin(backend, queue, shards_count, by, unconfirmed)

@@ -38,6 +38,7 @@ from lowq.errors import (
 from lowq.middleware import all_async, wrap, wrap_async
 from lowq.observe.job_events import QueueEvents
 from lowq.observe.observers import Observer, observed_push
+from lowq.options import QueueOptions
 from lowq.payload_types import PayloadType
 from lowq.push.group_commit import (
     EXTENDED,
@@ -58,7 +59,6 @@ from lowq.push.group_commit import (
     width_of,
 )
 from lowq.push.own_thread import in_own_thread
-from lowq.queue_options import QueueOptions
 from lowq.routes import Routes
 from lowq.settings import Config
 from lowq.sharding import Layout, Layouts, shard_of

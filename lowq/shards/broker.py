@@ -21,7 +21,7 @@ from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.errors import ConfigError
 from lowq.logs import get_log
-from lowq.queue_options import QueueOptions
+from lowq.options import QueueOptions
 from lowq.settings import Config
 from lowq.sharding import Layout, Layouts, queue_of_layout
 from lowq.shards.activity import Activity

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from lowq.codec import decode_id
 from lowq.errors import RedisUnavailable
-from lowq.queue_options import QueueOptions
+from lowq.options import QueueOptions
 from lowq.shards.shard import Shard
 from lowq.store import Call, Client
 from lowq.store.shard import ShardScripts

@@ -27,7 +27,7 @@ from lowq.logs import describe, flush, get_log
 from lowq.middleware import check_done, check_plain, wrap, wrap_async
 from lowq.observe import job_log, observing
 from lowq.observe.observers import ObservedBatch, Observer, call_observer
-from lowq.queue_options import MergeFunction, merged
+from lowq.options import MergeFunction, merged
 from lowq.settings import Config, cut_error
 from lowq.shards.delivery import TakenJob
 from lowq.shards.shard import Shard

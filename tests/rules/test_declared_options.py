@@ -5,7 +5,7 @@ import pytest
 
 import lowq
 from lowq.errors import ConfigError
-from lowq.queue_options import QueueOptions
+from lowq.options import QueueOptions
 from lowq.workers import options_of, queue_options_of
 from tests.rows import case
 

@@ -275,12 +275,16 @@ def test_what_is_no_callback_is_refused() -> None:
     callback: Any
     for callback, message in (
         (5, r"on_event=.* must be a function of one argument"), (os.link, "must be a function of one argument"),
-        (awaits, "no async def"),
+        (awaits, "not async def"),
     ):  # fmt: skip
         with case(callback), pytest.raises(lowq.ConfigError, match=message):
             make_worker(lowq.Lowq(), on_event=callback)
-    with pytest.raises(lowq.ConfigError, match="not async def"):
-        lowq.Lowq(on_job_event=awaits)
+    for callback in (awaits, os.link):
+        with (
+            case(callback),
+            pytest.raises(lowq.ConfigError, match=r"on_job_event=.* must be a function"),
+        ):
+            lowq.Lowq(on_job_event=callback)
     body = {"perform": lambda _self, _payloads_by_id: None, "on_event": lambda _self, _event: None}
     with pytest.raises(lowq.ConfigError, match="write @staticmethod def on_event"):
         lowq.Lowq().worker(type("Orders", (), body))

@@ -1,14 +1,14 @@
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import product
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 
 import lowq
 from lowq.codec import dump_payload, load_payload
 from lowq.errors import ConfigError
-from lowq.settings import MAX_DUMPED_BYTES, MAX_ERROR_BYTES, Config, Settings, cut_error, dump_text, format_error
+from lowq.settings import MAX_DUMPED_BYTES, MAX_ERROR_BYTES, Config, cut_error, dump_text, format_error
 from tests.rows import case
 
 # --- defaults ---
@@ -52,7 +52,7 @@ def test_what_dump_error_makes_of_it_is_bounded_too() -> None:
     with pytest.raises(ValueError, match="dump_error gave"):
         dump_text(Config(dump_error=lambda _: b"x" * (MAX_DUMPED_BYTES + 1)), "boom")
     with pytest.raises(TypeError, match="dump_error gave a NoneType instead of bytes"):
-        dump_text(Config(dump_error=lambda _: None), "boom")
+        dump_text(Config(dump_error=lambda _: None), "boom")  # type: ignore[arg-type,return-value]
 
 
 # --- the environment ---
@@ -108,8 +108,8 @@ WRONG: list[tuple[list[str], list[Any], str]] = [
         "^{name}=",
     ),
     # An interval of 0 would poll without end, a lease of less than its renewal takes would always be lost.
-    (["poll_interval", "pool_timeout", "push_timeout"], [0], "^{name}=0: it must be more than 0"),
-    (["lease_ttl"], [0.01], r"lease_ttl=0\.01: it must be at least 0\.1"),
+    (["poll_interval", "pool_timeout", "push_timeout"], [0], "^{name}=0 must be a number of more than 0"),
+    (["lease_ttl"], [0.01], r"lease_ttl=0\.01 must be a number of at least 0\.1"),
     (
         ["redis_url"],
         ["localhost:6379", "http://localhost", "redis:localhost", "", None],
@@ -120,9 +120,9 @@ WRONG: list[tuple[list[str], list[Any], str]] = [
         ["on_server_init", "on_server_stop", "last_words", "dump_payload", "load_payload", "format_error",
          "dump_error", "load_error"],
         [None, "print", 5],
-        "{name}=.* is not callable",
+        "{name}=.* must be callable",
     ),
-    (["build_scheduler", "build_splitter"], ["lag"], "{name}='lag' is not callable"),
+    (["build_scheduler", "build_splitter"], ["lag"], "{name}='lag' must be callable; or None"),
     (["server_middlewares", "client_middlewares"], NOT_A_LIST, "{name}"),
     (["workers"], [5, "OrderSync", object()], "workers="),
 ]  # fmt: skip
@@ -141,7 +141,8 @@ def test_what_makes_no_sense_is_refused_by_name_and_changes_nothing() -> None:
 
 def test_what_is_documented_is_taken() -> None:
     for name in ("warn_after", "build_scheduler", "build_splitter", "workers"):
-        assert getattr(Config(**{name: None}), name) is None
+        nothing: dict[str, Any] = {name: None}
+        assert getattr(Config(**nothing), name) is None
     for url in ("redis://h:1/0", "rediss://h", "unix:///run/s", "redis+sentinel://h:1,i:2/m/0", "redis+cluster://h:1"):
         assert Config(redis_url=url).redis_url == url
 
@@ -167,15 +168,8 @@ def test_an_unknown_setting_is_refused_and_the_nearest_named() -> None:
         with pytest.raises(ConfigError, match=message):
             setattr(Config(), name, "x")
     with pytest.raises(ConfigError, match=r"unknown setting 'xyzzy'; settings are redis_url, .*workers"):
-        Config(xyzzy=1)
+        Config(xyzzy=1)  # type: ignore[call-arg]
     assert not hasattr(Config(), "redis_ur")
-
-
-def test_the_keywords_of_an_application_have_the_types_of_the_settings() -> None:
-    expected = {name: kind for name, kind in get_type_hints(Config).items() if name[0] != "_"}
-    for name in ("server_middlewares", "client_middlewares"):  # the setting is a list of its own
-        expected[name] = Sequence[Callable[..., Any]]
-    assert get_type_hints(Settings) == expected
 
 
 def test_settings_and_the_environment_are_frozen_by_the_first_connection(monkeypatch: pytest.MonkeyPatch) -> None:

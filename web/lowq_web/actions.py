@@ -9,8 +9,8 @@ from typing import Any
 import lowq
 from lowq.codec import lookup_id
 from lowq.operate.background import TaskState
+from lowq.options import QUEUE_OPTIONS
 from lowq.queue import Moments
-from lowq.queue_options import check_whole
 from lowq_web.journal import Actor, Entry, say
 from lowq_web.stats_cache import StatsCache
 from lowq_web.tasks import ActionName, Task, Tasks
@@ -112,7 +112,7 @@ class Actions:
             ConfigError: no queue can have so many; it has them already; or a node that serves it is strict about their
                 number. Resharding: it is being given another number. TooManyTasks, UnknownQueueError, RedisUnavailable
         """
-        check_whole(f"queue {queue!r}", "shards_count", shards_count)
+        QUEUE_OPTIONS["shards_count"].kind.check(f"queue {queue!r}: ", "shards_count", shards_count)
         layouts = self._app.queue(queue).layouts
         if layouts.next is None and layouts.current.shards_count == shards_count:
             raise lowq.ConfigError(f"queue {queue!r} has {shards_count} shards already")

@@ -9,8 +9,8 @@ import pytest
 import lowq
 from lowq.consumer import ConsumerJob
 from lowq.errors import LeaseLost, UnknownQueueError
+from lowq.options import QueueOptions
 from lowq.queue import Queue
-from lowq.queue_options import QueueOptions
 from lowq.shards.lease import Lease
 from lowq.shards.shard import Shard, shards_of
 from tests.waiting import NEVER, PATIENCE, until

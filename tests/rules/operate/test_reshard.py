@@ -19,8 +19,8 @@ from lowq.consumer import Consumer
 from lowq.errors import ConfigError, PushInterrupted, RedisRefused, RedisUnavailable, Resharding, UnknownQueueError
 from lowq.job import Job
 from lowq.operate.reshard import reshard
+from lowq.options import QueueOptions
 from lowq.queue import Queue
-from lowq.queue_options import QueueOptions
 from lowq.sharding import Layout
 from lowq.shards.delivery import Failure
 from lowq.shards.lease import Lease, LeaseDenied

@@ -1,6 +1,5 @@
 """The tables of the documentation say what the code says."""
 
-import ast
 import re
 from pathlib import Path
 
@@ -8,9 +7,11 @@ import pytest
 
 import lowq
 from lowq.doctor import CODES, KINDS
-from lowq.settings import Config
+from lowq.options import QUEUE_OPTIONS, WORKER_OPTIONS, QueueKeywords, WorkerKeywords
+from lowq.settings import SETTINGS, Config
 from lowq.store.scripts import load_scripts
-from lowq.workers import Worker, WorkerOptions
+from lowq.workers import Worker
+from tests import option_tables
 from tests.rows import case
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -27,33 +28,33 @@ def rows(page: str, heading: str) -> dict[str, list[str]]:
     return {row[0].strip("`"): row[1:] for row in cells[2:]}
 
 
-def test_settings_have_the_defaults_and_the_variables_that_their_table_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = rows("settings.md", "Settings")
-    assert list(table) == [name for name in Config.__annotations__ if not name.startswith("_")]
-    for name, (shown, _, variable, *_) in table.items():
+def test_the_tables_of_settings_and_options_are_made_of_their_declarations() -> None:
+    for page, table in option_tables.TABLES.items():
+        text = text_of(page)
+        assert option_tables.with_table(text, table) == text, "python -m tests.option_tables writes it"
+
+
+def test_every_setting_with_a_variable_reads_it_and_no_other_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, declared in SETTINGS.items():
         with case(name), monkeypatch.context() as patch:
             patch.delenv(f"LOWQ_{name.upper()}", raising=False)
             default = getattr(Config(), name)
-            if callable(default):
-                assert "`" not in shown, "what a callable does is told in words"
-            else:
-                assert ast.literal_eval(shown.strip("`")) == default
+            if declared.default is not None:
+                assert getattr(Config(**{name: default}), name) == default
             patch.setenv(f"LOWQ_{name.upper()}", "{ nonsense }")
-            if variable:
-                assert variable == f"`LOWQ_{name.upper()}`"
-                with pytest.raises(lowq.ConfigError, match=f"environment variable {variable.strip('`')}: "):
+            if declared.variable:
+                with pytest.raises(lowq.ConfigError, match=f"environment variable LOWQ_{name.upper()}: {name}="):
                     getattr(Config(), name)
             else:
-                assert getattr(Config(), name) != "{ nonsense }"
+                assert getattr(Config(), name) == default
 
 
-def test_the_table_of_worker_options_has_all_of_them_with_their_defaults() -> None:
-    table = rows("workers.md", "Worker options")
-    assert table.keys() == WorkerOptions.__annotations__.keys()
-    assert table.pop("queue_name")[0] == "the class's name"
-    assert {name: ast.literal_eval(shown.strip("`")) for name, (shown, _) in table.items()} == {
-        name: getattr(Worker, name) for name in table
-    }
+def test_a_worker_has_the_keywords_the_attributes_and_the_defaults_of_its_options() -> None:
+    assert WORKER_OPTIONS.keys() == WorkerKeywords.__annotations__.keys()
+    assert WORKER_OPTIONS.keys() <= Worker.__annotations__.keys()
+    for name in WORKER_OPTIONS.keys() - {"queue_name"}:
+        assert getattr(Worker, name) == WORKER_OPTIONS[name].default
+    assert QUEUE_OPTIONS.keys() == QueueKeywords.__annotations__.keys() | {"shards_count"}
 
 
 def test_the_retry_table_follows_from_the_formula() -> None:

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from lowq.errors import RedisUnavailable
-from lowq.queue_options import QueueOptions
+from lowq.options import QueueOptions
 from lowq.shards.sweeper import Sweeper
 from lowq.store import Client
 from tests.rows import case
