@@ -8,6 +8,7 @@ import redis
 
 from tests.chaos.replicated import HARM
 from tests.chaos.stage import NODES, Stage
+from tests.history import read
 from tests.processes.support import NodeProcess
 
 #: What the log of a consumer says that takes and performs in one thread.
@@ -223,6 +224,14 @@ def redis_read_only(stage: Stage, number: int) -> None:
     _back(stage)
 
 
+def memory_full(stage: Stage, _number: int) -> None:
+    """Redis may have no more memory than it uses, until a push was refused."""
+    before = stage.client.config_get("maxmemory")["maxmemory"]
+    stage.client.config_set("maxmemory", stage.client.info("memory")["used_memory"])
+    stage.wait_for(lambda: any(event["event"] == "refused" for event in read(stage.history.path)), "refused push")
+    stage.client.config_set("maxmemory", before)
+
+
 def redis_hangs(stage: Stage, number: int) -> None:
     """SIGSTOP for part of a lease, or for longer."""
     stage.history.trouble()
@@ -336,7 +345,8 @@ ACTIONS: dict[str, Callable[[Stage, int], None]] = {
         kill, freeze, freeze_in_take, blink, reattach, term, term_all, quiet, join, leave, roll, deploy, reload,
         kill_child,
         reshard, kill_reshard, remake,
-        redis_kill, redis_away, redis_power, redis_hangs, redis_read_only, script_flush, client_kill, client_pause,
+        redis_kill, redis_away, redis_power, redis_hangs, redis_read_only, memory_full, script_flush, client_kill,
+        client_pause,
         clock,
         cut_off, hold, half_open, slow, cut, lose_replies, lose_pushes, hold_pushes,
         *HARM,
