@@ -1,4 +1,4 @@
-"""The embedded store on a local port, so that a second terminal can push into it and look.
+"""The embedded store; and the same on a local port, so that a second terminal can push into it and look.
 
 fakeredis has a server of its own, but not one that a client of a real Redis gets along with: it knows no INFO, takes
 no scripts that begin with ``#!lua``, and hangs up after every error. This one speaks just enough of RESP2.
@@ -13,13 +13,52 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lowq.store.endpoints import servers_for
-from lowq.store.pool import pack
+from lowq.errors import ConfigError
+from lowq.store.pool import Pool, pack
 
 #: Seconds after which messages of a subscription are looked for.
 _PUSH_INTERVAL = 0.01
 #: What clients of a real server ask it for before anything else.
 _INFO = b"# Server\r\nredis_version:7.0.0\r\nredis_mode:standalone\r\n"
+
+
+_stores: dict[str, Any] = {}
+
+
+def new_store() -> Any:
+    """An empty embedded store.
+
+    Raises:
+        ConfigError: fakeredis is not installed.
+    """
+    try:
+        import lupa  # noqa: F401 - without it fakeredis knows no scripts
+        from fakeredis import FakeRedisConnection, FakeServer  # noqa: F401 - the connection is missing before 2.35
+    except ImportError as error:
+        raise ConfigError(
+            f"the embedded store needs fakeredis with lua ({error}); install it: pip install 'lowq[embedded]'"
+        ) from None
+    return FakeServer(version=(7, 0))
+
+
+def memory_store(url: str) -> Any:
+    """The store of a ``memory://name`` URL, one per name and process; ``memory://`` is a new one each time."""
+    name = url.removeprefix("memory://")
+    if not name:
+        return new_store()
+    if name not in _stores:
+        _stores[name] = new_store()
+    return _stores[name]
+
+
+def memory_pool(store: Any, size: int, timeout: float) -> Pool:
+    """Connections to an embedded store."""
+    from fakeredis import FakeRedisConnection
+
+    return Pool(lambda: FakeRedisConnection(server=store, protocol=2), size, timeout, shebang=False)
+
+
+# --- on a local port ---
 
 
 @contextmanager
@@ -41,7 +80,7 @@ class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = False  # so that closing the server waits for them
 
     def __init__(self, store: Any) -> None:
-        self.pool = servers_for("memory://", 1, 1.0, 1.0, store).any_pool()
+        self.pool = memory_pool(store, 1, 1.0)
         self.connected: set[Any] = set()
         #: SHA1 of a script as its client knows it -> as the store knows it.
         self.scripts: dict[bytes, bytes] = {}

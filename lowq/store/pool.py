@@ -26,10 +26,11 @@ from redis import exceptions
 from lowq import clock
 from lowq.errors import RedisRefused, RedisUnavailable
 from lowq.store import replies
+from lowq.store.call import Call, Command
 from lowq.store.deadline import Deadline
 from lowq.store.durability import Wait, refusal_of
 from lowq.store.scripts import load_scripts
-from lowq.store.translate import Call, Command, is_forbidden
+from lowq.store.translate import is_forbidden
 
 OLDEST_REDIS = (7, 0)
 #: Seconds after which whoever waits for a connection looks whether one was lost, which wakes nobody.

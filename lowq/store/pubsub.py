@@ -1,134 +1,402 @@
 """Channels and their messages, by sharded pub/sub: on a cluster a message goes to the primary and the replicas of its
 channel's slot, and not to all servers. On a server that is in no cluster it is the same as any other pub/sub.
+
+::
+
+    wanted ---- is its primary known, and connected? --- no ---> a thread asks the nodes, or connects, and ends
+       ^                         |                                              |
+       |                        yes: SSUBSCRIBE                                 |
+       |                         v                                              |
+       +--- its slot moved, the connection broke, an error ---- subscribed <----+
+
+There is one connection to each primary that has some of the channels. Only the thread that reads touches them, and it
+never waits for a single primary: one that hangs delays no message of another. What may have been missed while a channel
+had no connection is made up for by whoever reads: every confirmation is an event.
 """
 
+import random
+import selectors
+import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 from redis import exceptions
 
-from lowq.errors import RedisUnavailable
+from lowq.errors import LowqError
 from lowq.store.pool import Pool, encode, pack
 from lowq.store.replies import read_event
+from lowq.store.tags import slot_of_key
+from lowq.store.topology import Topology
 
-#: Seconds of silence after which the connection is asked whether it still lives.
-SILENCE = 10.0
+#: Seconds of silence after which a connection is asked whether it still lives, and of further silence after which it
+#: is taken for dead: one that was cut without a word looks like one on which nothing happens.
+SILENCE, GRACE = 10.0, 5.0
 #: What events are called here: as of any pub/sub.
 KINDS = {"ssubscribe": "subscribe", "sunsubscribe": "unsubscribe", "smessage": "message"}
+#: Seconds, and as many again at random at most, before the next attempt after one has failed.
+PAUSE = 0.1
+#: Seconds after which is looked, without asking anybody, whether a primary that is silent has been replaced.
+LOOK_AGAIN = 1.0
+#: The same for changes of the channels, where there is no socket to wait for: the embedded store.
+LOOK_AT_CHANGES = 0.05
+#: Events that are read before the first of them is handled.
+MOST_EVENTS = 1000
+#: Windows has no other.
+_Selector: Any = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 #: Its kind, channel and data.
 Event = tuple[str, str, bytes]
 
 
-class Subscription(Protocol):
-    """Channels and their messages. One thread reads; any thread may change the channels."""
+class _Link:
+    """The connection to a primary. Belongs to the thread that reads."""
+
+    def __init__(self, pool: Pool, connection: Any) -> None:
+        self.pool = pool
+        self.connection = connection
+        #: None: the embedded store has none.
+        self.socket: Any = getattr(connection, "_sock", None)  # redis-py has no public way to it
+        if not isinstance(self.socket, socket.socket):
+            self.socket = None
+        self.channels: set[str] = set()
+        #: The channels of each command that is not answered yet, and whether it was to subscribe to them.
+        self.pending: deque[tuple[bool, set[str]]] = deque()
+        self.made = self.heard = time.monotonic()
+        self.asked = False
+
+    def send(self, command: bytes, channels: Iterable[str]) -> None:
+        """One command for each slot: the server takes no more at once."""
+        by_slot: dict[int, set[str]] = {}
+        for name in channels:
+            by_slot.setdefault(slot_of_key(name), set()).add(name)
+        self.pending.extend((command == b"SSUBSCRIBE", group) for group in by_slot.values())
+        packed = b"".join([pack((command, *encode(group))) for group in by_slot.values()])
+        self.connection.send_packed_command([packed], check_health=False)
+
+    def answered(self, channel: str) -> None:
+        if self.pending:
+            self.pending[0][1].discard(channel)
+            if not self.pending[0][1]:
+                self.pending.popleft()
+
+    def check(self) -> None:
+        silence = time.monotonic() - self.heard
+        if self.asked and silence > SILENCE + GRACE:
+            raise exceptions.ConnectionError("no answer on the connection for wake-ups")
+        if silence > SILENCE and not self.asked:
+            self.asked = True
+            self.connection.send_packed_command([pack((b"PING",))], check_health=False)
+
+
+class Subscription:
+    """Channels and their messages. One thread reads; any thread, and any signal handler, may change the channels."""
+
+    def __init__(self, topology: Topology, fail: Callable[[Exception], Exception]) -> None:
+        """``fail``: redis-py's error as one of ours."""
+        self._topology = topology
+        self._fail = fail
+        #: What is to change: whether these channels are wanted.
+        self._changes: deque[tuple[bool, list[str]]] = deque()
+        self._closed = threading.Event()
+        #: Held by the thread that reads, and for good by whoever closes the connections.
+        self._reading = threading.Lock()
+        #: A byte in it wakes the thread that reads.
+        self._waker, self._woken = socket.socketpair()
+        self._waker.setblocking(False)
+        self._woken.setblocking(False)
+        #: What threads have done: a pool and a connection of it, or why there is none. Without a pool: the nodes were
+        #: asked.
+        self._done: deque[tuple[Pool | None, Any, Exception | None]] = deque()
+        # Of the thread that reads, from here on. Channels, and those of them that no connection has.
+        self._channels: set[str] = set()
+        self._homeless: set[str] = set()
+        self._links: dict[Pool, _Link] = {}
+        self._connecting: set[Pool] = set()
+        self._is_asking = False
+        self._is_outdated = False
+        #: When the next attempt may be made, and when the nodes may be asked again, monotonic.
+        self._attempt_at = self._ask_at = -float("inf")
+        self._moved_at = -float("inf")
+        self._events: deque[Event] = deque()
+        self._error: Exception | None = None
 
     def add(self, channels: Iterable[str]) -> None:
-        """Subscribes; each channel is confirmed by an event ``subscribe``, anew after every reconnection."""
+        """Subscribes; each channel is confirmed by an event ``subscribe``, anew after every reconnection and whenever
+        its slot has moved.
+        """
+        self._changes.append((True, list(channels)))
+        self._wake()
 
     def remove(self, channels: Iterable[str]) -> None:
         """Unsubscribes."""
+        self._changes.append((False, list(channels)))
+        self._wake()
 
     def get(self, timeout: float) -> Event | None:
         """The next event, ``(kind, channel, data)``, or None after ``timeout`` seconds. Connects when needed.
 
         Raises:
-            RedisUnavailable, RedisRefused: the connection is gone; the next call connects anew.
+            RedisUnavailable: there is no connection at all. RedisRefused. The next call tries again.
         """
-
-    def close(self) -> None:
-        """Closes what is connected."""
-
-
-def is_dead(heard: float, *, asked: bool) -> bool:
-    """Whether a connection was silent since that monotonic time, though it was asked for a sign of life."""
-    return asked and time.monotonic() - heard > SILENCE + 5.0
-
-
-class ServerSubscription:
-    """A `Subscription` over one connection, where there is one server."""
-
-    def __init__(self, any_pool: Callable[[], Pool], fail: Callable[[Exception], Exception]) -> None:
-        self._any_pool = any_pool
-        self._fail = fail
-        #: Reentrant: a push that waits for room subscribes, also one in a signal handler that meets another.
-        self._lock = threading.RLock()
-        self._connection: Any = None
-        self._channels: set[str] = set()
-        # For the reading thread: when something was heard last (monotonic), and whether a PING is out.
-        self._heard = 0.0
-        self._asked = False
-
-    def add(self, channels: Iterable[str]) -> None:
-        self._change(b"SSUBSCRIBE", [name for name in channels if name not in self._channels])
-
-    def remove(self, channels: Iterable[str]) -> None:
-        self._change(b"SUNSUBSCRIBE", [name for name in channels if name in self._channels])
-
-    def _change(self, command: bytes, channels: list[str]) -> None:
-        if not channels:
-            return
-        with self._lock:
-            if command == b"SSUBSCRIBE":
-                self._channels.update(channels)
-            else:
-                self._channels.difference_update(channels)
-            if self._connection is not None:
-                try:
-                    self._connection.send_packed_command([pack((command, *encode(channels)))], check_health=False)
-                except (exceptions.RedisError, OSError, AttributeError):
-                    # redis-py has closed it, perhaps just now in the reading thread, and would connect it anew by
-                    # itself, without a subscription. The reading thread opens another one, with all channels.
-                    self._connection = None
-
-    def get(self, timeout: float) -> Event | None:
+        if not self._reading.acquire(blocking=False):
+            return None  # it was closed
         try:
-            connection = self._connection or self._open()
-            event = read_event(connection) if connection.can_read(timeout) else None
-            if self._connection is not connection:  # given up by another thread meanwhile
-                connection.disconnect()
-                return None
-            if event is None:
-                self._check(connection)
-                return None
-            self._heard = time.monotonic()
-            self._asked = False
-        except (exceptions.RedisError, RedisUnavailable) as error:
-            self.close()
-            raise self._fail(error) from error
-        except (OSError, TypeError, ValueError, AttributeError) as error:
-            # The last three: another thread has closed the connection in the middle of this one's reading.
-            self.close()
-            raise self._fail(exceptions.ConnectionError(str(error))) from error
-        if not isinstance(event, list) or len(event) != 3:
-            return None  # the answer to a PING
-        kind, channel, data = event
-        name = kind.decode()
-        return KINDS.get(name, name), channel.decode(), data if isinstance(data, bytes) else b""
+            return self._next(time.monotonic() + timeout)
+        finally:
+            self._reading.release()
+            if self._closed.is_set():
+                self._close()
 
-    def _check(self, connection: Any) -> None:
-        # A connection that was cut without a word looks like one on which nothing happens.
-        if is_dead(self._heard, asked=self._asked):
-            raise exceptions.ConnectionError("no answer on the connection for wake-ups")
-        if time.monotonic() - self._heard > SILENCE and not self._asked:
-            self._asked = True
-            with self._lock:
-                connection.send_packed_command([pack((b"PING",))], check_health=False)
+    def _next(self, until: float) -> Event | None:
+        while not self._closed.is_set():
+            self._settle()
+            for link in list(self._links.values()) if not self._events else ():
+                self._read(link)
+            if self._events:
+                return self._events.popleft()
+            error, self._error = self._error, None
+            # While one primary is away those who ask it for something else report it.
+            if error is not None and not (self._links and _is_lost(error)):
+                raise self._fail(error) from error
+            now = time.monotonic()
+            if now >= until:
+                break
+            # A thread that connects may hang, while somebody else has learnt of another primary.
+            self._wait(min(until - now, PAUSE if self._homeless else LOOK_AGAIN))
+        return None
 
-    def _open(self) -> Any:
-        connection = self._any_pool().connect()
-        connection.connect()
-        self._heard, self._asked = time.monotonic(), False
-        with self._lock:
-            self._connection = connection
-            if self._channels:
-                connection.send_packed_command([pack((b"SSUBSCRIBE", *encode(self._channels)))], check_health=False)
-        return connection
+    # --- reading ---
+
+    def _wait(self, seconds: float) -> None:
+        for link in self._links.values():
+            if link.socket is None:
+                link.connection.can_read(min(seconds, LOOK_AT_CHANGES))
+                return
+        with _Selector() as selector:
+            selector.register(self._woken, selectors.EVENT_READ)
+            for link in self._links.values():
+                selector.register(link.socket, selectors.EVENT_READ)
+            selector.select(seconds)
+
+    def _read(self, link: _Link) -> None:
+        try:
+            while len(self._events) < MOST_EVENTS and link.connection.can_read(0):
+                link.heard, link.asked = time.monotonic(), False
+                try:
+                    reply = read_event(link.connection)
+                except exceptions.ResponseError as error:
+                    self._refused(link, error)
+                    continue
+                if isinstance(reply, list) and len(reply) == 3:  # else it is the answer to a PING
+                    kind, channel, data = reply
+                    self._take(link, kind.decode(), channel.decode(), data if isinstance(data, bytes) else b"")
+            link.check()
+        except (exceptions.RedisError, OSError):
+            self._lose(link)
+
+    def _take(self, link: _Link, kind: str, channel: str, data: bytes) -> None:
+        if kind == "ssubscribe":
+            link.answered(channel)
+        elif kind == "sunsubscribe":
+            if link.pending and not link.pending[0][0] and channel in link.pending[0][1]:
+                link.answered(channel)
+            elif channel in link.channels:  # nobody asked for that: its slot has moved
+                self._is_outdated = True
+                link.channels.discard(channel)
+                self._look_for([channel])
+        self._events.append((KINDS.get(kind, kind), channel, data))
+
+    def _refused(self, link: _Link, error: Exception) -> None:
+        """A command ended with an error."""
+        is_to_subscribe, channels = link.pending.popleft() if link.pending else (False, set[str]())
+        link.channels -= channels
+        if not is_to_subscribe:
+            return
+        self._look_for(channels)
+        now = time.monotonic()
+        if isinstance(error, exceptions.MovedError):
+            self._is_outdated = True
+            if now - self._moved_at > 1.0:  # else the nodes do not agree yet
+                self._moved_at = now
+                return
+        elif not isinstance(error, exceptions.ClusterDownError):
+            self._error = error
+        self._attempt_at = now + _pause()
+
+    def _lose(self, link: _Link) -> None:
+        self._links.pop(link.pool, None)
+        link.connection.disconnect()
+        self._look_for(link.channels)
+        if time.monotonic() - link.made < 1.0:
+            self._attempt_at = time.monotonic() + _pause()
+
+    def _look_for(self, channels: Iterable[str]) -> None:
+        self._homeless |= self._channels.intersection(channels)
+
+    # --- connections ---
+
+    def _settle(self) -> None:
+        """Brings what is subscribed to closer to what is wanted."""
+        try:
+            while self._woken.recv(4096):
+                pass
+        except BlockingIOError:
+            pass
+        while self._done:
+            self._take_done(*self._done.popleft())
+        while self._changes:
+            self._change(*self._changes.popleft())
+        self._leave_replaced()
+        if self._homeless and time.monotonic() >= self._attempt_at:
+            self._find()
+
+    def _change(self, wanted: bool, channels: list[str]) -> None:
+        if wanted:
+            added = set(channels) - self._channels
+            self._channels |= added
+            self._homeless |= added
+            return
+        self._channels.difference_update(channels)
+        self._homeless.difference_update(channels)
+        for link in list(self._links.values()):
+            names = link.channels.intersection(channels)
+            link.channels -= names
+            self._send(link, b"SUNSUBSCRIBE", names)
+
+    def _leave_replaced(self) -> None:
+        """A primary whose slots have become another one's may be frozen, and say nothing of it."""
+        for link in list(self._links.values()):
+            if link.channels and self._pool_of(next(iter(link.channels))) not in (link.pool, None):
+                moved = {name for name in link.channels if self._pool_of(name) is not link.pool}
+                link.channels -= moved
+                self._look_for(moved)
+                if not link.channels:
+                    self._lose(link)
+
+    def _pool_of(self, channel: str) -> Pool | None:
+        return self._topology.known_pool(channel)
+
+    def _find(self) -> None:
+        by_pool: dict[Pool, set[str]] = {}
+        unknown = ""
+        for name in self._homeless:
+            pool = self._pool_of(name)
+            if pool is None:
+                unknown = name
+            else:
+                by_pool.setdefault(pool, set()).add(name)
+        if self._is_outdated or unknown:
+            self._ask(unknown or min(self._homeless))
+        if self._is_outdated:
+            return
+        for pool, names in by_pool.items():
+            link = self._links.get(pool)
+            if link is not None:
+                self._homeless -= names
+                link.channels |= names
+                self._send(link, b"SSUBSCRIBE", names)
+            elif pool not in self._connecting:
+                self._connecting.add(pool)
+                self._in_thread(pool, partial(_connect, pool))
+
+    def _send(self, link: _Link, command: bytes, channels: set[str]) -> None:
+        if channels:
+            try:
+                link.send(command, channels)
+            except (exceptions.RedisError, OSError):
+                self._lose(link)
+
+    def _in_thread(self, pool: Pool | None, work: Callable[[], Any]) -> None:
+        """Does what blocks in a thread of its own. ``pool``: to which it connects."""
+
+        def run() -> None:
+            result, failure = None, None
+            try:
+                result = work()
+            except (exceptions.RedisError, LowqError, OSError) as error:
+                failure = error
+            self._done.append((pool, result if pool is not None else None, failure))
+            if self._closed.is_set():
+                self._forget_done()
+            self._wake()
+
+        try:
+            threading.Thread(target=run, name="lowq-subscriber", daemon=True).start()
+        except RuntimeError as error:  # the interpreter ends
+            self._done.append((pool, None, exceptions.ConnectionError(str(error))))
+
+    def _take_done(self, pool: Pool | None, connection: Any, error: Exception | None) -> None:
+        now = time.monotonic()
+        if error is not None:
+            self._error = error
+            self._attempt_at = now + _pause()
+        if pool is None:
+            self._is_asking, self._ask_at = False, now + _pause()
+            if error is None:
+                self._is_outdated = False
+            return
+        self._connecting.discard(pool)
+        if error is None:
+            self._links[pool] = _Link(pool, connection)
+        elif names := [name for name in self._homeless if self._pool_of(name) is pool]:
+            self._topology.failed(pool, error, None)
+            if self._topology.is_partial:  # another primary may have the slots
+                self._ask(names[0])
+
+    def _ask(self, name: str) -> None:
+        """Has it found out which primary has a channel."""
+        if not self._is_asking and time.monotonic() >= self._ask_at:
+            self._is_asking = True
+            ask = self._topology.find_again if self._is_outdated else self._topology.pool_for
+            self._in_thread(None, lambda: ask(name))
+
+    # --- the end ---
+
+    def _wake(self) -> None:
+        try:
+            self._waker.send(b"\0")
+        except OSError:
+            pass  # there is something in it, or it was closed
 
     def close(self) -> None:
-        with self._lock:
-            connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.disconnect()
+        """Closes all connections, for good."""
+        self._closed.set()
+        self._wake()
+        self._close()
+
+    def _close(self) -> None:
+        """Does so unless a thread reads, which does it then: whoever is last."""
+        if self._reading.acquire(blocking=False):
+            for link in self._links.values():
+                link.connection.disconnect()
+            self._links.clear()
+            self._forget_done()
+            self._waker.close()
+            self._woken.close()
+
+    def _forget_done(self) -> None:
+        while self._done:
+            try:
+                _, connection, _ = self._done.popleft()
+            except IndexError:
+                return  # another thread does the same
+            if connection is not None:
+                connection.disconnect()
+
+
+def _connect(pool: Pool) -> Any:
+    connection = pool.connect()
+    connection.connect()
+    return connection
+
+
+def _is_lost(error: Exception) -> bool:
+    return not isinstance(error, exceptions.ResponseError)
+
+
+def _pause() -> float:
+    return PAUSE * (1 + random.random())

@@ -6,8 +6,8 @@ why it may be repeated stands at the top of its file in ``lua/``.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from lowq.store.call import Argument, Call
 from lowq.store.scripts import time_argument
-from lowq.store.translate import Argument, Call
 
 
 def rights(key: str, commands: Sequence[str]) -> Call[list[bytes]]:

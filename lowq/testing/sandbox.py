@@ -263,6 +263,7 @@ class _SandboxClient(Client):
         lend: bool = False,  # noqa: ARG002  # the store answers before anybody could borrow the connection
         deadline: Deadline | None = None,
         wait: Wait | None = None,  # noqa: ARG002  # nor has the store anything to wait for
+        pool: Any = None,  # noqa: ARG002  # and there is only one
     ) -> Callable[[], list[Any]]:
         ahead = self._box.clock.ahead
         with self._box._lock:
@@ -278,15 +279,6 @@ class _SandboxClient(Client):
             if type(call) is Command and call.script == "TIME":
                 replies[i] = _later(replies[i], ahead)
         return lambda: replies
-
-    def commands(
-        self, commands: Sequence[Sequence[Any]], key: str | None = None, timeout: float | None = None
-    ) -> list[Any]:
-        replies = super().commands(commands, key, timeout)
-        for i, command in enumerate(commands):
-            if tuple(command) == ("TIME",):
-                replies[i] = _later(replies[i], self._box.clock.ahead)
-        return replies
 
 
 def _later(reply: Any, ahead: float) -> Any:

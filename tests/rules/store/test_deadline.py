@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lowq.store import Call, Client
-from lowq.store.client import MAX_WRITE
 from lowq.store.deadline import Deadline, caller_deadline, caller_limit, deadlines
+from lowq.store.pipeline import MAX_WRITE
 from lowq.store.pool import Pool
 from tests.rows import case
 
@@ -92,8 +92,8 @@ def test_a_reply_is_waited_for_no_longer_than_is_left(now: list[float], monkeypa
             self._sock.close()
 
     pools = {key: Pool(Connection, 1, 1.0, shebang=False) for key in "ab"}
-    servers = SimpleNamespace(pool_for=lambda key, _deadline: pools[key], is_partial=False)
-    monkeypatch.setattr("lowq.store.client.servers_for", lambda *_: servers)
+    topology = SimpleNamespace(pool_for=lambda key, _deadline: pools[key], is_partial=False, is_cluster=True)
+    monkeypatch.setattr("lowq.store.client.topology_of", lambda *_: topology)
     client = Client("redis://nowhere", size=1, timeout=1.0)
     for key in pools:
         assert client.start([Call[Any]("push", key, ())])() == [1]  # it is prepared

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from lowq.errors import RedisUnavailable
-from lowq.store import Call, Client, client, pool
+from lowq.store import Call, Client, client, pipeline, pool
 from lowq.store.deadline import Deadline
-from lowq.store.endpoints import servers_for
 from lowq.store.pool import Pool, encode
+from lowq.store.urls import topology_of
 from tests.waiting import PATIENCE
 
 SIZE = 2
 #: Where the exceptions come from: every bytecode of these may be the last one.
-SOURCES = {client.__file__, pool.__file__}
+SOURCES = {client.__file__, pipeline.__file__, pool.__file__}
 
 
 class Interrupted(BaseException):
@@ -57,7 +57,7 @@ def make_pool(size: int = SIZE, timeout: float = 0.0) -> Pool:
 def pack(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each command becomes one byte, for which `FakeConnection` has one answer."""
     monkeypatch.setattr(gc, "collect", lambda: 0)  # which takes its time, for each that has waited in vain
-    for module in (client, pool):
+    for module in (client, pipeline, pool):
         monkeypatch.setattr(module, "pack", lambda _command: b"*")
 
 
@@ -123,7 +123,7 @@ def test_an_exception_at_any_moment_leaves_all_connections(
     monkeypatch: pytest.MonkeyPatch, action: Callable[[Client], None]
 ) -> None:
     fake = make_pool()
-    monkeypatch.setattr("lowq.store.endpoints.Pool", lambda *_, **__: fake)
+    monkeypatch.setattr("lowq.store.embedded.Pool", lambda *_, **__: fake)
     made = Client("memory://", size=SIZE, timeout=0.0)
     number = 1
     while interrupt_at(number, lambda: action(made)):
@@ -209,7 +209,7 @@ def test_of_several_that_make_one_at_the_same_moment_only_as_many_as_there_is_ro
 
 def test_redis_pys_connections_end_with_the_last_reference() -> None:
     # Otherwise a lost one would keep its place until the garbage collector runs.
-    connection = servers_for("redis://127.0.0.1:1", 1, 0.0, 1.0, None).any_pool().connect()
+    connection = topology_of("redis://127.0.0.1:1", 1, 0.0, 1.0, None).pool_at(None).connect()
     reference = weakref.ref(connection)
     gc.disable()
     try:

@@ -74,8 +74,8 @@ local function touch(prefix, suffixes, ids)
   end
 end
 
--- Raises an error, before the first write, when somebody has given one of the shard's own keys another type: the command
--- that met it would end the script half way, and what it wrote before would stay.
+-- Raises an error, before the first write, when somebody has given one of the shard's own keys another type. Otherwise
+-- the command that met it would end the script half way, and what it wrote before would stay.
 local function check_types(prefix)
   for _, name in ipairs({ 'due', 'retries', 'morgue', 'expires', 'debounced' }) do
     redis.call('ZCARD', prefix .. name)

@@ -1,4 +1,4 @@
-"""The primary that sentinels name, and the connections to it."""
+"""The primary that sentinels name, how they are asked, and the connections to it."""
 
 import math
 import os
@@ -10,13 +10,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 import redis
 from redis import exceptions
 from redis.sentinel import MasterNotFoundError
 
+from lowq.store.deadline import Deadline
 from lowq.store.names import TcpConnection
+from lowq.store.pool import Pool, pack, read_reply
+from lowq.store.topology import Address
 
 #: Seconds between two times that a sentinel is asked, at most; and at most as long as it does not answer.
 ASK_PAUSES = (1.0, 8.0)
@@ -28,8 +31,6 @@ FRESH = 3 * ASK_PAUSES[0]
 IDLE = 60.0
 #: Seconds that the first answer after such a time is waited for: what is known may be long out of date.
 PATIENCE = 0.25
-
-Address = tuple[str, int]
 
 
 class Word(NamedTuple):
@@ -45,8 +46,9 @@ Ask = Callable[[], Word | None]
 
 
 class _Sentinel:
-    def __init__(self, ask: Ask) -> None:
-        self.ask = ask
+    def __init__(self, make_ask: Callable[[], Ask]) -> None:
+        self.make_ask = make_ask
+        self.ask = make_ask()
         self.word: Word | None = None
         self.heard_at = -float("inf")
         self.failure: Exception | None = None
@@ -79,12 +81,14 @@ class FollowedPrimary:
         self.address: Address | None = None
         self._epoch = -1
         self._connections: WeakSet[Any] = WeakSet()
+        #: Pools that have used it and were not closed since.
+        self._users: WeakSet[Pool] = WeakSet()
         self.reset()
         _all.add(self)
 
     def reset(self) -> None:
         """Forgets the threads: after a fork they are the parent's."""
-        self._sentinels = [_Sentinel(make_ask()) for make_ask in self._make_asks]
+        self._sentinels = [_Sentinel(make_ask) for make_ask in self._make_asks]
         self._used_at = self._hurried_at = -float("inf")
         #: Held while threads are started; reentrant, as a signal handler may push.
         self._starting = threading.RLock()
@@ -96,10 +100,12 @@ class FollowedPrimary:
         self._connections.add(connection)
         return connection
 
-    def follow(self, *, patient: bool = True) -> None:
-        """The primary is about to be used: the sentinels are asked for a while. ``patient``: whether there is a moment
-        to hear them if they have not been asked for long.
+    def follow(self, user: Pool | None = None, *, patient: bool = True) -> None:
+        """Has the sentinels asked for a while, as the primary is about to be used. ``patient``: whether there is a
+        moment to hear them if they have not been asked for long.
         """
+        if user is not None and user not in self._users:
+            self._users.add(user)
         now = self._clock()
         was_idle = now - self._used_at > IDLE
         self._used_at = now
@@ -150,6 +156,15 @@ class FollowedPrimary:
         reason = f" : {reasons[-1]}" if len(reasons) == len(self._sentinels) else ""
         return MasterNotFoundError(f"No master found for {self._service!r}{reason}")
 
+    def leave(self, user: Pool) -> None:
+        """Ends the threads with the last user, until the primary is used again."""
+        self._users.discard(user)
+        if self._users:
+            return
+        self._used_at = -math.inf
+        for sentinel in self._sentinels:
+            sentinel.hurries.put(None)
+
     # --- the threads ---
 
     def _start(self, sentinel: _Sentinel) -> None:
@@ -179,6 +194,7 @@ class FollowedPrimary:
                     sentinel.hurries.get_nowait()
             except Empty:
                 pass
+        sentinel.ask = sentinel.make_ask()  # with the last one its connection ends
 
     def _hear(self, sentinel: _Sentinel, word: Word | None, failure: Exception | None) -> None:
         with self._deciding:
@@ -265,3 +281,56 @@ def _break(connection: Any) -> None:
             socket.socket.shutdown(plain, socket.SHUT_RDWR)
         except OSError:
             pass  # it was closed
+
+
+def make_ask(connect: Callable[[], Any], service: str) -> Callable[[], Word | None]:
+    """How one sentinel is asked, on a connection that is kept. For one thread."""
+    opened: list[Any] = []
+
+    def ask() -> Word | None:
+        if not opened:
+            opened.append(connect())
+        (connection,) = opened
+        try:
+            connection.connect()
+            connection.send_packed_command([pack((b"SENTINEL", b"MASTER", service.encode()))], check_health=False)
+            said = read_reply(connection)
+        except BaseException:
+            connection.disconnect()
+            raise
+        if isinstance(said, exceptions.AuthenticationError | exceptions.NoPermissionError):
+            raise said
+        if isinstance(said, Exception):
+            return None  # it does not know the service
+        state = dict(zip(said[::2], said[1::2], strict=True))
+        flags = state[b"flags"].split(b",")
+        if b"master" not in flags or b"s_down" in flags or b"o_down" in flags:
+            return None
+        return Word((state[b"ip"].decode(), int(state[b"port"])), int(state.get(b"config-epoch", 0)))
+
+    # Nobody else knows the connection, and the thread that asks ends by itself.
+    finalize(ask, lambda: [connection.disconnect() for connection in opened]).atexit = False
+    return ask
+
+
+class SentinelPool(Pool):
+    """Connections to the primary that the sentinels name."""
+
+    def __init__(self, primary: FollowedPrimary, connect: Callable[[], Any], size: int, timeout: float) -> None:
+        super().__init__(lambda: primary.followed(connect()), size, timeout, shebang=True)
+        self._primary = primary
+
+    def checkout(self, deadline: Deadline | None = None) -> Any:
+        self._primary.follow(self)
+        return super().checkout(deadline)
+
+    @property
+    def address(self) -> Address | None:
+        return self._primary.address
+
+    def follow(self) -> None:
+        self._primary.follow(patient=False)
+
+    def close(self) -> None:
+        super().close()
+        self._primary.leave(self)

@@ -11,8 +11,8 @@ import pytest
 from redis import exceptions
 from redis.sentinel import MasterNotFoundError
 
-from lowq.store import followed_primary
-from lowq.store.followed_primary import FollowedPrimary, Word
+from lowq.store import sentinels as module
+from lowq.store.sentinels import FollowedPrimary, Word
 from tests.waiting import PATIENCE, until
 
 OLD, NEXT = ("127.0.0.1", 1), ("127.0.0.1", 2)
@@ -65,13 +65,13 @@ class Sentinels:
 
 @pytest.fixture
 def sentinels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sentinels]:
-    monkeypatch.setattr(followed_primary, "ASK_PAUSES", (0.02, 0.05))
-    monkeypatch.setattr(followed_primary, "HURRY_PAUSE", 0.0)
-    monkeypatch.setattr(followed_primary, "FRESH", PATIENCE)
+    monkeypatch.setattr(module, "ASK_PAUSES", (0.02, 0.05))
+    monkeypatch.setattr(module, "HURRY_PAUSE", 0.0)
+    monkeypatch.setattr(module, "FRESH", PATIENCE)
     sentinels = Sentinels()
     yield sentinels
     sentinels.thawed.set()
-    monkeypatch.setattr(followed_primary, "IDLE", -1.0)
+    monkeypatch.setattr(module, "IDLE", -1.0)
     for thread in threading.enumerate():
         if thread.name == "lowq-sentinel":
             thread.join(PATIENCE)
@@ -123,7 +123,7 @@ def test_nobody_names_a_primary(sentinels: Sentinels) -> None:
 
 FORK = """
 import os, threading
-from lowq.store.followed_primary import FollowedPrimary, Word
+from lowq.store.sentinels import FollowedPrimary, Word
 
 parent, calls, held = os.getpid(), 0, threading.Event()
 
