@@ -18,10 +18,10 @@ from typing import NamedTuple
 from lowq.errors import RedisUnavailable
 from lowq.operate.job_filter import JobFilter, encode_pattern, ids_per_call
 from lowq.store import Call, Client
+from lowq.store.call import R_co
 from lowq.store.scripts import time_argument
 from lowq.store.shard import ShardScripts
 from lowq.store.shard_replies import Position, RangePage, ScanReply, ShardStats
-from lowq.store.call import R_co
 
 #: Calls that go out together. Redis works what one client wrote in one piece, so these must be short as a whole:
 #: a walk takes well under a millisecond, a scan two or three, statistics some 20 microseconds a shard.

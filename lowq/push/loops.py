@@ -187,7 +187,7 @@ class LoopPushes:
             if connection is None or not connection.is_open or not writer.client.allows("push", self._server):
                 self._in_thread(write, partial(writer.send, write))
                 return
-            writer.client.follow(self._server)
+            writer.client.follow()
             calls, behind = writer.share_calls(write)
             if not calls:  # all of it comes behind what was refused
                 writer.send_behind(behind)

@@ -263,11 +263,11 @@ class Client:
         """Whether the user is known to have what a script needs on that server. What `pack` makes is not checked."""
         return self._topology.pool_at(server).allows(script)
 
-    def follow(self, server: Address | None = None) -> None:
+    def follow(self) -> None:
         """For those who send on connections of their own: these break as others do when sentinels name another primary.
         It does not block.
         """
-        self._topology.pool_at(server).follow()
+        self._topology.follow()
 
     def pack(
         self,

@@ -152,6 +152,9 @@ class Cluster(Topology):
         self._look_again(deadline)
         return self.pool_at((host, port))
 
+    def follow(self) -> None:
+        pass  # a primary that is replaced says so itself, or does not answer
+
     def find_again(self, _key: str) -> None:
         self._refresh()
 

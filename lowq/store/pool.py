@@ -1,24 +1,18 @@
 """Connections to one server, each prepared before its first use: version checked, scripts loaded.
 
-A signal handler may raise between any two instructions of Python: the usual timeout by SIGALRM, Ctrl-C. So:
-
-- A connection is given back only when it is certain that no reply is left on it, or that it is closed. Nothing gives
-  one back in a ``finally``. Whoever is interrupted in between loses it.
-- The pool doesn't count what it handed out. It knows by weak references which of its connections there are, so one that
-  was lost frees its place as soon as nobody refers to it.
-- No lock is taken by Python's own code, as `threading.Condition` does it: it could be left locked.
-- No lock is held while anything is done. A handler that pushes may wait for another thread, and that would wait for
-  the lock of what the handler has interrupted.
+A signal handler may raise anywhere: the usual timeout by SIGALRM, Ctrl-C. The connection that was used then is dropped.
+It is given back only when it is certain that no reply is left on it, or that it is closed, so nobody ever gets a reply
+that was another call's. The pool knows its connections by weak references: one that was dropped frees its place when
+nobody refers to it. There is no lock, as a handler that pushes could wait for what it has interrupted.
 """
 
-import gc
-import math
 import socket
-import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from redis import exceptions
@@ -101,9 +95,8 @@ class Pool:
         # The connections that count, in use or not, in the order in which they came: the first ``size`` of them stay. A
         # dict's methods are atomic.
         self._counted: dict[weakref.ref[Any], None] = {}
-        # Of each thread that waits for a connection: it is released when there is one.
-        self._waiting: deque[threading.Lock] = deque()
-        self._collected_at = -math.inf
+        #: Something is put here when a connection was given back, for one of those who wait.
+        self._returned: SimpleQueue[None] = SimpleQueue()
         self._prepared = False
         #: script -> commands that it needs and the user may not run; None: that is to be asked (again).
         self._refused: dict[str, list[str]] | None = None
@@ -205,38 +198,27 @@ class Pool:
             set_timeout(connection, seconds + wait.seconds)
 
     def _make_or_wait(self, timeout: float) -> Any:
-        deadline = time.monotonic() + timeout
-        has_collected = False
+        ends = time.monotonic() + timeout
         while True:
             try:
-                return self._idle.pop()
+                connection = self._idle.pop()
             except IndexError:
-                pass
-            if self._has_room():
-                connection = self.connect()
-                if self._count(connection):
-                    return connection
-            left = deadline - time.monotonic()
-            if left <= 0 and not has_collected and self._collect():
-                has_collected = True
-                continue
+                connection = None
+            if connection is None and self._has_room():
+                made = self.connect()
+                connection = made if self._count(made) else None
+            if connection is not None:
+                if self._idle:
+                    self._wake()  # more were given back than there were wake-ups
+                return connection
+            left = ends - time.monotonic()
             if left <= 0:
                 raise RedisUnavailable(
                     f"all {self._size} connections are in use for {timeout:.3g} s; "
                     "raise client_pool_size, pool_timeout or push_timeout"
                 )
-            self._wait(min(left, LOOK_AGAIN))
-
-    def _collect(self) -> bool:
-        """Frees the places of connections that are garbage: a signal's handler that raises while redis-py raises an
-        error, and again while that is cleaned up, leaves one in a cycle. Whether there may be some.
-        """
-        now = time.monotonic()
-        if now - self._collected_at < self._timeout:  # by another thread that waited as long
-            return False
-        self._collected_at = now
-        gc.collect()
-        return True
+            with suppress(Empty):
+                self._returned.get(timeout=min(left, LOOK_AGAIN))
 
     def _has_room(self) -> bool:
         for reference in list(self._counted):
@@ -260,26 +242,9 @@ class Pool:
         self._counted.pop(mine, None)
         return False
 
-    def _wait(self, seconds: float) -> None:
-        waiter = threading.Lock()
-        waiter.acquire()
-        self._waiting.append(waiter)
-        try:
-            # What was given back before this one was among those who wait has woken nobody.
-            if not self._idle:
-                waiter.acquire(timeout=seconds)
-        finally:
-            try:
-                self._waiting.remove(waiter)
-            except ValueError:
-                pass
-
     def _wake(self) -> None:
-        if self._waiting:
-            try:
-                self._waiting.popleft().release()
-            except IndexError:
-                pass
+        if self._returned.empty():
+            self._returned.put(None)
 
     def release(self, connection: Any) -> None:
         """Gives a connection back, on which no reply is left to be read."""

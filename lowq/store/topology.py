@@ -63,6 +63,10 @@ class Topology:
         """Where a call is to go that was answered with MOVED or ASK."""
         raise RedisRefused(f"the server is part of a cluster ({error} was its answer); use redis+cluster://")
 
+    def follow(self) -> None:
+        """Has sentinels asked, for those who use connections of their own. It does not block."""
+        self._pool.follow()
+
     def find_again(self, key: str) -> None:
         """Finds out which primary has the keys, as what is known is wrong. It blocks."""
         raise RedisRefused(f"the server of {key} is part of a cluster; use redis+cluster://")
