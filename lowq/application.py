@@ -16,6 +16,7 @@ from itertools import count
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from lowq import drivers
+from lowq.codec.types import PayloadType
 from lowq.errors import ConfigError, ScriptError, ShardsCountError, UnknownNodeError
 from lowq.job import State
 from lowq.logs import get_log
@@ -45,7 +46,6 @@ from lowq.options import (
     check_queue_name,
     checked_options,
 )
-from lowq.payload_types import PayloadType
 from lowq.push.group_commit import GroupCommit
 from lowq.queue import Queue
 from lowq.reading import Source

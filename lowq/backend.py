@@ -3,10 +3,10 @@
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
+from lowq.codec.types import PayloadType
 from lowq.observe.job_events import FLUSH_SECONDS, QueueEvents
 from lowq.observe.observers import Observer
 from lowq.options import QueueOptions
-from lowq.payload_types import PayloadType
 from lowq.push.group_commit import GroupCommit
 from lowq.reading import Source
 from lowq.routes import Routes

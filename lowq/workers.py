@@ -12,13 +12,13 @@ from functools import partial
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, Unpack, overload
 
 from lowq import codec
+from lowq.codec.types import PayloadType, annotated_type, payload_type, type_argument
 from lowq.error_policies import BuryOn, ReleaseOn, check_apart, checked_retry_in
 from lowq.errors import ConfigError, JobError
 from lowq.job import Job, JobDict, JobId, JobOptions, P, Untyped, new_job
 from lowq.limits import Limit
 from lowq.observe.job_events import Listener
 from lowq.options import WORKER_OPTIONS, QueueOptions, seconds_of, takes
-from lowq.payload_types import PayloadType, annotated_type, payload_type, type_argument
 from lowq.push.own_thread import in_own_thread
 from lowq.push.producer import Jobs
 from lowq.queue import Queue

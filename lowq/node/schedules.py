@@ -31,10 +31,10 @@ from typing import Any
 
 from lowq.application import Lowq
 from lowq.codec import EncodedJob, dump_payload, encode_id
+from lowq.codec.types import PayloadType
 from lowq.errors import LowqError
 from lowq.logs import describe, get_log
 from lowq.operate.schedules import declared_by_nodes, look_call, read_record, set_record
-from lowq.payload_types import PayloadType
 from lowq.push.group_commit import PLAIN, Part
 from lowq.push.producer import ANEW, CALL_JOBS
 from lowq.queue import Queue

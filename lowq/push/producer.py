@@ -22,6 +22,7 @@ from itertools import chain, islice
 from typing import Any, TypeVar
 
 from lowq.codec import EncodedJob, Rest, dump_payload, encode_id, encode_job, score_reader
+from lowq.codec.types import PayloadType
 from lowq.errors import (
     JobError,
     MiddlewareError,
@@ -39,7 +40,6 @@ from lowq.middleware import all_async, wrap, wrap_async
 from lowq.observe.job_events import QueueEvents
 from lowq.observe.observers import Observer, observed_push
 from lowq.options import QueueOptions
-from lowq.payload_types import PayloadType
 from lowq.push.group_commit import (
     EXTENDED,
     PLAIN,

@@ -9,8 +9,8 @@ from typing import Any, Generic, Literal, TypedDict, TypeVar
 import msgspec
 import pytest
 
+from lowq.codec.types import annotated_type, payload_type, type_argument
 from lowq.errors import ConfigError
-from lowq.payload_types import annotated_type, payload_type, type_argument
 from tests.rows import case
 
 T = TypeVar("T")

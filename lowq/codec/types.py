@@ -1,11 +1,50 @@
-"""Where a type of payloads is said: ``Worker[Order]``, or the annotation of a worker function."""
+"""Typed payloads: where a type is said, ``Worker[Order]`` or the annotation of a worker function, and its codec, which
+is made once, where the worker is declared.
+"""
 
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, ForwardRef, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ForwardRef, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from lowq.errors import ConfigError
+
+
+class PayloadType(NamedTuple):
+    """How payloads of one type are encoded and decoded."""
+
+    #: For people.
+    name: str
+    #: Value -> canonical bytes. It raises `PayloadError`, which says what is wrong, and where.
+    dump: Callable[[Any], bytes]
+    #: The counterpart. It raises whatever says why the bytes are no such value.
+    load: Callable[[bytes], Any]
+
+
+def payload_type(whose: str, given: Any) -> PayloadType | None:
+    """The codec of a type; None: it needs none, as its values are what JSON has anyway (``int``, ``dict[str, Any]``).
+    ``whose``: for the message.
+
+    Raises:
+        ConfigError: it has no form in JSON; the message says what to write.
+    """
+    while hasattr(given, "__value__"):  # type Payload = ...
+        given = given.__value__
+    if is_any(given):
+        return None
+    # Only a process with such a worker loads them.
+    from lowq.codec.msgspec_codec import msgspec_codec
+    from lowq.codec.structure import Unsupported, is_model, named_in, type_name
+
+    try:
+        if "pydantic" in sys.modules and any(map(is_model, named_in(given))):  # who has a model has imported pydantic
+            from lowq.codec.pydantic_codec import pydantic_codec
+
+            return PayloadType(type_name(given), *pydantic_codec(given))
+        made = msgspec_codec(given)
+        return None if made is None else PayloadType(type_name(given), *made)
+    except Unsupported as error:
+        raise ConfigError(f"{whose}: payloads can't be {type_name(given)}: {error}") from error.__cause__
 
 
 def type_argument(worker: type, base: type) -> Any:

@@ -8,8 +8,8 @@ import msgspec
 from msgspec import inspect as types
 
 #: Types with fields by name.
-OBJECTS = (types.StructType, types.DataclassType, types.TypedDictType)
-_WITH_FIELDS = (*OBJECTS, types.NamedTupleType)
+OBJECTS = types.StructType | types.DataclassType | types.TypedDictType
+_WITH_FIELDS = OBJECTS | types.NamedTupleType
 #: Types without fields that are JSON's own, when nothing more is said of them.
 _OF_JSON = (types.AnyType, types.NoneType, types.BoolType, types.IntType, types.FloatType, types.StrType)
 #: What msgspec knows and JSON has no form for that is always the same.

@@ -1,23 +1,19 @@
-"""Jobs as Redis keeps them: ids, scores, times and payloads, validated and encoded, and read again."""
+"""Jobs as their push script gets them: validated and encoded, with their scores, times and priorities."""
 
 import math
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from difflib import get_close_matches
 from typing import Any, NoReturn
-from uuid import UUID
 
-import msgspec
-
+from lowq.codec.ids import encode_id
+from lowq.codec.payloads import APPENDED
+from lowq.codec.payloads import dump_payload as _dump_payload  # where a parameter has its name
 from lowq.errors import JobError, PayloadError
 from lowq.job import JobDict
 
-#: Longest id, in bytes of UTF-8.
-MAX_ID_BYTES = 512
 #: Whole numbers beyond this can't be told apart as the floats that Redis keeps as scores.
 MAX_SCORE = 2**53
-#: Deepest nesting of a payload: what is accepted must also be readable from deep inside of an application.
-MAX_PAYLOAD_DEPTH = 200
 #: Numbers below are taken for a delay that was given as a time (Unix time, seconds: September 2001).
 EARLIEST_TIME = 1e9
 #: Numbers above are taken for milliseconds (Unix time, seconds: the year 5138).
@@ -27,10 +23,6 @@ MAX_PRIORITY = 9
 #: The latest time that is kept (Unix time, seconds: the year 2242), and the longest delay. What is later counts as
 #: this, and means "never".
 MAX_TIME = 2**33 - 1
-
-#: What a payload of a queue with merge="append" begins with in Redis, and the bytes of that head: 14 more follow, by
-#: which it differs from equal ones.
-APPENDED, HEAD_BYTES = b"\0\0a", 17
 
 _FIELDS = frozenset(JobDict.__annotations__)
 
@@ -42,55 +34,6 @@ EncodedJob = PlainJob | tuple[bytes, bytes, bytes, bytes, bytes, bytes]
 #: These two.
 Rest = tuple[bytes, bytes]
 NO_REST: Rest = (b"", b"")
-
-
-def encode_id(job_id: object) -> bytes:
-    """An id as Redis keeps it.
-
-    Raises:
-        JobError: it is no str, int or UUID, or empty, or longer than ``MAX_ID_BYTES``.
-    """
-    if isinstance(job_id, str):
-        text = job_id
-    elif isinstance(job_id, bool) or not isinstance(job_id, int | UUID):
-        raise JobError(f"id {job_id!r:.100} is of type {type(job_id).__name__}; an id is a str, an int or a UUID")
-    else:
-        try:
-            # int: or the str of an enum's member would be its name.
-            text = str(int(job_id) if isinstance(job_id, int) else job_id)
-        except ValueError:
-            raise JobError("an id is a number of thousands of digits; an id has 1 to 512 bytes") from None
-    try:
-        encoded = text.encode()
-    except UnicodeEncodeError as error:
-        raise JobError(f"id {text!r:.100} is no valid Unicode text: {error}") from None
-    if not encoded:
-        raise JobError("an id is empty; an id has 1 to 512 bytes")
-    if len(encoded) > MAX_ID_BYTES:
-        raise JobError(f"id {text[:40]!r}... has {len(encoded)} bytes; an id has 1 to {MAX_ID_BYTES} bytes")
-    return encoded
-
-
-def lookup_id(job_id: object) -> bytes:
-    """As `encode_id`, for ids that are in Redis already. A foreign producer may have written any bytes: they are shown
-    as ``surrogateescape`` has it, and found again by that.
-
-    Raises:
-        JobError: as `encode_id`.
-    """
-    if isinstance(job_id, str) and not job_id.isascii():
-        try:
-            encoded = job_id.encode("utf-8", "surrogateescape")
-        except UnicodeEncodeError:
-            return encode_id(job_id)
-        if len(encoded) <= MAX_ID_BYTES:
-            return encoded
-    return encode_id(job_id)
-
-
-def decode_id(raw: bytes) -> str:
-    """An id as Redis has it, for people and handlers: what is no UTF-8 is shown as ``surrogateescape`` has it."""
-    return raw.decode("utf-8", "surrogateescape")
 
 
 def _finite(name: str, value: object) -> float:
@@ -337,82 +280,3 @@ def _refuse_unknown(job: Mapping[str, Any]) -> None:
             near = get_close_matches(str(name), _FIELDS, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"a job has {', '.join(sorted(_FIELDS))}"
             raise JobError(f"unknown field {name!r}; {hint}")
-
-
-# --- the payload codec ---------------------------------------------------------------------------------------
-
-_encode = msgspec.json.Encoder(order="sorted").encode
-_decode = msgspec.json.Decoder().decode
-
-
-def dump_payload(value: Any) -> bytes:
-    """Canonical JSON: keys sorted, so that equal payloads are equal bytes and collapse.
-
-    Tuples come back as lists. Everything else comes back as it went in, or is refused.
-
-    Raises:
-        PayloadError: a part of it is no JSON value; the message says where.
-    """
-    try:
-        check_json(value)
-        return _encode(value)
-    except RecursionError:
-        raise PayloadError(_TOO_DEEP) from None
-    except (ValueError, msgspec.MsgspecError) as error:
-        if isinstance(error, PayloadError):
-            raise
-        raise PayloadError(f"the payload is no JSON value: {error}") from error
-
-
-_dump_payload = dump_payload  # where a parameter has its name
-
-
-def load_payload(data: bytes) -> Any:
-    """The counterpart of `dump_payload`."""
-    return _decode(data)
-
-
-def original_payload(stored: bytes) -> bytes:
-    """A payload as it was pushed, from what Redis has."""
-    return stored[HEAD_BYTES:] if stored[:3] == APPENDED else stored
-
-
-_TOO_DEEP = f"the payload is nested in more than {MAX_PAYLOAD_DEPTH} levels, or contains itself"
-
-
-def check_json(value: Any, depth: int = MAX_PAYLOAD_DEPTH) -> None:
-    """Whether a value is one of JSON's, and so comes back as it goes in.
-
-    Raises:
-        PayloadError: it is not; the message says where.
-    """
-    # The encoder would silently turn bytes, sets, dates, NaN and keys that are no strings into something else.
-    kind = type(value)
-    if kind is str or kind is int or kind is bool or value is None:
-        return
-    if kind is float:
-        if not math.isfinite(value):
-            raise PayloadError(f"{value!r} is no JSON number")
-    elif depth == 0:
-        raise PayloadError(_TOO_DEEP)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            if type(key) is not str:
-                raise PayloadError(
-                    f"key {key!r:.100} is of type {type(key).__name__}; JSON keys are strings: use {str(key)!r:.100}"
-                )
-            kind = type(item)
-            if kind is not str and kind is not int and kind is not bool and item is not None:
-                try:
-                    check_json(item, depth - 1)
-                except PayloadError as error:
-                    raise PayloadError(f"in {key!r:.100}: {error}") from None
-    elif isinstance(value, list | tuple):
-        for item in value:
-            check_json(item, depth - 1)
-    else:
-        hint = "" if kind.__module__ == "builtins" else f"; others are declared: lowq.Worker[{kind.__name__}]"
-        raise PayloadError(
-            f"{value!r:.100} is of type {kind.__name__}, which would not come back as it went in; "
-            f"payloads are JSON values: str, int, float, bool, None, list, dict{hint}"
-        )

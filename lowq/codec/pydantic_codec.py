@@ -12,10 +12,9 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import pydantic
 
+from lowq.codec.msgspec_codec import encode_sorted, refusal, refuse_deep, refuse_nan
+from lowq.codec.structure import Unsupported, has_fields, named_in, type_name
 from lowq.errors import PayloadError
-from lowq.payload_types.codec import refusal, refuse_deep, refuse_nan
-from lowq.payload_types.structure import Unsupported, has_fields, named_in, type_name
-from lowq.payload_types.trees import encode_sorted
 
 #: The first in which fields are read by alias and by name.
 _OLDEST = (2, 11)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from lowq.codec.types import PayloadType, payload_type
 from lowq.errors import PayloadError
-from lowq.payload_types import PayloadType, payload_type
 from tests.rows import case
 
 CET = timezone(timedelta(hours=1))

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as some
 from pydantic.dataclasses import dataclass
 
+from lowq.codec.types import payload_type
 from lowq.errors import ConfigError, PayloadError
-from lowq.payload_types import payload_type
 from tests.rows import case
-from tests.rules.payload_types.support import (
+from tests.rules.codec.support import (
     CET,
     NAIVE,
     NOON,

@@ -16,10 +16,10 @@ from hypothesis import strategies as some
 from hypothesis.strategies import SearchStrategy
 
 from lowq.codec import MAX_PAYLOAD_DEPTH
+from lowq.codec.types import payload_type
 from lowq.errors import PayloadError
-from lowq.payload_types import payload_type
 from tests.rows import case
-from tests.rules.payload_types.support import (
+from tests.rules.codec.support import (
     CET,
     NAIVE,
     NOON,
@@ -72,6 +72,11 @@ class OrderStruct(msgspec.Struct):
     at: datetime = NOON
     lines: list[LineStruct] = []
     more: dict[str, Any] = {}
+
+
+@dataclass
+class Numbers:
+    numbers: set[int]
 
 
 class Key(msgspec.Struct, frozen=True):
@@ -313,6 +318,15 @@ def test_whatever_is_pushed_comes_back_and_is_the_same_bytes_again(kind: Any, va
         assert made.dump(json.loads(data)) == data  # as a command line, or another program, has it
 
     check()
+
+
+def test_a_set_is_taken_in_whatever_order_python_keeps_it() -> None:
+    for exponent in range(4, 12):
+        numbers = {*range(2**exponent), 2**exponent + 1}
+        numbers -= {*range(2**exponent)} - {8}  # in a table of that size, where that of a fresh set is smaller
+        data = typed(Numbers).dump(Numbers(numbers))
+        assert data == b'{"numbers":[8,%d]}' % (2**exponent + 1)
+        assert typed(Numbers).load(data) == Numbers(numbers)
 
 
 def test_a_decimal_that_can_not_be_compared_comes_back() -> None:

@@ -1,0 +1,50 @@
+"""Jobs as bytes, and read again.
+
+::
+
+    jobs        a job as its push script gets it: id, payload, score, time, ttl, priority
+    ids         ids                        payloads    payloads without a type: canonical JSON
+    types       what `lowq.Worker[Order]` says of payloads, and the codec of such a type
+    structure       what Order is made of; refuses what JSON has no form for
+    msgspec_codec   value <-> canonical bytes, by msgspec
+    pydantic_codec  the same by pydantic, loaded only for its models
+"""
+
+from lowq.codec.ids import MAX_ID_BYTES, decode_id, encode_id, lookup_id
+from lowq.codec.jobs import (
+    MAX_PRIORITY,
+    MAX_TIME,
+    EncodedJob,
+    Rest,
+    delay_seconds,
+    encode_job,
+    encode_priority,
+    encode_ttl,
+    future_delay,
+    rest_words,
+    score_reader,
+)
+from lowq.codec.payloads import APPENDED, MAX_PAYLOAD_DEPTH, dump_payload, load_payload, original_payload
+
+__all__ = [
+    "APPENDED",
+    "MAX_ID_BYTES",
+    "MAX_PAYLOAD_DEPTH",
+    "MAX_PRIORITY",
+    "MAX_TIME",
+    "EncodedJob",
+    "Rest",
+    "decode_id",
+    "delay_seconds",
+    "dump_payload",
+    "encode_id",
+    "encode_job",
+    "encode_priority",
+    "encode_ttl",
+    "future_delay",
+    "load_payload",
+    "lookup_id",
+    "original_payload",
+    "rest_words",
+    "score_reader",
+]
