@@ -4,51 +4,65 @@ import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import Any
 
+from lowq.coroutines import plain
 from lowq.errors import ConfigError, MiddlewareError
 
 #: ``(worker, batch, call_next)``: ``batch`` is payloads_by_id in a node, the list of jobs when pushing.
 Middleware = Callable[[Any, Any, Callable[[], Any]], Any]
 
 
-def wrap(middlewares: Sequence[Middleware], worker: Any, inner: Callable[[Any], object]) -> Callable[[Any], object]:
-    """``inner`` with the middlewares around it, the first outermost. Without any it is ``inner`` itself.
+def wrap(
+    middlewares: Sequence[Middleware], worker: Any, inner: Callable[[Any], Awaitable[object]], *, is_async: bool
+) -> Callable[[Any], Coroutine[Any, Any, None]]:
+    """``inner`` with the middlewares around it, the first outermost. ``is_async``: they are async, and await
+    ``call_next()``; otherwise they call it, and all that is awaited here is done at once.
 
-    A middleware that returns without ``call_next()`` and without raising would have the batch acknowledged
-    though it was not performed: that raises `MiddlewareError`. So does one that returns a coroutine or the like; for
-    ``perform`` see `check_done`.
+    A middleware that returns without ``call_next()`` and without raising would have the batch acknowledged though it
+    was not performed: that raises `MiddlewareError`. So does a plain one that returns a coroutine or the like.
+
+    Raises:
+        ConfigError: they are to be async, and one of them is not.
     """
-    if not middlewares:
-        return inner
-    chain = tuple(middlewares)
+    chain = [_async_form(middleware, worker) if is_async else middleware for middleware in middlewares]
 
-    def call(batch: Any) -> None:
-        def at(position: int) -> None:
+    async def call(batch: Any) -> None:
+        async def at(position: int) -> None:
             if position == len(chain):
-                check_done(inner(batch), worker, "perform")  # here, as the middlewares are to learn of it
+                await inner(batch)
                 return
-            called = 0
+            called = finished = False
+            middleware = chain[position]
 
-            def call_next() -> None:
-                nonlocal called
-                called += 1
-                if called > 1:
-                    raise MiddlewareError(f"middleware {_name(chain[position])} called call_next() twice")
-                at(position + 1)
+            async def call_next() -> None:
+                nonlocal called, finished
+                if called:
+                    raise MiddlewareError(f"middleware {_name(middleware)} called call_next() twice")
+                called = True
+                try:
+                    await at(position + 1)
+                except Exception:
+                    finished = True  # the middleware may swallow it
+                    raise
+                except BaseException:
+                    finished = not is_async  # not so what ends a task
+                    raise
+                finished = True
 
-            returned = chain[position](worker, batch, call_next)
-            kind = _discard_unrun(returned)
-            if kind:
+            returned = middleware(worker, batch, call_next if is_async else plain(call_next))
+            if is_async:
+                await returned
+            elif kind := _discard_unrun(returned):
                 raise MiddlewareError(
-                    f"middleware {_name(chain[position])} returned {kind}, which nobody runs; "
+                    f"middleware {_name(middleware)} returned {kind}, which nobody runs; "
                     "write a plain def that calls call_next()"
                 )
-            if not called:
+            if not finished:
                 raise MiddlewareError(
-                    f"middleware {_name(chain[position])} returned without call_next() and without raising; "
-                    "nothing was done, so the batch counts as failed"
+                    f"middleware {_name(middleware)} returned without {'awaiting ' if is_async else ''}call_next() and "
+                    "without raising; nothing was done, so the batch counts as failed"
                 )
 
-        at(0)
+        await at(0)
 
     return call
 
@@ -69,49 +83,6 @@ def all_async(middlewares: Sequence[Middleware]) -> bool:
                 "all client middlewares must be of one kind"
             )
     return False
-
-
-def wrap_async(
-    middlewares: Sequence[Middleware], worker: Any, inner: Callable[[Any], Awaitable[object]]
-) -> Callable[[Any], Awaitable[object]]:
-    """As `wrap`, for an async worker: the middlewares are async, and await ``call_next()``.
-
-    Raises:
-        ConfigError: one of them is not async.
-    """
-    if not middlewares:
-        return inner
-    chain = [_async_form(middleware, worker) for middleware in middlewares]
-
-    async def call(batch: Any) -> None:
-        async def at(position: int) -> None:
-            if position == len(chain):
-                await inner(batch)
-                return
-            called = finished = False
-
-            async def call_next() -> None:
-                nonlocal called, finished
-                if called:
-                    raise MiddlewareError(f"middleware {_name(chain[position])} called call_next() twice")
-                called = True
-                try:
-                    await at(position + 1)
-                except Exception:
-                    finished = True  # the middleware may swallow it; not so what ends the task
-                    raise
-                finished = True
-
-            await chain[position](worker, batch, call_next)
-            if not finished:
-                raise MiddlewareError(
-                    f"middleware {_name(chain[position])} returned without awaiting call_next() and without raising; "
-                    "nothing was done, so the batch counts as failed"
-                )
-
-        await at(0)
-
-    return call
 
 
 def check_plain(middlewares: Sequence[Middleware], worker: Any) -> None:

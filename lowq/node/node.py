@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from lowq import drivers
 from lowq.application import Lowq
 from lowq.clock import now
+from lowq.coroutines import at_once
 from lowq.duration import duration
 from lowq.errors import ConfigError, LowqError, QueueInUse, RedisRefused
 from lowq.logs import describe, flush, get_log
@@ -49,10 +50,10 @@ from lowq.store import Client
 from lowq.store.keys import nodes_key
 from lowq.store.registry import rights
 from lowq.version import VERSION
-from lowq.work.activity import BatchActivity, ThreadActivity
 from lowq.work.event_loop import EventLoop
 from lowq.work.handler import WorkerRuntime
 from lowq.work.instances import Instances, has_life
+from lowq.work.loop import BatchActivity
 from lowq.work.threads import WorkerThread
 from lowq.workers import (
     Worker,
@@ -144,7 +145,7 @@ class Node:
         self._too_early: list[Request] = []
         self._threads: list[WorkerThread] = []
         self._loop: EventLoop | None = None
-        self._activities: list[ThreadActivity] = []
+        self._activities: list[BatchActivity] = []
         #: Where they were then, until that is logged.
         self._stacks: dict[WorkerThread, str] = {}
         #: Threads whose handlers exceeded their ttr; some of them may have come back since.
@@ -255,7 +256,7 @@ class Node:
         thread_queues = [name for name in self._workers if name not in loop_queues]
         self.threads = self.threads if thread_queues else 0
         activities = self._activities = [
-            ThreadActivity(number, tallies={name: Tally() for name in thread_queues}) for number in range(self.threads)
+            BatchActivity(number, tallies={name: Tally() for name in thread_queues}) for number in range(self.threads)
         ]
         groups = {
             "threads": WorkerGroup(
@@ -299,7 +300,7 @@ class Node:
         ]
         if self._schedules:
             self._schedule_thread = WorkerThread(
-                self, 0, ThreadActivity(0, tallies={name: Tally() for name in schedule_queues}),
+                self, 0, BatchActivity(0, tallies={name: Tally() for name in schedule_queues}),
                 dispatchers["schedules"], {name: self.new_runtime(name) for name in schedule_queues}, name="schedules",
             )  # fmt: skip
         if loop_queues:
@@ -359,16 +360,12 @@ class Node:
     def _rehearse_setup(self, worker: type, runtime: WorkerRuntime) -> None:
         instances = Instances()
 
-        async def in_a_loop() -> None:
-            await instances.aset_up([runtime.instance])
-            await instances.atear_down()
+        async def rehearse() -> None:
+            await instances.set_up([runtime.instance])
+            await instances.tear_down()
 
         try:
-            if is_async(worker):
-                asyncio.run(in_a_loop())
-            else:
-                instances.set_up([runtime.instance])
-                instances.tear_down()
+            (asyncio.run if is_async(worker) else at_once)(rehearse())
         except OSError as error:
             if error.errno not in _HELD_BY_OTHERS:
                 raise
@@ -605,7 +602,7 @@ class Node:
         # `on_thread_written_off`.
         self._stacks[old] = _stack_of(old)
         self._written_off = [*self.hanging(), old]
-        successor = old.successor(ThreadActivity(number, tallies=old.activity.tallies))
+        successor = old.successor(BatchActivity(number, tallies=old.activity.tallies))
         try:
             successor.start()
         except RuntimeError as error:  # no more threads: the shard would stay claimed

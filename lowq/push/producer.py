@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from lowq.codec import EncodedJob, Rest, dump_payload, encode_id, encode_job, score_reader
 from lowq.codec.types import PayloadType
+from lowq.coroutines import plain
 from lowq.errors import (
     JobError,
     MiddlewareError,
@@ -36,7 +37,7 @@ from lowq.errors import (
     ShardsCountError,
     TimeLimitExceeded,
 )
-from lowq.middleware import all_async, wrap, wrap_async
+from lowq.middleware import all_async, wrap
 from lowq.observe.job_events import QueueEvents
 from lowq.observe.observers import Observer, observed_push
 from lowq.options import QueueOptions
@@ -603,11 +604,11 @@ class _Push:
             return parts, chunk[:count]
         wrapped: list[Part] = []
 
-        def encode(jobs: list[Mapping[str, Any]]) -> None:
+        async def encode(jobs: list[Mapping[str, Any]]) -> None:
             wrapped.extend(self._encode(jobs, None)[0])
 
         # A list of their own, which they may change: when one of them raises, the rest is what was given.
-        wrap(middlewares, self._target.worker, encode)(list(chunk))
+        plain(wrap(middlewares, self._target.worker, encode, is_async=False))(list(chunk))
         return wrapped, chunk
 
     async def _wrapped_async(self, chunk: list[Mapping[str, Any]]) -> list[Part]:
@@ -622,7 +623,8 @@ class _Push:
             )
             wrapped.extend(parts)
 
-        await wrap_async(self._target.config.client_middlewares, self._target.worker, encode)(list(chunk))
+        middlewares = self._target.config.client_middlewares
+        await wrap(middlewares, self._target.worker, encode, is_async=True)(list(chunk))
         return wrapped
 
     def _encode(self, chunk: list[Mapping[str, Any]], most_bytes: int | None) -> tuple[list[Part], int]:

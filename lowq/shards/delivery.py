@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from lowq.codec import original_payload
 from lowq.job import Job
-from lowq.shards.lease import Lease
+from lowq.shards.lease import Lease, ShardLease
 
 
 class Failure(NamedTuple):
@@ -75,6 +75,17 @@ class Delivery:
     expires: dict[str, float] = field(default_factory=dict)
     #: The job is one that must be performed alone: its process died with it in flight, or its batch failed.
     is_solo: bool = False
+
+    def is_held(self, lease: ShardLease, now: float) -> bool:
+        """Whether the lease that it was taken under is surely held at that monotonic time."""
+        current = lease.current
+        return current is not None and current.token == self.lease.token and now < lease.deadline
+
+    def has_expired(self, job_id: str, now: float) -> bool:
+        """Whether a payload of the id may have expired at that monotonic time: it is to be given back, for Redis to
+        say.
+        """
+        return bool(self.expires) and self.expires.get(job_id, inf) <= now
 
     def take_out_expired(self, jobs: list[TakenJob], start: int, now: float) -> list[str]:
         """Removes from ``jobs``, from ``start`` on, those of which a payload may have expired. Returns their ids: they

@@ -10,24 +10,27 @@ import secrets
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from contextvars import copy_context
-from dataclasses import dataclass
+from contextvars import Context
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from lowq import clock
 from lowq.application import Lowq
+from lowq.coroutines import at_once
 from lowq.errors import ConfigError, LowqError, QueueFull, QueueInUse
 from lowq.logs import describe
 from lowq.node.schedules import take_turn
-from lowq.observe import job_log
+from lowq.observe.counters import Tally
+from lowq.shards.delivery import TakenJob
+from lowq.shards.in_flight import Report
 from lowq.shards.lease import Lease, LeaseDenied
 from lowq.shards.shard import Shard, shards_of
-from lowq.work.handler import WorkerRuntime, aperform, end_observed, log_begin, perform
+from lowq.work.handler import WorkerRuntime, end_observed
 from lowq.work.instances import Instances, has_life
-from lowq.work.outcome import Outcome, anotify_worker, conclude, decodable_jobs, log_remarks, report
-from lowq.work.own_context import OwnContext
-from lowq.work.time_limits import TimeLimits
+from lowq.work.loop import BatchActivity, Loop
+from lowq.work.outcome import Outcome, log_remarks
+from lowq.work.time_limits import TimeLimits, WrittenOff
 from lowq.workers import Worker, is_async, payload_type_of, schedules_of
 
 T = TypeVar("T")
@@ -104,7 +107,7 @@ def _raise_or_forget(outcome: Outcome, *, raises: bool) -> None:
 
 def _drain_here(workers: Sequence[type], now: float | None, limit: int | None, *, raises: bool) -> Drained:
     if not any(is_async(worker_of(item)) for item in workers):
-        return _never_suspended(_drain(workers, now, limit, raises=raises))
+        return at_once(_drain(workers, now, limit, raises=raises))
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -144,14 +147,14 @@ async def adrain(*workers: type, now: float | None = None, limit: int | None = N
         await asyncio.to_thread(_flush_events, workers)
 
 
-async def _call_in_thread(function: Callable[[], T]) -> T:
+async def _call_in_thread(function: Callable[..., T], *args: Any) -> T:
     """Calls it in a thread. Django binds a connection to its thread, and has async tests, and what they call by
     `sync_to_async`, share one of them.
     """
     asgiref = sys.modules.get("asgiref.sync") if "django" in sys.modules else None
     if asgiref is None:
-        return await asyncio.to_thread(function)
-    result: T = await asgiref.sync_to_async(function, thread_sensitive=True)()
+        return await asyncio.to_thread(function, *args)
+    result: T = await asgiref.sync_to_async(function, thread_sensitive=True)(*args)
     return result
 
 
@@ -162,21 +165,11 @@ def _flush_events(workers: Sequence[type]) -> None:
         app.flush_events(FLUSH_SECONDS)
 
 
-def _never_suspended(coroutine: Coroutine[Any, Any, Drained]) -> Drained:
-    """The result of a coroutine that awaits nothing but what is done at once, without an event loop."""
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        result: Drained = end.value
-        return result
-    raise AssertionError("it was suspended")
-
-
 async def _drain(
     workers: Sequence[type], now: float | None, limit: int | None, *, raises: bool, in_thread: bool = False
 ) -> Drained:
     drainers = [_Drainer(worker_of(item), now, in_thread=in_thread) for item in workers]
-    performed = failed = batches = 0
+    failed = batches = 0
     errors: list[str] = []
     try:
         for drainer in drainers:
@@ -198,7 +191,6 @@ async def _drain(
                         continue
                     busy = True
                     batches += 1
-                    performed += len(outcome.finished)
                     failed += len(outcome.failures) + len(outcome.crashed)
                     if outcome.error is not None and len(errors) < ERRORS_KEPT:
                         errors.append(describe(outcome.error))  # which is safe, whatever the error's own repr does
@@ -209,6 +201,7 @@ async def _drain(
             await drainer.tear_down()
         for drainer in drainers:
             drainer.leave()
+    performed = sum(drainer.tally.processed for drainer in drainers)
     return Drained(performed, failed, batches, tuple(errors))
 
 
@@ -223,13 +216,13 @@ def worker_of(item: type) -> type[Worker[Any]]:
     return item
 
 
-class _Drainer:
+class _Drainer(Loop):
     """The shards of one worker, leased for the time of a drain."""
 
     def __init__(self, worker: type[Worker[Any]], now: float | None, *, in_thread: bool) -> None:
         assert isinstance(worker._app, Lowq)
         self._app: Lowq = worker._app
-        self._now = now
+        self.now = now
         self._is_async = is_async(worker)
         #: A sync worker is performed in a thread, as the event loop goes on meanwhile.
         self._in_thread = in_thread
@@ -237,7 +230,13 @@ class _Drainer:
         #: Schedules whose ticks are to be pushed.
         self._to_push = [schedule.name for schedule in schedules_of(worker)]
         self._watcher = watchers[-1] if watchers else None
-        self._runtime = self._new_runtime()
+        runtimes = {worker.queue_name: self._new_runtime()}
+        self.tally = Tally()
+        tallies = {worker.queue_name: self.tally}
+        super().__init__(self._app.config, runtimes, tallies, clock.now, prefetch=False)
+        self._activity = BatchActivity(None)
+        #: Of the batch that was performed last, if it did not simply finish.
+        self._outcome = Outcome()
         self._instances = Instances()
         self._app.register(worker.queue_name, worker.shards_count, worker)
         events = self._app.events_of(worker.queue_name)
@@ -259,8 +258,23 @@ class _Drainer:
         ]
 
     def _new_runtime(self) -> WorkerRuntime:
-        on_perform = None if self._watcher is None else partial(self._watcher.on_perform, self._worker)
-        return WorkerRuntime.of(self._worker, self._app.config, observers=self._app.observers, on_perform=on_perform)
+        """Of a watched one, the process may die between ``perform`` and the outcome."""
+        watcher, in_thread = self._watcher, _call_in_thread if self._in_thread else None
+        if watcher is None:
+            return WorkerRuntime.of(self._worker, self._app.config, observers=self._app.observers, in_thread=in_thread)
+        runtime = WorkerRuntime.of(
+            self._worker, self._app.config, observers=self._app.observers, in_thread=in_thread,
+            on_perform=partial(watcher.on_perform, self._worker),
+        )  # fmt: skip
+
+        async def call(payloads_by_id: dict[str, list[Any]], context: Context) -> None:
+            try:
+                await runtime.call(payloads_by_id, context)
+            finally:
+                if watcher.loses_outcome():
+                    raise WrittenOff
+
+        return replace(runtime, call=call)
 
     def acquire(self) -> None:
         others, self._others = self._others, []
@@ -269,76 +283,55 @@ class _Drainer:
                 self._others.append(shard)
                 continue
             self.shards.append(shard)
-            if isinstance(shard.lease.acquire(self._app.config.lease_ttl, self._now), LeaseDenied):
+            if isinstance(shard.lease.acquire(self._app.config.lease_ttl, self.now), LeaseDenied):
                 raise QueueInUse(
                     f"queue {shard.queue!r}: shard {shard.index} is worked by a node, or by another drain; "
                     "drain only queues that nobody works"
                 )
 
     async def set_up(self) -> None:
-        instances = [self._runtime.instance]
-        if self._is_async:
-            await self._instances.aset_up(instances)
-        elif self._in_thread and has_life(self._runtime.instance):
-            await _call_in_thread(partial(self._instances.set_up, instances))
-        else:
-            self._instances.set_up(instances)
+        await self._call(self._instances.set_up([self._runtimes[self._worker.queue_name].instance]))
 
     async def tear_down(self) -> None:
-        if self._is_async:
-            await self._instances.atear_down()
-        elif self._in_thread and self._instances:
-            await _call_in_thread(self._instances.tear_down)
-        else:
-            self._instances.tear_down()
+        if self._instances:
+            await self._call(self._instances.tear_down())
+
+    async def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Runs what calls a plain worker where that is performed."""
+        if self._in_thread and not self._is_async and has_life(self._worker):
+            return await _call_in_thread(at_once, coroutine)
+        return await coroutine
 
     async def step(self, shard: Shard) -> Outcome | None:
         """Takes and performs one batch; None: nothing is due."""
-        ttl = self._app.config.lease_ttl
+        ttl = self._config.lease_ttl
         if clock.now() > shard.lease.deadline - ttl / 2:
-            shard.lease.acquire(ttl, self._now)
-        config = self._app.config
-        delivery = shard.in_flight.take(self._runtime.batch_size, self._now)
-        jobs = decodable_jobs(shard, delivery, config, self._now)
-        if not jobs:
-            shard.in_flight.keep_finished()
-            return Outcome() if delivery.jobs else None
-        limits = limits_unwatched(self._runtime.time_limit, self._runtime.ttr)
-        began, logs_jobs = clock.now(), job_log.is_on()
-        if logs_jobs:
-            log_begin(self._runtime, shard, jobs, delivery.number)
-        batch = (self._runtime, shard, delivery.lease.fence, jobs, config, limits)
-        context = copy_context()  # what a handler sets of context variables is not there for the next batch
-        if self._is_async:
-            outcome = await OwnContext(aperform(*batch), context)
-        elif self._in_thread:
-            outcome = await _call_in_thread(partial(context.run, perform, *batch))
-        else:
-            outcome = context.run(perform, *batch)
-        if self._watcher is not None and self._watcher.loses_outcome():
+            shard.lease.acquire(ttl, self.now)
+        delivery = shard.in_flight.take(self.limit(shard), self.now)
+        if not delivery.jobs:
+            return None
+        self._outcome = Outcome()
+        try:
+            await self.perform(shard, delivery, self._activity)
+        except WrittenOff:
+            assert self._watcher is not None
             await self._die(shard, self._watcher)
             return Outcome()
-        try:
-            if self._is_async:
-                shard.in_flight.finish(outcome.finished)
-                outcome.is_written = False
-                report(shard, outcome, self._now)
-                outcome.is_written = True
-                await anotify_worker(outcome, self._runtime.instance, config)
-            else:
-                conclude(self._runtime.instance, shard, outcome, config, partial(report, now=self._now))
         except LowqError:
-            if outcome.stop is not None:  # also when the lease was lost meanwhile
-                raise outcome.stop from None
+            if self._outcome.stop is not None:  # also when the lease was lost meanwhile
+                raise self._outcome.stop from None
             raise
         finally:
             shard.in_flight.keep_finished()
-            if outcome.observed is not None:
-                context.run(end_observed, outcome, jobs)
-            log_remarks(outcome)
-        if logs_jobs:
-            job_log.ends(shard, jobs, delivery.number, outcome, clock.now() - began)
-        return outcome
+        return self._outcome
+
+    async def write(self, shard: Shard, reports: Sequence[Report]) -> None:
+        shard.in_flight.write(reports)
+
+    def ended(self, _shard: Shard, jobs: list[TakenJob], outcome: Outcome) -> None:
+        self._outcome = outcome
+        end_observed(outcome, jobs)
+        log_remarks(outcome)
 
     async def _die(self, shard: Shard, watcher: Watcher) -> None:
         """As if a node were killed now, and another one took the shard over once the lease has run out. The other
@@ -350,10 +343,10 @@ class _Drainer:
         shard.in_flight.drop_delivery()
         shard.lease.lose()
         shard.lease.renew_nonce()
-        lease = shard.lease.acquire(self._app.config.lease_ttl, self._now)
+        lease = shard.lease.acquire(self._app.config.lease_ttl, self.now)
         if isinstance(lease, Lease) and lease.poisoned:
             shard.in_flight.poisoned(lease.poisoned)
-        self._runtime = self._new_runtime()
+        self._runtimes[shard.queue] = self._new_runtime()
         await self.set_up()
         watcher.on_takeover()
 
@@ -365,7 +358,7 @@ class _Drainer:
         own = {schedule.name: schedule for schedule in schedules_of(self._worker)}
         for name in [*self._to_push]:
             with suppress(QueueFull):
-                for now in dict.fromkeys([None, self._now]):
+                for now in dict.fromkeys([None, self.now]):
                     wait: float | None = 0.0
                     while wait == 0.0:  # there are more of them
                         queue = self._app.queue_of(self._worker)
@@ -377,7 +370,7 @@ class _Drainer:
         for shard in self.shards:
             if shard.lease.current is not None:
                 try:
-                    shard.in_flight.take(0, self._now)
+                    shard.in_flight.take(0, self.now)
                     shard.lease.surrender(leave=0.001)
                 except LowqError:
                     continue

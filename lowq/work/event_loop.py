@@ -33,31 +33,17 @@ from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.errors import LeaseLost, RedisUnavailable
 from lowq.logs import get_log
-from lowq.observe import job_log
 from lowq.observe.counters import Tally
 from lowq.shards.activity import Performing
-from lowq.shards.delivery import Delivery, TakenJob
+from lowq.shards.delivery import Delivery
 from lowq.shards.dispatcher import Dispatcher
 from lowq.shards.in_flight import Report
 from lowq.shards.shard import Shard
-from lowq.work import handler as execution
-from lowq.work.activity import BatchActivity
-from lowq.work.batch import (
-    TROUBLE_SECONDS,
-    NodeContext,
-    backoff,
-    count_batch,
-    count_waits,
-    give_up,
-    is_held,
-    log_lost,
-    report_failure,
-)
+from lowq.work.failures import backoff, log_lost
+from lowq.work.handler import WorkerRuntime
 from lowq.work.instances import Instances
-from lowq.work.outcome import anotify_worker, decodable_jobs, reports_of
-from lowq.work.own_context import OwnContext
-from lowq.work.pace import Pace
-from lowq.work.time_limits import TimeLimits, WrittenOff, interrupt_of_this_task
+from lowq.work.loop import TROUBLE_SECONDS, BatchActivity, NodeContext, NodeLoop
+from lowq.work.time_limits import Interrupt, WrittenOff, interrupt_of_this_task
 
 log = get_log("lowq.node")
 
@@ -93,7 +79,7 @@ class _Exchange:
     wait: Callable[[], list[Any]]
 
 
-class EventLoop:
+class EventLoop(NodeLoop):
     """Performs the async workers of a node. ``concurrency``: shards at once; ``tallies``: queue -> what all tasks count
     in, as they run in one thread.
     """
@@ -102,21 +88,15 @@ class EventLoop:
         self,
         node: NodeContext,
         dispatcher: Dispatcher,
-        runtimes: dict[str, execution.WorkerRuntime],
+        runtimes: dict[str, WorkerRuntime],
         tallies: Mapping[str, Tally],
         concurrency: int,
         *,
         clock: Clock = clock_now,
     ) -> None:
-        self._node = node
-        self._clock = clock
-        self._client = node.client
-        self._dispatcher = dispatcher
-        self._runtimes = runtimes
-        self._config = node.app.config
+        super().__init__(node, dispatcher, runtimes, tallies, clock)
+        self.is_cancelled = lambda: self._cancelled
         self._concurrency = concurrency
-        self._pace = Pace(runtimes, prefetch=node.prefetch)
-        self._tallies = tallies
         self._loop = new_event_loop()
         # Of our own, so that it is known which threads run what handlers have left there.
         self._executor = ThreadPoolExecutor(thread_name_prefix=_EXECUTOR)
@@ -139,7 +119,7 @@ class EventLoop:
         self._hanging: list[asyncio.Task[None]] = []
         self._overdue: deque[BatchActivity] = deque()
         #: The tasks were cancelled, as the node's time to stop is over.
-        self._cancelled = False
+        self._cancelled: bool = False
         #: The round trips are over.
         self._closed = False
         self._instances = Instances()
@@ -205,19 +185,6 @@ class EventLoop:
         # And for the last round trip, as what is done of their batches is acknowledged.
         while (self._tasks or self._io.is_alive()) and time.monotonic() < deadline:
             time.sleep(0.01)
-
-    async def _take_back_cancels(self) -> None:
-        """A handler may have cancelled its own task: what is awaited from here on is not to be cancelled for that."""
-        task = asyncio.current_task()
-        if task is None or self._cancelled or not task.cancelling():
-            return
-        try:
-            await asyncio.sleep(0)  # one that has not struck yet strikes here
-        except asyncio.CancelledError:
-            if self._cancelled:
-                raise
-        while task.uncancel():
-            pass
 
     def _cancel_all(self) -> None:
         self._cancelled = True
@@ -311,7 +278,7 @@ class EventLoop:
         self._hanging = [*self.hanging(), task]
         self._loop.call_soon_threadsafe(task.cancel)
         try:
-            give_up(self._node, self._dispatcher, self._runtimes[shard.queue], shard, limits)
+            self.give_up(shard, limits)
         finally:
             del self._running[shard]
             hanging = len(self.hanging())
@@ -332,7 +299,7 @@ class EventLoop:
         # What rests is acknowledged, and nothing more is taken of it.
         takes = [(shard, shard.dispatch.wakes) for shard in (*self._resting, *picked)]
         calls = [shard.in_flight.take_call(0) for shard in self._resting]
-        calls += [shard.in_flight.take_call(self._pace.limit(shard)) for shard in picked]
+        calls += [shard.in_flight.take_call(self.limit(shard)) for shard in picked]
         writes = [self._writes.popleft() for _ in range(len(self._writes))]
         for write in writes:
             calls += [report.call for report in write.reports]
@@ -389,44 +356,19 @@ class EventLoop:
         answers = [(write.future, [next(replies) for _ in write.reports]) for write in exchange.writes]
         if deliveries:
             self._node.broker.outage.end(exchange.begun)
-        begin: list[tuple[Shard, Delivery, list[TakenJob]]] = []
+        begin = [(shard, delivery) for shard, delivery in deliveries if delivery.jobs]
         for shard, delivery in deliveries:
-            try:
-                jobs = self._jobs(shard, delivery)
-            except BaseException as error:  # it rests; the others must begin, and hear their answers
-                trouble = trouble or error
-                continue
-            if jobs:
-                begin.append((shard, delivery, jobs))
+            if delivery.jobs:
+                self._running[shard] = BatchActivity(None)
+            else:
+                shard.in_flight.keep_finished()
+                self._let_go(shard)
         if begin or answers:
             self._loop.call_soon_threadsafe(self._received, begin, answers)
         if isinstance(trouble, RedisUnavailable) and self._client.is_cluster:
             self._node.broker.outage.begin(trouble)  # work on shards of other primaries goes on
         elif trouble is not None:
             raise trouble
-
-    def _jobs(self, shard: Shard, delivery: Delivery) -> list[TakenJob]:
-        """What a task is to perform of a delivery. Without any the shard is let go."""
-        jobs: list[TakenJob] = []
-        try:
-            jobs = decodable_jobs(shard, delivery, self._config)
-        except LeaseLost:
-            self._lost(shard)
-            self._let_go(shard)
-            return []
-        except BaseException:
-            self._resting.add(shard)
-            shard.in_flight.keep_finished()
-            self._dispatcher.look_again(shard)
-            raise
-        if jobs:
-            self._running[shard] = BatchActivity(None)
-            return jobs
-        shard.in_flight.keep_finished()
-        if delivery.undecodable:
-            self._dispatcher.look_again(shard)
-        self._let_go(shard)
-        return []
 
     def _let_go(self, shard: Shard) -> None:
         self._resting.discard(shard)
@@ -444,7 +386,7 @@ class EventLoop:
         asyncio.set_event_loop(self._loop)
         try:
             instances = [runtime.instance for runtime in self._runtimes.values()]
-            self._loop.run_until_complete(self._instances.aset_up(instances))
+            self._loop.run_until_complete(self._instances.set_up(instances))
         except BaseException as error:
             self.setup_error = error
         self.is_set_up.set()
@@ -459,7 +401,7 @@ class EventLoop:
                 self._node.fail(error)
         self._reap()
         if self._instances:
-            self._loop.run_until_complete(self._instances.atear_down())
+            self._loop.run_until_complete(self._instances.tear_down())
         self._executor.shutdown(wait=False, cancel_futures=True)
         self._loop.close()
         asyncio.set_event_loop(None)
@@ -477,23 +419,22 @@ class EventLoop:
 
     def _received(
         self,
-        begin: list[tuple[Shard, Delivery, list[TakenJob]]],
+        begin: list[tuple[Shard, Delivery]],
         answers: list[tuple["asyncio.Future[list[Any]]", list[Any]]],
     ) -> None:
         """What a round trip has brought: tasks to begin, and replies that tasks wait for."""
         for future, replies in answers:
             if not future.done():  # cancelled meanwhile
                 future.set_result(replies)
-        for shard, delivery, jobs in begin:
-            self._tasks[shard] = self._loop.create_task(self._work(shard, delivery, jobs), name=f"lowq {shard!r}")
+        for shard, delivery in begin:
+            self._tasks[shard] = self._loop.create_task(self._work(shard, delivery), name=f"lowq {shard!r}")
         if begin and not self._busy.is_set():
             self._busy.set()
 
-    async def _work(self, shard: Shard, delivery: Delivery, jobs: list[TakenJob]) -> None:
-        """Performs a delivery batch by batch, in order."""
+    async def _work(self, shard: Shard, delivery: Delivery) -> None:
         activity = self._running[shard]
         try:
-            await self._work_batches(shard, delivery, jobs, activity)
+            await self.perform(shard, delivery, activity)
         except WrittenOff:
             return  # the shard and what was in hand are somebody else's
         except LeaseLost:
@@ -513,80 +454,12 @@ class EventLoop:
         self._ended.append(shard)
         self._dispatcher.nudge()
 
-    async def _work_batches(
-        self, shard: Shard, delivery: Delivery, jobs: list[TakenJob], activity: BatchActivity
-    ) -> None:
-        runtime = self._runtimes[shard.queue]
-        size = runtime.batch_size
-        began, batches = self._clock(), 0
-        count_waits(self._tallies[shard.queue], jobs, began, self._node.broker.maintenance.server_clock.offset)
-        for start in range(0, len(jobs), size):
-            if start and (shard.dispatch.leaving or self._node.stopping.is_set()):
-                await self._write(shard, [shard.in_flight.release_report([(job.id, None) for job in jobs[start:]])])
-                break
-            now = self._clock()
-            while is_held(shard, delivery, now) and (expired := delivery.take_out_expired(jobs, start, now)):
-                await self._write(shard, [shard.in_flight.release_report([(job_id, None) for job_id in expired])])
-                self._dispatcher.look_again(shard)
-                now = self._clock()
-            if start >= len(jobs):
-                break
-            if not is_held(shard, delivery, now):
-                self._dispatcher.look_again(shard)
-                break  # not surely ours any more
-            await OwnContext(self._perform(shard, delivery, runtime, jobs[start : start + size], activity))
-            batches += 1
-        self._pace.note(shard.queue, self._clock() - began, batches)
+    # --- as a driver of the loop ---
 
-    async def _perform(
-        self,
-        shard: Shard,
-        delivery: Delivery,
-        runtime: execution.WorkerRuntime,
-        jobs: list[TakenJob],
-        activity: BatchActivity,
-    ) -> None:
-        if shard.in_flight.unacknowledged:
-            self._node.broker.maintenance.arm()
-        performing = activity.performing = Performing(shard, [job.id for job in jobs], self._clock())
-        limits: TimeLimits | None = None
-        logs_jobs = job_log.is_on()
-        if logs_jobs:
-            execution.log_begin(runtime, shard, jobs, delivery.number)
-        if runtime.time_limit is not None or runtime.ttr is not None:
-            limits = activity.limits = TimeLimits(
-                runtime.time_limit, runtime.ttr, jobs,
-                interrupt=interrupt_of_this_task(lambda: limits), on_earlier=self._node.limit_moved,
-            )  # fmt: skip
-        try:
-            outcome = await execution.aperform(
-                runtime, shard, delivery.lease.fence, jobs, self._config, limits, cancelled=lambda: self._cancelled
-            )
-            await self._take_back_cancels()
-        finally:
-            ended = self._clock()
-            if limits is None or not limits.written_off:
-                activity.performed = performing, ended
-                activity.performing = activity.limits = None
-        count_batch(self._tallies[shard.queue], outcome, performing, ended)
-        shard.in_flight.finish(outcome.finished)
-        if outcome.whole:
-            if outcome.observed is not None:
-                execution.end_observed(outcome, jobs)
-        else:
-            outcome.is_written = False
-            try:
-                await self._write(shard, reports_of(shard, outcome))
-                outcome.is_written = True
-                self._dispatcher.look_again(shard)
-                await anotify_worker(outcome, runtime.instance, self._config)
-            finally:
-                # Also when the lease was lost meanwhile: what was raised was raised.
-                report_failure(self._node, shard, jobs, outcome, runtime)
-        if logs_jobs:
-            job_log.ends(shard, jobs, delivery.number, outcome, ended - performing.since)
+    def interrupt(self, activity: BatchActivity) -> Interrupt:
+        return interrupt_of_this_task(lambda: activity.limits)
 
-    async def _write(self, shard: Shard, reports: Sequence[Report]) -> None:
+    async def write(self, shard: Shard, reports: Sequence[Report]) -> None:
         """Has reports written, however long Redis is away: only the end of the process or of the lease ends that.
 
         Raises:

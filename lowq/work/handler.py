@@ -12,19 +12,21 @@ fails alone, or that the handler named, is charged a retry. `lowq.work.outcome` 
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from types import CoroutineType
 from typing import Any, NoReturn, Self, TypeVar
 
 from lowq import codec
 from lowq.codec import delay_seconds
+from lowq.coroutines import OwnContext, as_raised, plain
 from lowq.errors import LowqError
 from lowq.job import Job
 from lowq.logs import describe, flush, get_log
-from lowq.middleware import check_done, check_plain, wrap, wrap_async
+from lowq.middleware import check_done, check_plain, wrap
 from lowq.observe import job_log, observing
 from lowq.observe.observers import ObservedBatch, Observer, call_observer
 from lowq.options import MergeFunction, merged
@@ -40,6 +42,8 @@ from lowq.workers import Worker, handler_of, is_async, time_limits_of
 log = get_log("lowq.node")
 
 T = TypeVar("T")
+
+Performing = Callable[[dict[str, list[Any]]], Coroutine[Any, Any, None]]
 
 
 class Execution:
@@ -209,8 +213,9 @@ class WorkerRuntime:
     """
 
     instance: Performer
-    #: Of an async worker it returns what is to be awaited.
-    call: Callable[[dict[str, list[Any]]], Any]
+    #: Performs payloads_by_id in a context. Of a plain worker it awaits only what is done at once.
+    call: Callable[[dict[str, list[Any]], Context], Coroutine[Any, Any, None]]
+    is_async: bool
     #: Read once: an application's attributes are not asked for between a take and its outcome.
     batch_size: int
     #: Seconds.
@@ -232,82 +237,81 @@ class WorkerRuntime:
         on_perform: Callable[[dict[str, list[Any]]], object] | None = None,
         observers: Sequence[Observer] = (),
         server_offset: Callable[[], float | None] = _unknown,
+        in_thread: Callable[..., Awaitable[None]] | None = None,
     ) -> Self:
         """With a new instance of the worker, and the application's middlewares around it. ``is_stopping``: of
         the node; then, and when the lease is not surely held, no other id of a batch begins in ``perform_one``.
-        ``on_perform``: of tests; called with what the handler is about to get.
+        ``on_perform``: of tests; called with what the handler is about to get. ``in_thread``: calls a plain worker,
+        given as a function and its argument, in a thread, and is awaited.
 
         Raises:
             ConfigError: a middleware that can't be around such a worker. What the worker's ``__init__`` raises.
         """
         instance: Any = worker()
-        around: Callable[..., Any] = wrap_async
         middlewares = () if worker._is_internal else config.server_middlewares
-        if not is_async(worker):
+        is_awaited, is_per_id = is_async(worker), handler_of(worker) == "perform_one"
+        if not is_awaited:
             check_plain(middlewares, worker)
-            around = wrap
         time_limit, ttr = time_limits_of(worker)
-        is_per_id = handler_of(worker) == "perform_one"
-        handler = instance.perform_one if is_per_id else instance.perform
-        bounded = _abounded if is_async(worker) else _bounded
-        inner = bounded(handler)
-        if is_per_id:
-            one_by_one = per_id.aone_by_one if is_async(worker) else per_id.one_by_one
-            seconds = ttr if time_limit is None else time_limit
-            inner = one_by_one(worker, inner, partial(_batch_of, is_stopping), seconds)
-        if on_perform is not None:
-            inner = _observed(on_perform, inner)
-        call = around(middlewares, worker, inner)
-        if middlewares:
-            call = bounded(call, "a middleware")
-        if callable(worker.merge):
-            call = _merging(worker.merge, call)
-        return cls(instance, call, worker.batch_size, time_limit, ttr, is_per_id, observers, server_offset)
+        call: Callable[..., Any] = instance.perform_one if is_per_id else instance.perform
+        merge = worker.merge if callable(worker.merge) else None
+        if is_per_id or on_perform or middlewares or merge or in_thread:
+            chain = _bounded(call, worker, is_async=is_awaited)
+            if is_per_id:
+                seconds = ttr if time_limit is None else time_limit
+                chain = per_id.one_by_one(chain, partial(_batch_of, is_stopping), seconds, is_async=is_awaited)
+            if on_perform is not None:
+                chain = _observed(on_perform, chain)
+            chain = wrap(middlewares, worker, chain, is_async=is_awaited) if middlewares else chain
+            chain = chain if merge is None else _merging(merge, chain)
+            call = chain if is_awaited else plain(chain)
+        if in_thread is not None and not is_awaited:
+            call, is_awaited = partial(in_thread, call), True
+        name = "a middleware" if middlewares else "the handler"
+        call = _bounded(_in_context(call, is_async=is_awaited), worker, name, is_async=is_awaited)
+        return cls(instance, call, is_awaited, worker.batch_size, time_limit, ttr, is_per_id, observers, server_offset)
 
 
-# What leaves a handler, or a middleware, concerns its job, in the process that has called it, and nothing else: neither
-# the thread, nor a child that the handler has forked.
+def _in_context(call: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
+    def call_in_context(payloads_by_id: dict[str, list[Any]], context: Context) -> Any:
+        returned = context.run(call, payloads_by_id)
+        if returned is None or not is_async:
+            return returned
+        return OwnContext(returned if isinstance(returned, CoroutineType) else _awaited(returned), context)
+
+    return call_in_context
 
 
-def _bounded(handler: Callable[..., Any], name: str = "the handler") -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
+async def _awaited(awaitable: Awaitable[T]) -> T:
+    return await awaitable
+
+
+def _bounded(
+    call: Callable[..., Any], worker: type[Worker[Any]], name: str = "the handler", *, is_async: bool
+) -> Callable[..., Coroutine[Any, Any, None]]:
+    """What leaves a handler, or a middleware, concerns its job, in the process that has called it, and nothing else:
+    neither the thread, nor a child that the handler has forked.
+    """
+
+    async def bounded(*args: Any) -> None:
         pid = os.getpid()
         try:
-            returned = handler(*args)
+            returned = call(*args)
+            if returned is not None and is_async:
+                returned = await returned
         except BaseException as raised:
             if os.getpid() != pid:
                 _end_child(raised)
-            if issubclass(type(raised), STOPS):  # what an object says of its class is its own affair
+            kind = type(raised)  # what an object says of its class is its own affair
+            if issubclass(kind, STOPS) and not (is_async and issubclass(kind, asyncio.CancelledError)):
                 raise _failure_of(name, raised) from raised
-            raise
+            raise  # also a cancellation of the task, or of something that it awaited: see `perform`
         if os.getpid() != pid:
             _end_child(None)
-        return returned
+        if returned is not None:
+            check_done(returned, worker, handler_of(worker))
 
-    return call
-
-
-def _abounded(handler: Callable[..., Any], name: str = "the handler") -> Callable[..., Any]:
-    async def call(*args: Any) -> Any:
-        pid = os.getpid()
-        try:
-            pending = handler(*args)
-            returned = None if pending is None else await pending
-        except asyncio.CancelledError as cancelled:
-            if os.getpid() != pid:
-                _end_child(cancelled)
-            raise  # of the task, or of something that it awaited: see `aperform`
-        except BaseException as raised:
-            if os.getpid() != pid:
-                _end_child(raised)
-            if issubclass(type(raised), STOPS):  # what an object says of its class is its own affair
-                raise _failure_of(name, raised) from raised
-            raise
-        if os.getpid() != pid:
-            _end_child(None)
-        return returned
-
-    return call
+    return bounded
 
 
 def _failure_of(name: str, raised: BaseException) -> LowqError:
@@ -327,20 +331,20 @@ def _end_child(raised: BaseException | None) -> NoReturn:
     os._exit(code)
 
 
-def _observed(on_perform: Callable[[dict[str, list[Any]]], object], inner: Callable[..., Any]) -> Callable[..., Any]:
-    def call(payloads_by_id: dict[str, list[Any]]) -> Any:
+def _observed(on_perform: Callable[[dict[str, list[Any]]], object], inner: Performing) -> Performing:
+    async def call(payloads_by_id: dict[str, list[Any]]) -> None:
         on_perform(payloads_by_id)
-        return inner(payloads_by_id)
+        await inner(payloads_by_id)
 
     return call
 
 
-def _merging(merge: MergeFunction, call: Callable[[dict[str, list[Any]]], Any]) -> Callable[..., Any]:
+def _merging(merge: MergeFunction, call: Performing) -> Performing:
     """The call, with what the worker's merge function makes of the payloads. An id whose payloads it can't merge fails,
     and the others are performed; of one that it leaves none of nothing is to be done.
     """
 
-    def merge_and_call(payloads_by_id: dict[str, list[Any]]) -> Any:
+    async def merge_and_call(payloads_by_id: dict[str, list[Any]]) -> None:
         execution = current()
         left: dict[str, list[Any]] = {}
         for job_id, payloads in payloads_by_id.items():
@@ -355,58 +359,13 @@ def _merging(merge: MergeFunction, call: Callable[[dict[str, list[Any]]], Any]) 
             if not left[job_id]:
                 del left[job_id]
                 execution.done(job_id)
-        return call(left) if left else None
+        if left:
+            await call(left)
 
     return merge_and_call
 
 
-def perform(
-    runtime: WorkerRuntime,
-    shard: Shard,
-    fence: int,
-    jobs: list[TakenJob],
-    config: Config,
-    limits: TimeLimits | None = None,
-) -> Outcome:
-    """Performs a batch (the worker with its middlewares) and decides what becomes of its jobs.
-
-    Raises:
-        WrittenOff: the batch, the shard and what is in flight of it are somebody else's, who reports it all.
-    """
-    worker = runtime.instance
-    execution = Execution(type(worker), shard.index, fence, jobs, shard.in_flight.load_payload, limits, shard)
-    payloads_by_id = {job.id: job.payloads for job in jobs}
-    ids = [*payloads_by_id]
-    observed = _observe(runtime, shard, jobs, execution, limits) if runtime.observers else None
-    token = current_execution.set(execution)
-    error: BaseException | None = None
-    try:
-        if limits is None:
-            check_done(runtime.call(payloads_by_id), type(worker), "perform")
-        else:
-            limits.run(lambda: check_done(runtime.call(payloads_by_id), type(worker), "perform"))
-    except WrittenOff:
-        raise
-    except BaseException as raised:
-        error = raised
-    finally:
-        current_execution.reset(token)
-        if observed is not None:
-            observed.leave()
-    if error is None and not execution._outcomes and not shard.in_flight.found_no_redis:
-        outcome = Outcome(ids)
-    else:
-        found_no_redis = shard.in_flight.found_no_redis
-        outcome = outcome_of(worker, jobs, execution._outcomes, error, config, found_no_redis)
-    outcome.observed = observed
-    _forget_errors(execution)
-    try:
-        return outcome
-    finally:
-        del error, outcome  # this frame is a part of the traceback
-
-
-async def aperform(
+async def perform(
     runtime: WorkerRuntime,
     shard: Shard,
     fence: int,
@@ -416,55 +375,88 @@ async def aperform(
     *,
     cancelled: Callable[[], bool] | None = None,
 ) -> Outcome:
-    """As `perform`, for an async worker, in a task of its own.
+    """Performs a batch (the worker with its middlewares) and decides what becomes of its jobs. ``cancelled``: whether
+    the task was cancelled, and not something that it awaits.
 
     Raises:
-        WrittenOff. asyncio.CancelledError: the task was cancelled. Nothing is decided then, and what the handler has
-        said to be done is finished.
+        WrittenOff: the batch, the shard and what is in flight of it are somebody else's, who reports it all.
+        asyncio.CancelledError: the task was cancelled. Nothing is decided then, and what the handler has said to be
+        done is finished.
     """
-    worker = runtime.instance
-    execution = Execution(type(worker), shard.index, fence, jobs, shard.in_flight.load_payload, limits, shard)
-    execution._cancelled = cancelled
+    worker, in_flight = runtime.instance, shard.in_flight
+    execution = Execution(type(worker), shard.index, fence, jobs, in_flight.load_payload, limits, shard)
+    if cancelled is not None:
+        execution._cancelled = cancelled
     payloads_by_id = {job.id: job.payloads for job in jobs}
     ids = [*payloads_by_id]
-    observed = _observe(runtime, shard, jobs, execution, limits) if runtime.observers else None
-    token = current_execution.set(execution)
+    # What a batch sets of context variables is not there for the next one. What is called and logged because of its
+    # outcome has them.
+    context = copy_context()
+    observed = context.run(_observe, runtime, shard, jobs, execution, limits) if runtime.observers else None
+    token = context.run(current_execution.set, execution)
     error: BaseException | None = None
-    is_over = False
     try:
-        if limits is None:
-            await _awaited(runtime, payloads_by_id)
-        else:
-            await limits.arun(lambda: _awaited(runtime, payloads_by_id))
+        performing = runtime.call(payloads_by_id, context)
+        await (performing if limits is None else limits.run(performing, context))
+        if cancelled is not None:
+            await _take_back_cancels(cancelled)
     except WrittenOff:
         raise
-    except asyncio.CancelledError as raised:
-        if _is_cancelled(cancelled):
-            shard.in_flight.finish(done_ids(execution._outcomes))
-            is_over = True
-            raise
-        # Not this task was cancelled, but something that the handler awaits: for the batch that is an error.
-        error = LowqError("what the handler awaited was cancelled")
-        error.__cause__ = raised
     except BaseException as raised:
         error = raised
     finally:
-        current_execution.reset(token)
+        context.run(current_execution.reset, token)
         if observed is not None:
-            observed.leave()
-            if is_over:
-                observed.ended(None)
-    if error is None and not execution._outcomes and not shard.in_flight.found_no_redis:
-        outcome = Outcome(ids)
-    else:
-        found_no_redis = shard.in_flight.found_no_redis
-        outcome = outcome_of(worker, jobs, execution._outcomes, error, config, found_no_redis)
-    outcome.observed = observed
-    _forget_errors(execution)
+            context.run(observed.leave)
+    outcome = Outcome(ids)
     try:
+        if error is not None:
+            error = _not_cancelled(execution, error) if runtime.is_async else as_raised(error)
+        if error is not None or execution._outcomes or in_flight.found_no_redis:
+            outcomes, found_no_redis = execution._outcomes, in_flight.found_no_redis
+            outcome = context.run(outcome_of, worker, jobs, outcomes, error, config, found_no_redis)
+            _forget_errors(execution)
+        outcome.observed, outcome.context = observed, context
         return outcome
     finally:
         del error, outcome  # this frame is a part of the traceback
+
+
+async def _take_back_cancels(cancelled: Callable[[], bool]) -> None:
+    """A handler may have cancelled its own task: what is awaited from here on is not to be cancelled for that."""
+    task = asyncio.current_task()
+    if task is None or cancelled() or not task.cancelling():
+        return
+    try:
+        await asyncio.sleep(0)  # one that has not struck yet strikes here
+    except asyncio.CancelledError:
+        if cancelled():
+            raise
+    while task.uncancel():
+        pass
+
+
+def _not_cancelled(execution: Execution, error: BaseException) -> BaseException:
+    """What a batch of a task has failed with, whose task was not cancelled.
+
+    Raises:
+        asyncio.CancelledError: it was.
+    """
+    if not issubclass(type(error), asyncio.CancelledError):
+        return error
+    if _is_cancelled(execution._cancelled):
+        assert execution._source is not None
+        execution._source.in_flight.finish(done_ids(execution._outcomes))
+        if execution._observed is not None:
+            execution._observed.ended(None)
+        try:
+            raise error
+        finally:
+            del error  # as in `perform`
+    # Something that the handler awaits: for the batch that is an error.
+    failure = LowqError("what the handler awaited was cancelled")
+    failure.__cause__ = error
+    return failure
 
 
 def _forget_errors(execution: Execution) -> None:
@@ -472,12 +464,6 @@ def _forget_errors(execution: Execution) -> None:
     for job_id, (verb, _) in execution._outcomes.items():
         if verb in ("fail", per_id.RAISED):
             execution._outcomes[job_id] = (verb, None)
-
-
-async def _awaited(runtime: WorkerRuntime, payloads_by_id: dict[str, list[Any]]) -> None:
-    pending = runtime.call(payloads_by_id)
-    if pending is not None:  # a wrapper that is no async def may have performed it already
-        check_done(await pending, type(runtime.instance), "perform")
 
 
 def _observe(

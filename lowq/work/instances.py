@@ -9,7 +9,7 @@ from typing import Any
 
 from lowq.logs import get_log
 from lowq.middleware import check_done
-from lowq.workers import Worker
+from lowq.workers import Worker, is_async
 
 log = get_log("lowq.node")
 
@@ -32,56 +32,35 @@ class Instances:
     def __bool__(self) -> bool:
         return bool(self._set_up)
 
-    def set_up(self, instances: Iterable[object]) -> None:
-        """Calls ``setup`` of each.
+    async def set_up(self, instances: Iterable[object]) -> None:
+        """Calls ``setup`` of each, which may be an async def if its worker is async.
 
         Raises:
             What it raises, with a note that says of which worker. ConfigError: it returned a coroutine.
         """
-        for instance in self._with_life(instances):
-            try:
-                check_done(instance.setup(), type(instance), "setup")
-            except BaseException as error:
-                _note(error, instance)
-                raise
-            self._set_up.append(instance)
+        for instance in instances:
+            if has_life(instance):
+                try:
+                    await _call(instance, "setup")
+                except BaseException as error:
+                    error.add_note(
+                        f"raised by {type(instance).__name__}.setup, before anything was performed by that instance"
+                    )
+                    raise
+                self._set_up.append(instance)
 
-    async def aset_up(self, instances: Iterable[object]) -> None:
-        """As `set_up`, of async workers, whose ``setup`` may be an async def."""
-        for instance in self._with_life(instances):
-            try:
-                pending = instance.setup()
-                if pending is not None:
-                    await pending
-            except BaseException as error:
-                _note(error, instance)
-                raise
-            self._set_up.append(instance)
-
-    def tear_down(self) -> None:
+    async def tear_down(self) -> None:
         """Calls ``teardown`` of all that were set up, the last first. What it raises is logged."""
         while self._set_up:
             instance = self._set_up.pop()
             try:
-                check_done(instance.teardown(), type(instance), "teardown")
+                await _call(instance, "teardown")
             except BaseException:
                 log.exception("%s.teardown failed", type(instance).__name__)
 
-    async def atear_down(self) -> None:
-        """As `tear_down`, of async workers."""
-        while self._set_up:
-            instance = self._set_up.pop()
-            try:
-                pending = instance.teardown()
-                if pending is not None:
-                    await pending
-            except BaseException:
-                log.exception("%s.teardown failed", type(instance).__name__)
 
-    @staticmethod
-    def _with_life(instances: Iterable[object]) -> list[Any]:
-        return [instance for instance in instances if has_life(instance)]
-
-
-def _note(error: BaseException, instance: object) -> None:
-    error.add_note(f"raised by {type(instance).__name__}.setup, before anything was performed by that instance")
+async def _call(instance: Any, method: str) -> None:
+    returned = getattr(instance, method)()
+    if returned is not None and is_async(type(instance)):
+        returned = await returned
+    check_done(returned, type(instance), method)

@@ -8,12 +8,12 @@ which catches everything; and neither worker nor log learns of it before it is w
 import asyncio
 import random
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from lowq.codec import MAX_TIME, original_payload
-from lowq.duration import duration
 from lowq.error_policies import RetryIn, checked_retry_in, find_policy, policies_of
 from lowq.errors import LowqError, PushInterrupted, RedisNotReady, RedisUnavailable, TimeLimitExceeded
 from lowq.job import Job
@@ -22,12 +22,12 @@ from lowq.middleware import check_done
 from lowq.observe.observers import ObservedBatch
 from lowq.retry import MAX_RETRY_COUNT, default_retry_in, is_exhausted, retry_delay
 from lowq.settings import Config, cut_error, dump_text
-from lowq.shards.delivery import Delivery, Failure, TakenJob, Undecodable
+from lowq.shards.delivery import Failure, TakenJob, Undecodable
 from lowq.shards.in_flight import Report
 from lowq.shards.shard import Shard
 from lowq.work import per_id
 from lowq.work.time_limits import TimeLimits, WrittenOff
-from lowq.workers import Worker, payload_type_of
+from lowq.workers import Worker, is_async, payload_type_of
 
 log = get_log("lowq.node")
 
@@ -82,6 +82,8 @@ class Outcome:
     observed: ObservedBatch | None = None
     #: Whether what did not simply finish is written.
     is_written: bool = True
+    #: In which the handler ran, for what is called and logged because of the outcome.
+    context: Context = field(default_factory=copy_context)
 
     @property
     def whole(self) -> bool:
@@ -308,35 +310,6 @@ def _bare(error: Any) -> str:
     return "".join(traceback.format_exception_only(error)).rstrip()
 
 
-def describe_failure(failure: Failure, max_retry_count: int) -> str:
-    """What becomes of an id that failed, for people."""
-    if failure.verdict == "retry":
-        return f"id {failure.id}: retry {failure.retry_count + 1} of {max_retry_count} in {duration(failure.delay)}"
-    if failure.verdict == "solo":
-        return f"id {failure.id}: tried again alone"
-    return f"id {failure.id}: no retries left, its oldest payload is in the morgue now"
-
-
-def conclude(
-    worker: Performer, shard: Shard, outcome: Outcome, config: Config, write: Callable[[Shard, Outcome], object]
-) -> None:
-    """Has what became of a batch written, then notifies the worker. What simply finished the next take acknowledges.
-    What is to be logged is left to the caller, which knows what else there is to say of it.
-
-    Should the process die before ``write`` (which is `report`, or calls it) has written it, the jobs are restored and
-    performed again.
-
-    Raises:
-        LeaseLost, RedisUnavailable
-    """
-    shard.in_flight.finish(outcome.finished)
-    if not outcome.whole:
-        outcome.is_written = False
-        write(shard, outcome)
-        outcome.is_written = True
-        notify_worker(outcome, worker, config)
-
-
 def reports_of(shard: Shard, outcome: Outcome, now: float | None = None) -> list[Report]:
     """What is to be written of an outcome: what did not simply finish, each kind with one script. May be repeated as
     a whole. If Redis executes only some of them, what was not reported is restored and performed again.
@@ -355,44 +328,23 @@ def reports_of(shard: Shard, outcome: Outcome, now: float | None = None) -> list
     return reports
 
 
-def report(shard: Shard, outcome: Outcome, now: float | None = None) -> None:
-    """Writes what `reports_of` says.
-
-    Raises:
-        LeaseLost, RedisUnavailable
+async def notify_worker(outcome: Outcome, worker: Performer, config: Config) -> None:
+    """Tells the worker what was given up, once that is written. ``retries_exhausted`` of an async worker may be an
+    async def.
     """
-    reports = reports_of(shard, outcome, now)
-    if reports:
-        shard.in_flight.write(reports)
-
-
-def notify_worker(outcome: Outcome, worker: Performer, config: Config) -> None:
-    """Tells the worker what was given up, once `report` has written it."""
     if not outcome.exhausted:
         return
-    typed = payload_type_of(type(worker))
-    load_payload = config.load_payload if typed is None else typed.load
-    buried = [_buried(outcome, job, failure, config, load_payload) for job, failure in outcome.exhausted]
-    outcome.ask(
-        f"{type(worker).__name__}.retries_exhausted failed",
-        lambda: check_done(worker.retries_exhausted(buried), type(worker), "retries_exhausted"),
-        None,
-    )
-
-
-async def anotify_worker(outcome: Outcome, worker: Performer, config: Config) -> None:
-    """As `notify_worker`, for an async worker, whose ``retries_exhausted`` may be an async def."""
-    if not outcome.exhausted:
-        return
-    typed = payload_type_of(type(worker))
+    kind: type[Worker[Any]] = type(worker)  # type: ignore[assignment]  # whatever performs
+    typed = payload_type_of(kind)
     load_payload = config.load_payload if typed is None else typed.load
     buried = [_buried(outcome, job, failure, config, load_payload) for job, failure in outcome.exhausted]
     try:
-        pending: Any = worker.retries_exhausted(buried)
-        if pending is not None:
-            await pending
+        returned: Any = worker.retries_exhausted(buried)
+        if returned is not None and is_async(kind):
+            returned = await returned
+        check_done(returned, kind, "retries_exhausted")
     except BaseException as raised:
-        outcome.remark(f"{type(worker).__name__}.retries_exhausted failed", raised)
+        outcome.remark(f"{kind.__name__}.retries_exhausted failed", raised)
 
 
 def _buried(
@@ -409,33 +361,28 @@ def _buried(
 
 
 def log_remarks(outcome: Outcome) -> None:
-    """Logs what went wrong beside the handler, once `report` has written the outcome."""
+    """Logs what went wrong beside the handler, once the outcome is written."""
     for remark, raised in outcome.remarks:
         log.error("%s", printable(remark), exc_info=raised)
 
 
-def decodable_jobs(shard: Shard, delivery: Delivery, config: Config, now: float | None = None) -> list[TakenJob]:
-    """The jobs of a delivery that can be handed over. Payloads that can't be decoded go to the morgue as they are.
-
-    Raises:
-        LeaseLost, RedisUnavailable. What is no Exception of ``dump_error``, once they are buried.
-    """
-    if not delivery.undecodable:
-        return delivery.jobs  # also one whose payloads somebody has removed by hand: performed, it is done with
-    bury_undecodable(shard, delivery.undecodable, config, now)
-    return [job for job in delivery.jobs if job.payloads]
-
-
-def bury_undecodable(shard: Shard, undecodable: list[Undecodable], config: Config, now: float | None = None) -> None:
+async def bury_undecodable(
+    shard: Shard,
+    undecodable: list[Undecodable],
+    config: Config,
+    write: Callable[[Shard, Sequence[Report]], Awaitable[object]],
+    now: float | None = None,
+) -> None:
     """Payloads that can't be decoded go to the morgue as they are, and don't stop the shard.
 
     Raises:
-        LeaseLost, RedisUnavailable. What is no Exception of ``dump_error``, once they are buried.
+        LeaseLost, RedisUnavailable: as of ``write``. What is no Exception of ``dump_error``, once they are buried.
     """
     hooks = Outcome()
     for item in undecodable:
         # One call each: they are rare, and may be large.
-        shard.in_flight.bury([(item.id, _error_bytes(hooks, item.reason, config), (item.payload,))], now)
+        burial = item.id, _error_bytes(hooks, item.reason, config), (item.payload,)
+        await write(shard, [shard.in_flight.bury_report([burial], now)])
     for item in undecodable:
         log.error("queue %r, id %r: %s; it is in the morgue now", shard.queue, item.id, printable(item.reason))
     log_remarks(hooks)

@@ -12,13 +12,12 @@ begun waits again.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextvars import copy_context
 from typing import Any, NamedTuple
 
+from lowq.coroutines import OwnContext, plain
 from lowq.errors import LowqError, TimeLimitExceeded
-from lowq.middleware import check_done
-from lowq.work.own_context import OwnContext
 from lowq.work.time_limits import TimeLimits
 
 #: What an id raised when nothing but that id was performed: it is the id's own failure.
@@ -29,7 +28,7 @@ _DONE: tuple[str, Any] = ("done", None)
 #: Errors that are shown of a batch.
 _SHOWN = 10
 
-PerformOne = Callable[[str, list[Any]], Any]
+PerformOne = Callable[[str, list[Any]], Coroutine[Any, Any, None]]
 
 
 class Batch(NamedTuple):
@@ -121,16 +120,18 @@ class _Run:
         return False
 
 
-def one_by_one(worker: type, perform_one: PerformOne, current: Current, seconds: float | None) -> Callable[..., None]:
+def one_by_one(
+    perform_one: PerformOne, current: Current, seconds: float | None, *, is_async: bool
+) -> Callable[[dict[str, list[Any]]], Coroutine[Any, Any, None]]:
     """``perform`` of a worker with ``perform_one``. ``seconds``: what each id has, of the time limit or the ttr.
 
     An id that is alone is performed as a batch is.
     """
 
-    def perform(payloads_by_id: dict[str, list[Any]]) -> None:
+    async def perform(payloads_by_id: dict[str, list[Any]]) -> None:
         if len(payloads_by_id) == 1:
             ((job_id, payloads),) = payloads_by_id.items()
-            check_done(perform_one(job_id, payloads), worker, "perform_one")
+            await perform_one(job_id, payloads)
             return
         run = _Run(current(), payloads_by_id, seconds)
         for job_id, payloads in payloads_by_id.items():
@@ -139,37 +140,15 @@ def one_by_one(worker: type, perform_one: PerformOne, current: Current, seconds:
             if not run.begin(job_id):
                 break
             try:
-                check_done(copy_context().run(perform_one, job_id, payloads), worker, "perform_one")
+                if is_async:
+                    await OwnContext(perform_one(job_id, payloads))
+                else:
+                    copy_context().run(plain(perform_one), job_id, payloads)
             except Exception as error:
                 run.end(job_id, error)
             except TimeLimitExceeded as error:
                 run.end(job_id, error)
                 raise
-            else:
-                run.end(job_id)
-        run.close()
-
-    return perform
-
-
-def aone_by_one(worker: type, perform_one: PerformOne, current: Current, seconds: float | None) -> Callable[..., Any]:
-    """As `one_by_one`, for an async worker."""
-
-    async def perform(payloads_by_id: dict[str, list[Any]]) -> None:
-        if len(payloads_by_id) == 1:
-            ((job_id, payloads),) = payloads_by_id.items()
-            await _awaited(worker, perform_one, job_id, payloads)
-            return
-        run = _Run(current(), payloads_by_id, seconds)
-        for job_id, payloads in payloads_by_id.items():
-            if run.has_expired(job_id):
-                continue
-            if not run.begin(job_id):
-                break
-            try:
-                await OwnContext(_awaited(worker, perform_one, job_id, payloads))
-            except Exception as error:
-                run.end(job_id, error)
             except asyncio.CancelledError as cancelled:
                 if run.was_cancelled(job_id, cancelled):
                     raise
@@ -178,9 +157,3 @@ def aone_by_one(worker: type, perform_one: PerformOne, current: Current, seconds
         run.close()
 
     return perform
-
-
-async def _awaited(worker: type, perform_one: PerformOne, job_id: str, payloads: list[Any]) -> None:
-    pending = perform_one(job_id, payloads)
-    if pending is not None:  # a wrapper that is no async def may have performed it already
-        check_done(await pending, worker, "perform_one")

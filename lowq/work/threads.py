@@ -24,42 +24,30 @@ had claimed, and what was in flight there. While it inherits::
 
 import threading
 import time
-from contextvars import copy_context
+from collections.abc import Sequence
 from typing import Any
 
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
+from lowq.coroutines import at_once
 from lowq.errors import LeaseLost, LowqError, RedisUnavailable
 from lowq.logs import get_log
-from lowq.observe import job_log
-from lowq.shards.activity import Performing
-from lowq.shards.delivery import Delivery, TakenJob
+from lowq.shards.delivery import Delivery
 from lowq.shards.dispatcher import Dispatcher
+from lowq.shards.in_flight import Report
 from lowq.shards.shard import Shard
 from lowq.store import Call
-from lowq.work import handler as execution
-from lowq.work.activity import ThreadActivity
-from lowq.work.batch import (
-    TROUBLE_SECONDS,
-    NodeContext,
-    backoff,
-    count_batch,
-    count_waits,
-    give_up,
-    is_held,
-    log_lost,
-    report_failure,
-    until_written,
-)
+from lowq.work.failures import backoff, log_lost
+from lowq.work.handler import WorkerRuntime
 from lowq.work.instances import Instances, has_life
-from lowq.work.outcome import Outcome, conclude, decodable_jobs, done_ids, report
-from lowq.work.pace import Pace
-from lowq.work.time_limits import TimeLimits, WrittenOff, interrupt_of_this_thread
+from lowq.work.loop import TROUBLE_SECONDS, BatchActivity, NodeContext, NodeLoop
+from lowq.work.outcome import done_ids
+from lowq.work.time_limits import Interrupt, WrittenOff, interrupt_of_this_thread
 
 log = get_log("lowq.node")
 
 
-class WorkerThread:
+class WorkerThread(NodeLoop):
     """Works one shard after another. Everything but `activity` belongs to the thread itself. ``predecessor``: the
     thread that was written off and that it replaces; all that one had is its own then.
     """
@@ -68,26 +56,20 @@ class WorkerThread:
         self,
         node: NodeContext,
         number: int,
-        activity: ThreadActivity,
+        activity: BatchActivity,
         dispatcher: Dispatcher,
-        runtimes: dict[str, execution.WorkerRuntime],
+        runtimes: dict[str, WorkerRuntime],
         *,
         predecessor: "WorkerThread | None" = None,
         name: str = "",
         clock: Clock = clock_now,
     ) -> None:
-        self._clock = clock
+        super().__init__(node, dispatcher, runtimes, activity.tallies, clock)
         self._thread = threading.Thread(target=self._run, name=f"lowq-{name or number}", daemon=True)
         self.activity = activity
         self._number = number
-        self._node = node
-        self._client = node.client
-        self._dispatcher = dispatcher
-        self._runtimes = runtimes
-        self._config = node.app.config
         self._predecessor = predecessor
         self._held: Shard | None = None
-        self._pace = Pace(runtimes, prefetch=node.prefetch)
         self._instances = Instances()
         #: Set when its instances are set up, or could not be: then `setup_error` says why.
         self.is_set_up = threading.Event()
@@ -131,7 +113,7 @@ class WorkerThread:
             except LowqError as error:
                 log.warning("%r: what is done of it can't be acknowledged: %s", performing, error)
 
-    def successor(self, activity: ThreadActivity) -> "WorkerThread":
+    def successor(self, activity: BatchActivity) -> "WorkerThread":
         """The thread that is to replace this one, which is written off."""
         return WorkerThread(
             self._node, self._number, activity, self._dispatcher, dict(self._runtimes), predecessor=self,
@@ -141,7 +123,7 @@ class WorkerThread:
     def _run(self) -> None:
         try:
             if self._predecessor is None:  # else `_inherit` makes new ones
-                self._instances.set_up(runtime.instance for runtime in self._runtimes.values())
+                at_once(self._instances.set_up([runtime.instance for runtime in self._runtimes.values()]))
         except BaseException as error:
             self.setup_error = error
         self.is_set_up.set()
@@ -149,7 +131,7 @@ class WorkerThread:
             if self.setup_error is None:
                 self._take_turns()
         finally:
-            self._instances.tear_down()
+            at_once(self._instances.tear_down())
 
     def _take_turns(self) -> None:
         failures = 0
@@ -212,7 +194,7 @@ class WorkerThread:
         delivery = self._exchange(shard)
         if shard is not None and delivery is not None:
             try:
-                self._work(shard, delivery)
+                at_once(self.perform(shard, delivery, self.activity))
             finally:
                 # Whatever went wrong: what did not finish is in flight, and no longer in hand. The next take, or
                 # the next owner, gets it. If this thread was written off, it is its successor's.
@@ -232,7 +214,7 @@ class WorkerThread:
         assert limits is not None
         self._held = shard
         try:
-            give_up(self._node, self._dispatcher, self._runtimes[shard.queue], shard, limits)
+            self.give_up(shard, limits)
         finally:
             self._held = None
         self._node.on_thread_written_off(old)
@@ -242,7 +224,7 @@ class WorkerThread:
                 for queue, runtime in list(self._runtimes.items()):
                     if queue == shard.queue or has_life(runtime.instance):
                         self._runtimes[queue] = self._node.new_runtime(queue)
-                        self._instances.set_up([self._runtimes[queue].instance])
+                        at_once(self._instances.set_up([self._runtimes[queue].instance]))
             except Exception as error:  # as at the start of a node
                 log.exception("a thread can't replace another one: what it needs of a worker failed")
                 self._node.fail(error)
@@ -262,7 +244,7 @@ class WorkerThread:
             if leaving is not None and leaving.in_flight.unacknowledged:
                 calls.append((leaving, leaving.dispatch.wakes, leaving.in_flight.take_call(0)))
             if shard is not None:
-                calls.append((shard, shard.dispatch.wakes, shard.in_flight.take_call(self._pace.limit(shard))))
+                calls.append((shard, shard.dispatch.wakes, shard.in_flight.take_call(self.limit(shard))))
             deliveries, trouble = self._send(calls)
         except BaseException:
             if shard is not None and shard is not held:
@@ -321,81 +303,10 @@ class WorkerThread:
                 self._node.broker.outage.end(begun)
         return deliveries, trouble
 
-    def _work(self, shard: Shard, delivery: Delivery) -> None:
-        """Performs a delivery batch by batch, in order."""
-        jobs = decodable_jobs(shard, delivery, self._config)
-        if not jobs:
-            if delivery.undecodable:
-                self._dispatcher.look_again(shard)
-            return
-        runtime = self._runtimes[shard.queue]
-        size = runtime.batch_size
-        began, logs_jobs, batches = self._clock(), job_log.is_on(), 0
-        count_waits(self.activity.tallies[shard.queue], jobs, began, self._node.broker.maintenance.server_clock.offset)
-        for start in range(0, len(jobs), size):
-            if start and (shard.dispatch.leaving or self._node.stopping.is_set()):
-                shard.in_flight.release([(job.id, None) for job in jobs[start:]])
-                break
-            now = self._clock()
-            while is_held(shard, delivery, now) and (expired := delivery.take_out_expired(jobs, start, now)):
-                shard.in_flight.release([(job_id, None) for job_id in expired])
-                self._dispatcher.look_again(shard)
-                now = self._clock()
-            if start >= len(jobs):
-                break
-            if not is_held(shard, delivery, now):
-                self._dispatcher.look_again(shard)
-                break  # not surely ours any more
-            # What a handler sets of context variables is not there for the next batch.
-            copy_context().run(self._perform, shard, delivery, runtime, jobs[start : start + size], now, logs_jobs)
-            batches += 1
-        self._pace.note(shard.queue, self._clock() - began, batches)
+    # --- as a driver of the loop ---
 
-    def _perform(
-        self,
-        shard: Shard,
-        delivery: Delivery,
-        runtime: execution.WorkerRuntime,
-        jobs: list[TakenJob],
-        now: float,
-        logs_jobs: bool,
-    ) -> None:
-        if shard.in_flight.unacknowledged:
-            self._node.broker.maintenance.arm()
-        limits = None
-        if logs_jobs:
-            execution.log_begin(runtime, shard, jobs, delivery.number)
-        performing = self.activity.performing = Performing(shard, [job.id for job in jobs], now)
-        if runtime.time_limit is not None or runtime.ttr is not None:
-            limits = self.activity.limits = TimeLimits(
-                runtime.time_limit, runtime.ttr, jobs,
-                interrupt=interrupt_of_this_thread(), on_earlier=self._node.limit_moved,
-            )  # fmt: skip
-        elif runtime.is_per_id:
-            limits = self.activity.limits = TimeLimits(None, None, jobs)  # which knows what is done: `ack_done`
-        try:
-            outcome = execution.perform(runtime, shard, delivery.lease.fence, jobs, self._config, limits)
-        finally:
-            ended = self._clock()
-            self.activity.performed = performing, ended
-            self.activity.performing = None
-            if limits is not None and not limits.written_off:
-                self.activity.limits = None
-        count_batch(self.activity.tallies[shard.queue], outcome, performing, ended)
-        if outcome.whole:
-            shard.in_flight.finish(outcome.finished)
-            if outcome.observed is not None:
-                execution.end_observed(outcome, jobs)
-        else:
-            try:
-                conclude(runtime.instance, shard, outcome, self._config, self._report)
-            finally:
-                # Also when the lease was lost meanwhile: what was raised was raised.
-                report_failure(self._node, shard, jobs, outcome, runtime)
-        if logs_jobs:
-            job_log.ends(shard, jobs, delivery.number, outcome, ended - now)
+    async def write(self, shard: Shard, reports: Sequence[Report]) -> None:
+        self.until_written(lambda: shard.in_flight.write(reports))
 
-    def _report(self, shard: Shard, outcome: Outcome) -> None:
-        """Writes an outcome, however long Redis is away: only the end of the process or of the lease ends that."""
-        until_written(self._node, lambda: report(shard, outcome))
-        self._dispatcher.look_again(shard)
+    def interrupt(self, _activity: BatchActivity) -> Interrupt:
+        return interrupt_of_this_thread()

@@ -19,7 +19,8 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextvars import Context
 from functools import cache
 from typing import Any
 
@@ -82,57 +83,39 @@ class TimeLimits:
 
     # --- for who performs it ---
 
-    def run(self, function: Callable[[], object]) -> None:
-        """Calls what performs the batch. Once this returns or raises, no interrupt is pending, nor will one come.
+    async def run(self, performing: Coroutine[Any, Any, None], context: Context) -> None:
+        """Performs the batch. Once this returns or raises, no interrupt is pending, nor will one come. ``context``: of
+        the handler; what waits for Redis there goes by these limits.
 
         Raises:
-            TimeLimitExceeded: the time limit has passed. WrittenOff. What the function raises.
+            TimeLimitExceeded: the time limit has passed. WrittenOff. What the coroutine raises.
         """
         if self._interrupt is None:
-            function()
+            await performing
             return
-        # The interrupt comes at most once, at any instruction from `_begin` on until `_end` has been carried out. When
-        # it strikes within `_end`, the second `_end` does the rest undisturbed. Then the batch has exceeded its limit,
-        # although the function may have returned just before: nobody can tell the two apart.
-        token = caller_limit.set(self)
+        # The interrupt of a thread comes at most once, at any instruction from `_begin` on until `_end` has been
+        # carried out. When it strikes within `_end`, the second `_end` does the rest undisturbed. Then the batch has
+        # exceeded its limit, although the handler may have returned just before: nobody can tell the two apart.
+        #
+        # That of a task cancels the task, in the thread of its event loop and only while the batch runs: so it strikes
+        # where the handler waits, or not at all.
+        context.run(caller_limit.set, self)
         try:
             try:
                 self._begin()
-                function()
+                await performing
             finally:
                 self._end()
         except BaseException as raised:
             self._end()
-            if type(raised) is TimeLimitExceeded and self._interrupted and self._time_limit is not None:
+            performing.close()  # it may not have begun
+            kind = type(raised)
+            if self._time_limit is not None and self.cancelled and issubclass(kind, asyncio.CancelledError):
+                # With the handler's lines in its trace.
+                raise TimeLimitExceeded(self.exceeded()).with_traceback(raised.__traceback__) from None
+            if self._time_limit is not None and self._interrupted and kind is TimeLimitExceeded:
                 raised.args = (self.exceeded(),)
             raise
-        finally:
-            caller_limit.reset(token)
-
-    async def arun(self, function: Callable[[], Awaitable[object]]) -> None:
-        """As `run`, in a task. The interrupt cancels the task, in the thread of its event loop and only while the batch
-        runs: so it strikes where the handler waits, or not at all.
-        """
-        if self._interrupt is None:
-            await function()
-            return
-        token = caller_limit.set(self)
-        try:
-            self._begin()
-            try:
-                await function()
-            finally:
-                # A handler may have swallowed it: what is awaited after this is not to be cancelled for it.
-                if self.cancelled and (task := asyncio.current_task()) is not None:
-                    task.uncancel()
-                self._end()
-        except asyncio.CancelledError as cancelled:
-            if self.cancelled and self._time_limit is not None:
-                # With the handler's lines in its trace.
-                raise TimeLimitExceeded(self.exceeded()).with_traceback(cancelled.__traceback__) from None
-            raise
-        finally:
-            caller_limit.reset(token)
 
     @property
     def running(self) -> bool:
@@ -154,7 +137,9 @@ class TimeLimits:
 
     def _end(self) -> None:
         with self._lock:
-            self._running, self._ended = False, True
+            is_first, self._running, self._ended = not self._ended, False, True
+        if self.cancelled and is_first and (task := asyncio.current_task()) is not None:
+            task.uncancel()  # a handler may have swallowed it: what is awaited after this is not to be cancelled for it
         # From here on no interrupt is sent. One may be on its way.
         if self._interrupted and self._interrupt is not None:
             self._interrupt(None)

@@ -24,7 +24,7 @@ from lowq.shards.shard import Shard
 from lowq.shards.sweeper import Sweeper
 from lowq.store import Client
 from lowq.store.scripts import load_scripts
-from lowq.work.pace import Pace
+from lowq.work.loop import Loop
 from tests.mutants import ACKED_STAY, ANY_DELIVERY, NEVER_PUSHED, NO_FENCE, break_scripts, having
 
 
@@ -208,7 +208,7 @@ def sessions() -> None:
 
 def _take_much() -> None:
     """Deliveries of a hundred jobs, however slow they are."""
-    setattr(Pace, "limit", lambda _self, _queue: 100)  # noqa: B010  # mypy and a method's type
+    setattr(Loop, "limit", lambda _self, _queue: 100)  # noqa: B010  # mypy and a method's type
 
 
 def schedules() -> None:

@@ -18,8 +18,8 @@ from lowq.shards.scheduler import LagScheduler
 from lowq.shards.server_clock import ServerClock
 from lowq.shards.shard import Shard, shards_of
 from lowq.store import Client
-from lowq.work.activity import ThreadActivity
 from lowq.work.handler import WorkerRuntime
+from lowq.work.loop import BatchActivity
 from lowq.work.threads import WorkerThread
 from lowq.workers import Worker
 from tests.rules.support import TTL
@@ -87,7 +87,7 @@ class ThreadRig:
         #: What was written off.
         self.written_off: list[WorkerThread] = []
         self.runtimes = {worker.queue_name: WorkerRuntime.of(worker, app.config, observers=app.observers)}
-        self.thread = WorkerThread(self, 0, ThreadActivity(0), self.dispatcher, self.runtimes, clock=clock)
+        self.thread = WorkerThread(self, 0, BatchActivity(0), self.dispatcher, self.runtimes, clock=clock)
         app.register(worker.queue_name, worker.shards_count, worker)
         for shard in self.shards:
             assert isinstance(shard.lease.acquire(TTL), Lease)

@@ -9,7 +9,7 @@ from lowq.observe.slowest import FLOOR
 from lowq.shards.activity import Performing
 from lowq.shards.delivery import TakenJob
 from lowq.shards.shard import Shard
-from lowq.work.batch import WAITS_READ, count_batch, count_waits
+from lowq.work.loop import WAITS_READ, count_batch, count_waits
 from lowq.work.outcome import Outcome
 from tests.rows import case
 

@@ -6,7 +6,7 @@ import pytest
 
 import lowq
 from lowq.node.watchdog import Watchdog
-from lowq.work.activity import ThreadActivity
+from lowq.work.loop import BatchActivity
 from tests.rows import case
 from tests.rules.node.conftest import MakeApp
 from tests.waiting import until
@@ -26,7 +26,7 @@ def test_what_makes_a_splitter_or_a_scheduler_must_give_one(make_app: MakeApp) -
 
 def test_what_raises_in_the_watchdog_stops_the_node() -> None:
     seen: list[BaseException] = []
-    no_activities = cast("list[ThreadActivity]", [None])
+    no_activities = cast("list[BatchActivity]", [None])
     watchdog = Watchdog(lambda: no_activities, [10], 0, write_off=lambda _: None, on_fatal=seen.append)
     watchdog.start()
     until(lambda: seen, "what was raised")

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from lowq.coroutines import at_once
 from lowq.errors import TimeLimitExceeded
 from lowq.store import caller_deadline, caller_limit
 from lowq.work.time_limits import (
@@ -51,6 +52,17 @@ class Batch:
         self.written_off += 1
 
 
+def run(limits: TimeLimits, handler: Callable[[], object]) -> None:
+    """As a thread performs a batch."""
+
+    context = contextvars.copy_context()
+
+    async def performing() -> None:
+        context.run(handler)
+
+    at_once(limits.run(performing(), context))
+
+
 def test_a_time_limit_interrupts_its_batch_once_when_it_has_passed() -> None:
     batch = Batch(time_limit=10)
 
@@ -65,14 +77,14 @@ def test_a_time_limit_interrupts_its_batch_once_when_it_has_passed() -> None:
         batch.enforce(11)
         assert batch.sent == [TimeLimitExceeded] * 2
 
-    batch.limits.run(handler)
+    run(batch.limits, handler)
     assert batch.sent == [TimeLimitExceeded, TimeLimitExceeded, None], "one that was not raised yet is taken back"
 
 
 def test_a_batch_that_has_ended_or_not_begun_is_left_alone() -> None:
     batch = Batch(time_limit=10, ttr=20)
     batch.enforce(30)
-    batch.limits.run(lambda: None)
+    run(batch.limits, lambda: None)
     assert batch.enforce(30) is None
     assert (batch.sent, batch.written_off) == ([], 0)
 
@@ -83,7 +95,7 @@ def test_a_task_that_exceeded_its_limit_shows_where_it_waited() -> None:
 
     async def perform() -> None:
         limits = TimeLimits(10, None, interrupt=lambda _: None)
-        task = asyncio.create_task(limits.arun(ask_a_slow_supplier))
+        task = asyncio.create_task(limits.run(ask_a_slow_supplier(), contextvars.copy_context()))
         await asyncio.sleep(0)
         limits.cancelled = task.cancel()
         await task
@@ -115,7 +127,7 @@ def test_a_batch_does_not_end_while_who_watches_is_at_it(what: str) -> None:
 
     def perform() -> None:
         try:
-            limits.run(handler)
+            run(limits, handler)
         except WrittenOff:
             pass
         ended.append(go_on.is_set())
@@ -147,7 +159,7 @@ def test_touch_gives_so_many_seconds_from_now_and_ttr_keeps_its_distance() -> No
         assert batch.written_off == 1
 
     with pytest.raises(WrittenOff):
-        batch.limits.run(handler)
+        run(batch.limits, handler)
     assert [*seen, caller_deadline()] == [1010, 1010, 1038, 1038, float("inf")]
     assert Batch(ttr=7).limits.deadline == 1007
     nearer = Batch(time_limit=10)
@@ -158,10 +170,10 @@ def test_touch_gives_so_many_seconds_from_now_and_ttr_keeps_its_distance() -> No
 def test_the_callers_deadline_ends_with_the_batch_and_is_none_where_nobody_watches() -> None:
     batch = Batch(time_limit=10)
     context = contextvars.copy_context()  # of a task that goes on after it
-    batch.limits.run(lambda: context.run(caller_limit.set, batch.limits))
+    run(batch.limits, lambda: context.run(caller_limit.set, batch.limits))
     assert context.run(caller_deadline) == float("inf")
     seen: list[float] = []
-    TimeLimits(10, 20).run(lambda: seen.append(caller_deadline()))
+    run(TimeLimits(10, 20), lambda: seen.append(caller_deadline()))
     assert seen == [float("inf")]
 
 
@@ -225,7 +237,7 @@ class Performer(threading.Thread):
                     break  # the other thread may have come late
                 limits = self.limits = TimeLimits(0, None, interrupt=interrupt)
                 try:
-                    limits.run(partial(self.handler, number * 37 % 2000))
+                    run(limits, partial(self.handler, number * 37 % 2000))
                 except TimeLimitExceeded:
                     self.results.append("exceeded")
                 except ValueError:
@@ -339,8 +351,9 @@ def test_an_interrupt_that_is_not_raised_keeps_nobody_from_tracing_calls() -> No
 
 
 DROPPED = """
-    import sys
+    import contextvars, sys
     sys.unraisablehook = lambda dropped: print(dropped.exc_type.__name__)
+    from lowq.coroutines import at_once
     from lowq.errors import TimeLimitExceeded
     from lowq.work.time_limits import TimeLimits, interrupt_of_this_thread
 
@@ -351,13 +364,13 @@ DROPPED = """
         def __del__(self):
             raise self.error
 
-    def handler():
+    async def handler():
         Fails(ValueError)
         Fails(TimeLimitExceeded)  # its own
 
     interrupt = interrupt_of_this_thread()
-    handler()
-    TimeLimits(10, None, interrupt=interrupt).run(handler)
+    at_once(handler())
+    at_once(TimeLimits(10, None, interrupt=interrupt).run(handler(), contextvars.copy_context()))
 """
 
 

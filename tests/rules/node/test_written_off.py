@@ -11,7 +11,7 @@ from lowq.errors import LeaseLost, RedisUnavailable
 from lowq.shards.dispatcher import is_ready
 from lowq.shards.lease import Lease
 from lowq.store import Call, Client
-from lowq.work.activity import ThreadActivity
+from lowq.work.loop import BatchActivity
 from lowq.work.threads import WorkerThread
 from tests.leases import run_out
 from tests.rules.support import TTL
@@ -75,7 +75,7 @@ class Hanging:
         assert self.successor is not None
 
     def _replace(self) -> None:
-        self.successor = self.thread.successor(ThreadActivity(0))
+        self.successor = self.thread.successor(BatchActivity(0))
         self.successor.start()
 
     def is_reported(self) -> bool:

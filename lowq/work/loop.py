@@ -1,0 +1,416 @@
+"""The loop: one delivery, batch by batch, from what was taken to what is written of it.
+
+::
+
+    undecodable payloads -> morgue
+    for each batch:   is to be left?   -> the rest waits again
+                      has expired?     -> those wait again, which Redis judges
+                      surely held?     -> else nothing more begins
+                      begin            what others see of it: activity, time limits, the log
+                      perform          middlewares and handler (`handler`), and what becomes of each job (`outcome`)
+                      write            what did not simply finish; that the next take acknowledges
+                      tell             the worker's hooks, observers, the log
+
+It is a coroutine that awaits nothing but its driver and the handler. In a worker thread and in a drain all of that is
+done at once; on an event loop it really waits.
+"""
+
+import time
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Event
+from typing import TYPE_CHECKING, Protocol
+
+from lowq.application import Lowq
+from lowq.clock import Clock
+from lowq.coroutines import OwnContext
+from lowq.errors import LeaseLost, RedisUnavailable
+from lowq.logs import get_log
+from lowq.observe import job_log
+from lowq.observe.counters import BOUNDS, WAIT_BOUNDS, Tally, bucket_of
+from lowq.observe.slowest import EndedBatch
+from lowq.settings import Config
+from lowq.shards.activity import Activity, Performing
+from lowq.shards.broker import Broker
+from lowq.shards.delivery import Delivery, TakenJob
+from lowq.shards.dispatcher import Dispatcher
+from lowq.shards.in_flight import MAX_DELIVERY_JOBS, Report
+from lowq.shards.shard import Shard
+from lowq.store import Client
+from lowq.work import handler as execution
+from lowq.work.failures import backoff, log_failure, log_lost
+from lowq.work.outcome import Outcome, bury_undecodable, log_remarks, notify_worker, reports_of, write_off
+from lowq.work.time_limits import Interrupt, TimeLimits
+
+if TYPE_CHECKING:
+    from lowq.work.threads import WorkerThread
+
+log = get_log("lowq.node")
+
+#: Seconds for which a shard is left alone when its script fails.
+TROUBLE_SECONDS = 1.0
+#: Seconds of work that one delivery may take in advance of its acknowledgement: a crash repeats about that much.
+PREFETCH_SECONDS = 0.005
+#: Jobs of a delivery that are looked at for how long they had waited, at most.
+WAITS_READ = 4
+#: Seconds that no job has waited: somebody has written that time by hand.
+_ABSURD = 1e10
+
+
+@dataclass(slots=True)
+class BatchActivity(Activity):
+    """What a thread, or a task of the event loop, shows to others: what it performs, until when, how much it did."""
+
+    #: Of the batch that it performs, if its worker has a time limit or ttr. A batch that was written off stays here.
+    limits: TimeLimits | None = None
+    #: Of a thread: queue -> what it did for it. Made before it starts: the maintenance loop iterates over them.
+    tallies: dict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
+
+
+class Loop:
+    """Performs deliveries. A driver says how: it writes, and interrupts, in its own way.
+
+    ``runtimes`` and ``tallies``: by queue. ``prefetch``: a delivery may be of several batches, while these are quick.
+    """
+
+    #: Unix time that counts as the present, in seconds; None: Redis's.
+    now: float | None = None
+    #: Whether its tasks were cancelled, as their time is over; None: it cancels none.
+    is_cancelled: Callable[[], bool] | None = None
+
+    def __init__(
+        self,
+        config: Config,
+        runtimes: dict[str, execution.WorkerRuntime],
+        tallies: Mapping[str, Tally],
+        clock: Clock,
+        *,
+        prefetch: bool,
+    ) -> None:
+        self._config = config
+        self._runtimes = runtimes
+        self._tallies = tallies
+        self._clock = clock
+        self._prefetch = prefetch
+        #: queue -> seconds that one of its batches took lately.
+        self._seconds: dict[str, float] = {}
+
+    # --- what a driver says ---
+
+    async def write(self, shard: Shard, reports: Sequence[Report]) -> None:
+        """Writes reports.
+
+        Raises:
+            LeaseLost
+        """
+        raise NotImplementedError
+
+    def interrupt(self, _activity: BatchActivity) -> Interrupt | None:
+        """What interrupts the batch that begins; None: nobody watches the time."""
+        return None
+
+    def on_earlier_limit(self) -> None:
+        """The deadline of a batch that is being performed is nearer than it was."""
+
+    def is_stopping(self) -> bool:
+        """Whether nothing more is to begin."""
+        return False
+
+    def look_again(self, shard: Shard) -> None:
+        """Something of the shard waits again."""
+
+    def on_unacknowledged(self) -> None:
+        """A batch begins while something of the same delivery is finished and not acknowledged."""
+
+    def server_offset(self) -> float | None:
+        """What Redis's clock is ahead of this one's, in seconds; None: that is not known, or of no interest."""
+        return None
+
+    def ended(self, shard: Shard, jobs: list[TakenJob], outcome: Outcome) -> None:
+        """Tells observers and the log what went wrong, once the outcome is written or can't be any more."""
+        raise NotImplementedError
+
+    # --- how much is taken ---
+
+    def limit(self, shard: Shard) -> int:
+        """How many jobs the next delivery of the shard, which is claimed, may bring: more while batches are quick."""
+        allowance = shard.dispatch.allowance
+        if allowance is not None:  # of one batch, which begins at once
+            return allowance.jobs
+        size = self._runtimes[shard.queue].batch_size
+        if not self._prefetch:
+            return size
+        pace = self._seconds.get(shard.queue)
+        batches = 1 if pace is None else int(PREFETCH_SECONDS / max(pace, 1e-6))
+        return max(min(batches * size, MAX_DELIVERY_JOBS // size * size), size)
+
+    # --- one delivery ---
+
+    async def perform(self, shard: Shard, delivery: Delivery, activity: BatchActivity) -> None:
+        """Performs a delivery batch by batch, in order. What it leaves in hand has not begun: it is in flight, and the
+        next take, or the next owner, gets it.
+
+        Raises:
+            LeaseLost. WrittenOff: the shard and what was in hand are somebody else's. What a hook stops the process
+            with.
+        """
+        jobs = delivery.jobs
+        if delivery.undecodable:
+            await bury_undecodable(shard, delivery.undecodable, self._config, self.write, self.now)
+            self.look_again(shard)
+            jobs = [job for job in jobs if job.payloads]
+        if not jobs:
+            return
+        runtime, began, batches = self._runtimes[shard.queue], self._clock(), 0
+        size, logs_jobs = runtime.batch_size, job_log.is_on()
+        count_waits(self._tallies[shard.queue], jobs, began, self.server_offset())
+        for start in range(0, len(jobs), size):
+            if start and (shard.dispatch.leaving or self.is_stopping()):
+                await self._release(shard, [job.id for job in jobs[start:]])
+                break
+            now = self._clock()
+            while (is_held := delivery.is_held(shard.lease, now)) and delivery.expires:
+                expired = delivery.take_out_expired(jobs, start, now)
+                if not expired:
+                    break
+                await self._release(shard, expired)
+                now = self._clock()
+            if start >= len(jobs):
+                break
+            if not is_held:
+                self.look_again(shard)
+                break
+            await self._perform_batch(shard, delivery, runtime, jobs[start : start + size], activity, now, logs_jobs)
+            batches += 1
+        if batches:
+            seconds = (self._clock() - began) / batches
+            known = self._seconds.get(shard.queue)
+            # Slow ones count at once, quick ones bit by bit, at most doubling what the next delivery takes.
+            is_slower = known is not None and seconds > known
+            self._seconds[shard.queue] = seconds if is_slower else max(seconds, (known or PREFETCH_SECONDS) / 2)
+
+    async def _release(self, shard: Shard, ids: Sequence[str]) -> None:
+        await self.write(shard, [shard.in_flight.release_report([(job_id, None) for job_id in ids], self.now)])
+        self.look_again(shard)
+
+    async def _perform_batch(
+        self,
+        shard: Shard,
+        delivery: Delivery,
+        runtime: execution.WorkerRuntime,
+        jobs: list[TakenJob],
+        activity: BatchActivity,
+        now: float,
+        logs_jobs: bool,
+    ) -> None:
+        in_flight = shard.in_flight
+        if in_flight.unacknowledged:
+            self.on_unacknowledged()
+        if logs_jobs:
+            execution.log_begin(runtime, shard, jobs, delivery.number)
+        performing = activity.performing = Performing(shard, [job.id for job in jobs], now)
+        limits: TimeLimits | None = None
+        if runtime.time_limit is not None or runtime.ttr is not None or runtime.is_per_id:
+            # Without either they know what is done of the batch.
+            is_limited = runtime.time_limit is not None or runtime.ttr is not None
+            limits = activity.limits = TimeLimits(
+                runtime.time_limit, runtime.ttr, jobs,
+                interrupt=self.interrupt(activity) if is_limited else None, on_earlier=self.on_earlier_limit,
+            )  # fmt: skip
+        try:
+            outcome = await execution.perform(
+                runtime, shard, delivery.lease.fence, jobs, self._config, limits, cancelled=self.is_cancelled
+            )
+        finally:
+            ended = self._clock()
+            if limits is None or not limits.written_off:
+                activity.performed = performing, ended
+                activity.performing = activity.limits = None
+        count_batch(self._tallies[shard.queue], outcome, performing, ended)
+        in_flight.finish(outcome.finished)
+        if not outcome.whole:
+            await OwnContext(self._conclude(shard, jobs, runtime, outcome), outcome.context)
+        elif outcome.observed is not None:
+            outcome.context.run(execution.end_observed, outcome, jobs)
+        if logs_jobs:
+            job_log.ends(shard, jobs, delivery.number, outcome, ended - now)
+
+    async def _conclude(
+        self, shard: Shard, jobs: list[TakenJob], runtime: execution.WorkerRuntime, outcome: Outcome
+    ) -> None:
+        """Has what did not simply finish written, then notifies the worker, then tells the others.
+
+        Should the process die before that is written, the jobs are restored and performed again.
+        """
+        outcome.is_written = False
+        try:
+            await self.write(shard, reports_of(shard, outcome, self.now))
+            outcome.is_written = True
+            self.look_again(shard)
+            await notify_worker(outcome, runtime.instance, self._config)
+        finally:
+            # Also when the lease was lost meanwhile: what was raised was raised.
+            self.ended(shard, jobs, outcome)
+
+
+class NodeContext(Protocol):
+    """What threads and the event loop need of their node."""
+
+    app: Lowq
+    client: Client
+    broker: Broker
+    #: Set when the node is to stop.
+    stopping: Event
+    prefetch: bool
+    #: It takes nothing more.
+    draining: bool
+
+    def limit_moved(self) -> None:
+        """The deadline of a batch that is being performed is nearer than it was."""
+        ...
+
+    def new_runtime(self, queue: str) -> execution.WorkerRuntime:
+        """With a new instance of the queue's worker. It raises what that raises."""
+        ...
+
+    def on_task_written_off(self, performing: Performing | None, stack: str, *, hanging: int, is_lost: bool) -> None:
+        """What a task had in hand, which was written off, is reported. ``hanging``: how many of them hang by now.
+        ``is_lost``: too many, or its handler blocks the loop.
+        """
+        ...
+
+    def on_thread_written_off(self, thread: "WorkerThread") -> None:
+        """All that it had in hand is reported."""
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """Stops the node because of an error."""
+        ...
+
+
+class NodeLoop(Loop):
+    """A loop of a node, which takes from the shards that its dispatcher hands out."""
+
+    def __init__(
+        self,
+        node: NodeContext,
+        dispatcher: Dispatcher,
+        runtimes: dict[str, execution.WorkerRuntime],
+        tallies: Mapping[str, Tally],
+        clock: Clock,
+    ) -> None:
+        super().__init__(node.app.config, runtimes, tallies, clock, prefetch=node.prefetch)
+        self._node = node
+        self._client = node.client
+        self._dispatcher = dispatcher
+
+    def is_stopping(self) -> bool:
+        return self._node.stopping.is_set()
+
+    def on_earlier_limit(self) -> None:
+        self._node.limit_moved()
+
+    def look_again(self, shard: Shard) -> None:
+        self._dispatcher.look_again(shard)
+
+    def on_unacknowledged(self) -> None:
+        self._node.broker.maintenance.arm()
+
+    def server_offset(self) -> float | None:
+        return self._node.broker.maintenance.server_clock.offset
+
+    def ended(self, shard: Shard, jobs: list[TakenJob], outcome: Outcome) -> None:
+        """Stops the node, too, if it has to."""
+        try:
+            execution.end_observed(outcome, jobs)  # first: Sentry takes the second of two events for a duplicate
+            log_failure(shard, jobs, outcome, self._runtimes[shard.queue].instance)
+            log_remarks(outcome)
+        finally:
+            if outcome.stop is not None:
+                self._node.fail(outcome.stop)
+            outcome.forget()
+
+    def until_written(self, write: Callable[[], object]) -> None:
+        """Repeats it, in a thread, while Redis is away: only the end of the process or of the lease ends that.
+
+        Raises:
+            LeaseLost
+        """
+        failures = 0
+        while True:
+            try:
+                write()
+                return
+            except RedisUnavailable as error:
+                self._node.broker.outage.begin(error)
+                failures += 1
+                time.sleep(backoff(failures))
+
+    def give_up(self, shard: Shard, limits: TimeLimits) -> None:
+        """Reports what was in hand of a batch that was written off, and has the lease surrendered and got anew. Until
+        then the shard is withheld, and nothing of it is taken.
+        """
+        in_flight, token = shard.in_flight, shard.in_flight.token
+        outcome = Outcome(is_written=False)
+        try:
+            outcome = write_off(self._runtimes[shard.queue].instance, shard, limits, self._config)
+            in_flight.finish(outcome.finished)
+            self.until_written(lambda: in_flight.write(reports_of(shard, outcome)))
+            outcome.is_written = True
+            self._dispatcher.look_again(shard)
+            # Last: should the lease have been lost and got again, it begins a new delivery.
+            self.until_written(lambda: in_flight.take(0))
+        except LeaseLost:
+            log_lost(shard)
+        except Exception:
+            log.exception("%r: what was in hand of a batch that was written off can't be reported", shard)
+        finally:
+            in_flight.drop_delivery()
+            self._dispatcher.withhold(shard)
+            self._node.broker.maintenance.replace_lease(shard, token)
+            execution.end_observed(outcome, limits.jobs)
+
+
+# --- counts ---
+
+
+def count_waits(tally: Tally, jobs: Sequence[TakenJob], now: float, server_offset: float | None) -> None:
+    """Counts how long the jobs of a delivery had waited since they were due; ``now`` is about when they were taken, and
+    with ``server_offset`` added the Unix time in Redis. None: that is not known, and nothing counts.
+
+    Of a long delivery some are read, evenly spread, and each stands for its neighbours: all were taken at once, most of
+    them in the order in which they became due.
+    """
+    if server_offset is None:
+        return
+    left, step = len(jobs), -(-len(jobs) // WAITS_READ)
+    taken_at, waits = now + server_offset, tally.waits
+    for job in jobs[::step]:
+        number = min(step, left)
+        left -= number
+        try:
+            waited = taken_at - float(job.raw[1])
+        except ValueError:
+            continue
+        if waited <= _ABSURD:  # nor NaN
+            waited = max(waited, 0.0)
+            waits[bisect_left(WAIT_BOUNDS, waited)] += number
+            tally.waited += waited * number
+
+
+def count_batch(tally: Tally, outcome: Outcome, performing: Performing, ended: float) -> None:
+    """Counts a batch that has ended."""
+    seconds = ended - performing.since
+    tally.processed += len(outcome.finished)
+    if outcome.failures:
+        tally.failed += sum(failure.verdict != "solo" for failure in outcome.failures)
+        tally.buried += len(outcome.exhausted)
+    if outcome.buries:
+        tally.buried += len(outcome.buries)
+    tally.seconds += seconds
+    tally.lengths[0 if seconds <= BOUNDS[0] else bucket_of(seconds)] += 1
+    if seconds > tally.slowest.floor:
+        ids = performing.ids
+        tally.slowest.add(EndedBatch(ids[0], len(ids), performing.shard.index, seconds, ended))
