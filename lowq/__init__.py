@@ -76,7 +76,7 @@ from lowq.shards.scheduler import LagScheduler, Schedulable, Scheduler, SeqSched
 from lowq.shards.splitter import BalancedSplitter, ByNodeSplitter, DefaultSplitter
 from lowq.store import Durability
 from lowq.version import VERSION
-from lowq.work.handler import Execution, current
+from lowq.work.execution import Execution, current
 from lowq.workers import Worker
 
 __version__ = VERSION

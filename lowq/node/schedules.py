@@ -42,7 +42,7 @@ from lowq.schedules import Record, Schedule, grace_of, schedules_queue
 from lowq.store import Call, Client, Command
 from lowq.store.keys import shard_prefix
 from lowq.store.scripts import time_of
-from lowq.work.handler import current
+from lowq.work.execution import current
 from lowq.workers import Worker, build_worker, schedules_of
 
 log = get_log("lowq.node")

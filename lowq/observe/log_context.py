@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-from lowq.work.handler import Execution, current_execution
+from lowq.work.execution import Execution, current_execution
 
 #: Ids that a record carries at most.
 MAX_IDS = 10

@@ -19,7 +19,7 @@ from lowq.job import Job
 from lowq.testing.drainer import Drained, adrain, drain, limits_unwatched, worker_of
 from lowq.testing.pushes import Pushed
 from lowq.testing.sandbox import Sandbox, SandboxClock, sandbox
-from lowq.work.handler import Execution, current_execution
+from lowq.work.execution import Execution, current_execution
 from lowq.workers import time_limits_of
 
 __all__ = [

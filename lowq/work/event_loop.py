@@ -4,7 +4,7 @@
 
     thread lowq-loop       one asyncio loop; a task for each delivery: batch by batch, as a worker thread does it
     thread lowq-loop-io    the round trips to Redis, for all of them
-    thread lowq-loop-watch looks whether a handler blocks the loop
+    thread lowq-loop-watch looks whether a handler blocks the loop (`blocked_loop`)
 
 While a round trip is under way, what the tasks have finished and the shards that have become due gather; the next one
 takes all of it along in one write: acknowledgements, takes and reports. It is sent before the replies to the one before
@@ -21,12 +21,11 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
-from types import FrameType
 from typing import Any, NamedTuple
 
 from lowq.clock import Clock
@@ -39,6 +38,7 @@ from lowq.shards.delivery import Delivery
 from lowq.shards.dispatcher import Dispatcher
 from lowq.shards.in_flight import Report
 from lowq.shards.shard import Shard
+from lowq.work.blocked_loop import BlockedLoopWatch, stack_of
 from lowq.work.failures import backoff, log_lost
 from lowq.work.handler import WorkerRuntime
 from lowq.work.instances import Instances
@@ -47,8 +47,6 @@ from lowq.work.time_limits import Interrupt, WrittenOff, interrupt_of_this_task
 
 log = get_log("lowq.node")
 
-#: Seconds for which a handler may go on without awaiting anything before it is named in the log.
-BLOCKED_SECONDS = 0.1
 #: Seconds without a sign of life after which a loop counts as blocked for good. The machine may be busy.
 STUCK_SECONDS = 5.0
 #: What the names of the threads begin with that handlers use by `asyncio.to_thread`.
@@ -102,7 +100,6 @@ class EventLoop(NodeLoop):
         self._executor = ThreadPoolExecutor(thread_name_prefix=_EXECUTOR)
         self._loop.set_default_executor(self._executor)
         self._thread = threading.Thread(target=self._run, name="lowq-loop", daemon=True)
-        self._watch_thread = threading.Thread(target=self._watch, name="lowq-loop-watch", daemon=True)
         self._io = threading.Thread(target=self._run_io, name="lowq-loop-io", daemon=True)
         #: What each shard's task shows to others. A shard is in it from the start of its task until that has ended.
         self._running: dict[Shard, BatchActivity] = {}
@@ -120,16 +117,16 @@ class EventLoop(NodeLoop):
         self._overdue: deque[BatchActivity] = deque()
         #: The tasks were cancelled, as the node's time to stop is over.
         self._cancelled: bool = False
-        #: The round trips are over.
-        self._closed = False
         self._instances = Instances()
         #: Set when its instances are set up, or could not be: then `setup_error` says why.
         self.is_set_up = threading.Event()
         self.setup_error: BaseException | None = None
-        #: Set while tasks run.
-        self._busy = threading.Event()
-        #: When the loop was asked for a sign of life that it has not given yet; None: it has. Monotonic.
-        self._asked_at: float | None = None
+        self._watch = BlockedLoopWatch(self._loop, self._thread, lambda: bool(self._tasks), self._performing, clock)
+
+    def _performing(self, task: "asyncio.Task[Any]") -> Performing | None:
+        """What a task performs."""
+        running = list(self._running.items())
+        return next((activity.performing for shard, activity in running if self._tasks.get(shard) is task), None)
 
     # --- from other threads ---
 
@@ -137,7 +134,7 @@ class EventLoop(NodeLoop):
         """Starts its threads."""
         self._thread.start()
         self._io.start()
-        self._watch_thread.start()
+        self._watch.start()
 
     def is_alive(self) -> bool:
         """Whether anything is being performed, still to be written or to be torn down, or may be."""
@@ -152,7 +149,7 @@ class EventLoop(NodeLoop):
         found = []
         for shard, task in list(self._tasks.items()):
             activity = self._running.get(shard)
-            found.append((None if activity is None else activity.performing, _stack_of(task)))
+            found.append((None if activity is None else activity.performing, stack_of(task)))
         return found
 
     def hanging(self) -> list["asyncio.Task[None]"]:
@@ -217,8 +214,7 @@ class EventLoop(NodeLoop):
                 self._node.fail(error)
                 failures += 1
                 time.sleep(backoff(failures))
-        self._closed = True
-        self._busy.set()  # the watch ends
+        self._watch.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _turn(self) -> bool:
@@ -268,7 +264,7 @@ class EventLoop(NodeLoop):
         shard = next(shard for shard, running in self._running.items() if running is activity)
         assert limits is not None
         task = self._tasks.pop(shard)
-        stack = "".join(_stack_of(task))
+        stack = "".join(stack_of(task))
         answered = threading.Event()
         self._loop.call_soon_threadsafe(answered.set)
         blocked = asyncio.current_task(self._loop) is task and not answered.wait(STUCK_SECONDS)
@@ -428,8 +424,8 @@ class EventLoop(NodeLoop):
                 future.set_result(replies)
         for shard, delivery in begin:
             self._tasks[shard] = self._loop.create_task(self._work(shard, delivery), name=f"lowq {shard!r}")
-        if begin and not self._busy.is_set():
-            self._busy.set()
+        if begin:
+            self._watch.nudge()
 
     async def _work(self, shard: Shard, delivery: Delivery) -> None:
         activity = self._running[shard]
@@ -477,59 +473,6 @@ class EventLoop(NodeLoop):
                 self._node.broker.outage.begin(error)
                 failures += 1
                 await asyncio.sleep(backoff(failures))
-
-    # --- a handler that blocks the loop ---
-
-    def _watch(self) -> None:
-        """Names the handler that has not awaited anything for long: all others wait for it."""
-        warn_after = BLOCKED_SECONDS
-        while self._busy.wait() and not self._closed:
-            now = self._clock()
-            if self._asked_at is None:
-                warn_after = BLOCKED_SECONDS
-                if not self._tasks:
-                    self._busy.clear()
-                    if self._tasks or self._closed:  # since it was looked at
-                        self._busy.set()
-                    continue
-                self._asked_at = now
-                self._loop.call_soon_threadsafe(self._answer)
-            elif now - self._asked_at >= warn_after and self._name_the_blocker(now - self._asked_at):
-                warn_after *= 2
-            time.sleep(BLOCKED_SECONDS / 4)
-
-    def _answer(self) -> None:
-        self._asked_at = None
-
-    def _name_the_blocker(self, seconds: float) -> bool:
-        task = asyncio.current_task(self._loop)
-        frame = sys._current_frames().get(self._thread.ident or 0)
-        if task is None or frame is None or self._asked_at is None:
-            return False  # it is the machine, or it is over
-        performing = next(
-            (activity.performing for shard, activity in list(self._running.items()) if self._tasks.get(shard) is task),
-            None,
-        )
-        log.warning(
-            "%s has blocked the event loop for %.1f s, and with it all other tasks: await what waits, and run what "
-            "computes in asyncio.to_thread\n%s",
-            f"task {task.get_name()!r}" if performing is None else performing, seconds,
-            "".join(traceback.format_stack(frame)), extra={"event": "loop_blocked", "seconds": seconds},
-        )  # fmt: skip
-        return True
-
-
-def _stack_of(task: "asyncio.Task[None]") -> list[str]:
-    """Where a task waits, outermost first. `asyncio.Task.get_stack` knows only its outermost function."""
-    lines = []
-    awaited: Any = task.get_coro()
-    while isinstance(awaited, Coroutine):
-        frame: FrameType | None = getattr(awaited, "cr_frame", None)
-        if frame is not None:
-            code = frame.f_code
-            lines.append(f'  File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}\n')
-        awaited = getattr(awaited, "cr_await", None)
-    return lines
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

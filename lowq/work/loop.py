@@ -39,8 +39,8 @@ from lowq.shards.dispatcher import Dispatcher
 from lowq.shards.in_flight import MAX_DELIVERY_JOBS, Report
 from lowq.shards.shard import Shard
 from lowq.store import Client
-from lowq.work import handler as execution
 from lowq.work.failures import backoff, log_failure, log_lost
+from lowq.work.handler import WorkerRuntime, end_observed, log_begin, perform_batch
 from lowq.work.outcome import Outcome, bury_undecodable, log_remarks, notify_worker, reports_of, write_off
 from lowq.work.time_limits import Interrupt, TimeLimits
 
@@ -83,7 +83,7 @@ class Loop:
     def __init__(
         self,
         config: Config,
-        runtimes: dict[str, execution.WorkerRuntime],
+        runtimes: dict[str, WorkerRuntime],
         tallies: Mapping[str, Tally],
         clock: Clock,
         *,
@@ -199,7 +199,7 @@ class Loop:
         self,
         shard: Shard,
         delivery: Delivery,
-        runtime: execution.WorkerRuntime,
+        runtime: WorkerRuntime,
         jobs: list[TakenJob],
         activity: BatchActivity,
         now: float,
@@ -209,7 +209,7 @@ class Loop:
         if in_flight.unacknowledged:
             self.on_unacknowledged()
         if logs_jobs:
-            execution.log_begin(runtime, shard, jobs, delivery.number)
+            log_begin(runtime, shard, jobs, delivery.number)
         performing = activity.performing = Performing(shard, [job.id for job in jobs], now)
         limits: TimeLimits | None = None
         if runtime.time_limit is not None or runtime.ttr is not None or runtime.is_per_id:
@@ -220,7 +220,7 @@ class Loop:
                 interrupt=self.interrupt(activity) if is_limited else None, on_earlier=self.on_earlier_limit,
             )  # fmt: skip
         try:
-            outcome = await execution.perform(
+            outcome = await perform_batch(
                 runtime, shard, delivery.lease.fence, jobs, self._config, limits, cancelled=self.is_cancelled
             )
         finally:
@@ -233,13 +233,11 @@ class Loop:
         if not outcome.whole:
             await OwnContext(self._conclude(shard, jobs, runtime, outcome), outcome.context)
         elif outcome.observed is not None:
-            outcome.context.run(execution.end_observed, outcome, jobs)
+            outcome.context.run(end_observed, outcome, jobs)
         if logs_jobs:
             job_log.ends(shard, jobs, delivery.number, outcome, ended - now)
 
-    async def _conclude(
-        self, shard: Shard, jobs: list[TakenJob], runtime: execution.WorkerRuntime, outcome: Outcome
-    ) -> None:
+    async def _conclude(self, shard: Shard, jobs: list[TakenJob], runtime: WorkerRuntime, outcome: Outcome) -> None:
         """Has what did not simply finish written, then notifies the worker, then tells the others.
 
         Should the process die before that is written, the jobs are restored and performed again.
@@ -271,7 +269,7 @@ class NodeContext(Protocol):
         """The deadline of a batch that is being performed is nearer than it was."""
         ...
 
-    def new_runtime(self, queue: str) -> execution.WorkerRuntime:
+    def new_runtime(self, queue: str) -> WorkerRuntime:
         """With a new instance of the queue's worker. It raises what that raises."""
         ...
 
@@ -297,7 +295,7 @@ class NodeLoop(Loop):
         self,
         node: NodeContext,
         dispatcher: Dispatcher,
-        runtimes: dict[str, execution.WorkerRuntime],
+        runtimes: dict[str, WorkerRuntime],
         tallies: Mapping[str, Tally],
         clock: Clock,
     ) -> None:
@@ -324,7 +322,7 @@ class NodeLoop(Loop):
     def ended(self, shard: Shard, jobs: list[TakenJob], outcome: Outcome) -> None:
         """Stops the node, too, if it has to."""
         try:
-            execution.end_observed(outcome, jobs)  # first: Sentry takes the second of two events for a duplicate
+            end_observed(outcome, jobs)  # first: Sentry takes the second of two events for a duplicate
             log_failure(shard, jobs, outcome, self._runtimes[shard.queue].instance)
             log_remarks(outcome)
         finally:
@@ -370,7 +368,7 @@ class NodeLoop(Loop):
             in_flight.drop_delivery()
             self._dispatcher.withhold(shard)
             self._node.broker.maintenance.replace_lease(shard, token)
-            execution.end_observed(outcome, limits.jobs)
+            end_observed(outcome, limits.jobs)
 
 
 # --- counts ---
