@@ -74,31 +74,20 @@ class Client:
         Returns each call's reply, or the exception (of ours) that it ended with. Calls without an answer are
         repeated on a fresh connection. ``timeout``: seconds without an answer after which that ends, repeats and all.
         """
-        return self._begin(calls, deadlines(timeout, repeats + 1))()
+        return self._run(calls, deadlines(timeout, repeats + 1))
 
-    def begin_many(self, calls: Sequence[Call[Any]]) -> Callable[[], list[Any]]:
-        """As `run_many`, in two steps: it sends the calls, and the function returned, which must be called once, waits
-        for their replies.
-        """
-        return self._begin(calls, deadlines(None, REPEATS + 1))
-
-    def _begin(
+    def _run(
         self, calls: Sequence[Call[Any]], attempts: Iterator[Deadline | None], pool: Pool | None = None
-    ) -> Callable[[], list[Any]]:
-        finish = self.start(calls, deadline=next(attempts), pool=pool)
-
-        def wait() -> list[Any]:
-            results = finish()
-            for deadline in attempts:
-                again = [i for i, result in enumerate(results) if may_repeat(result)]
-                if not again:
-                    break
-                replies = self.start([calls[i] for i in again], deadline=deadline, pool=pool)()
-                for i, result in zip(again, replies, strict=True):
-                    results[i] = result
-            return results
-
-        return wait
+    ) -> list[Any]:
+        results = self.start(calls, deadline=next(attempts), pool=pool)()
+        for deadline in attempts:
+            again = [i for i, result in enumerate(results) if may_repeat(result)]
+            if not again:
+                break
+            replies = self.start([calls[i] for i in again], deadline=deadline, pool=pool)()
+            for i, result in zip(again, replies, strict=True):
+                results[i] = result
+        return results
 
     def start(
         self,
@@ -307,7 +296,7 @@ class Client:
         self, commands: Sequence[Sequence[Any]], key: str, timeout: float | None = None, pool: Pool | None = None
     ) -> list[Any]:
         calls = [Command(key, *command) for command in commands]
-        results = self._begin(calls, deadlines(timeout, REPEATS + 1), pool)()
+        results = self._run(calls, deadlines(timeout, REPEATS + 1), pool)
         for result in results:
             if isinstance(result, Exception):
                 raise result

@@ -7,9 +7,7 @@
     thread lowq-loop-watch looks whether a handler blocks the loop (`blocked_loop`)
 
 While a round trip is under way, what the tasks have finished and the shards that have become due gather; the next one
-takes all of it along in one write: acknowledgements, takes and reports. It is sent before the replies to the one before
-it are read: two are under way at times, of different shards, so Redis works while those replies are dealt with. No task
-waits for the reply to another's call.
+takes all of it along in one write: acknowledgements, takes and reports. No task waits for the reply to another's call.
 
 A shard is claimed from its take until it is acknowledged and not taken again at once, as by a thread. While its task
 runs, what is in flight belongs to the task; before and after that to the thread of the round trips.
@@ -21,10 +19,8 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -38,6 +34,7 @@ from lowq.shards.delivery import Delivery
 from lowq.shards.dispatcher import Dispatcher
 from lowq.shards.in_flight import Report
 from lowq.shards.shard import Shard
+from lowq.store import Call
 from lowq.work.blocked_loop import BlockedLoopWatch, stack_of
 from lowq.work.failures import backoff, log_lost
 from lowq.work.handler import WorkerRuntime
@@ -60,21 +57,6 @@ class _Write(NamedTuple):
 
     reports: Sequence[Report]
     future: "asyncio.Future[list[Any]]"
-
-
-@dataclass(frozen=True, slots=True)
-class _Exchange:
-    """A round trip that is under way."""
-
-    #: Shards whose acknowledgements and takes were sent, each with what `Dispatcher.took` compares.
-    takes: list[tuple[Shard, int]]
-    #: Those of them that more was taken of.
-    picked: list[Shard]
-    writes: list[_Write]
-    #: How many outages had begun when it was sent.
-    begun: int
-    #: Waits for the replies.
-    wait: Callable[[], list[Any]]
 
 
 class EventLoop(NodeLoop):
@@ -110,8 +92,6 @@ class EventLoop(NodeLoop):
         #: Claimed, neither running nor in a round trip, and perhaps with something unacknowledged. Of the thread of the
         #: round trips.
         self._resting: set[Shard] = set()
-        #: The round trip whose replies were not read yet. Of that thread, too.
-        self._exchange: _Exchange | None = None
         #: Tasks that were written off and have not ended since, and those that are to be.
         self._hanging: list[asyncio.Task[None]] = []
         self._overdue: deque[BatchActivity] = deque()
@@ -195,11 +175,9 @@ class EventLoop(NodeLoop):
         failures = 0
         while True:
             try:
-                reads = self._exchange is not None
                 if not self._turn():
                     break
-                if reads:  # else nobody knows yet whether Redis is there
-                    failures = 0
+                failures = 0
             except RedisUnavailable as error:
                 self._node.broker.outage.begin(error)
                 failures += 1
@@ -218,43 +196,22 @@ class EventLoop(NodeLoop):
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _turn(self) -> bool:
-        """Sends the next round trip, if there is anything to be sent, and reads the replies to the one before. False:
-        nothing more is to be taken, and nothing is left to be written.
-        """
+        """One round trip, if anything is to be sent. False: nothing more is to be taken, nor left to be written."""
         while self._ended:
             shard = self._ended.popleft()
             del self._running[shard]
             self._resting.add(shard)
-        earlier, self._exchange = self._exchange, None
-        if self._overdue:  # may take long: nothing is left unread meanwhile
-            if earlier is not None:
-                self._receive(earlier)
-            while self._overdue:
-                self._give_up(self._overdue.popleft())
+        if self._overdue:
+            self._give_up(self._overdue.popleft())
             return True
-        try:
-            free = self._concurrency - len(self._running) - (0 if earlier is None else len(earlier.picked))
-            picked = self._dispatcher.pick_many(free, self._resting)
-            if not (picked or self._resting or self._writes or earlier):
-                if self._dispatcher.closed and not self._running:
-                    return False
-                picked = self._dispatcher.wait_many(free)
-            self._exchange = self._send(picked)
-        finally:
-            if earlier is not None:
-                self._receive_or_both(earlier)
+        free = self._concurrency - len(self._running)
+        picked = self._dispatcher.pick_many(free, self._resting)
+        if not (picked or self._resting or self._writes):
+            if self._dispatcher.closed and not self._running:
+                return False
+            picked = self._dispatcher.wait_many(free)
+        self._exchange(picked)
         return True
-
-    def _receive_or_both(self, exchange: _Exchange) -> None:
-        """Receives it; and the one after it as well if that fails, which would lie unread while this thread waits."""
-        try:
-            self._receive(exchange)
-        except BaseException:
-            later, self._exchange = self._exchange, None
-            if later is not None:
-                with suppress(RedisUnavailable):
-                    self._receive(later)
-            raise
 
     def _give_up(self, activity: BatchActivity) -> None:
         """Reports what a task had in hand that was written off, and has the lease got anew: so what its handler still
@@ -281,53 +238,51 @@ class EventLoop(NodeLoop):
             is_lost = blocked or 2 * hanging >= self._concurrency
             self._node.on_task_written_off(performing, stack, hanging=hanging, is_lost=is_lost)
 
-    def _send(self, picked: list[Shard]) -> _Exchange | None:
+    def _exchange(self, picked: list[Shard]) -> None:
         """Acknowledges what the resting shards finished, takes from those that were picked, and writes reports, all in
-        one write. None: there is nothing to be sent. What holds if the process dies, or a reply is lost, is as in a
-        worker thread.
+        one write; then has tasks begin and go on. What holds if the process dies, or a reply is lost, is as in a worker
+        thread.
 
         Raises:
-            RedisUnavailable: then all of it is as it was before.
+            RedisUnavailable: what it is about is in the next round trip.
         """
         self._resting -= set(picked)
         for shard in [shard for shard in self._resting if not shard.in_flight.unacknowledged]:
             self._let_go(shard)
         # What rests is acknowledged, and nothing more is taken of it.
-        takes = [(shard, shard.dispatch.wakes) for shard in (*self._resting, *picked)]
-        calls = [shard.in_flight.take_call(0) for shard in self._resting]
-        calls += [shard.in_flight.take_call(self.limit(shard)) for shard in picked]
+        limits = dict.fromkeys(self._resting, 0) | {shard: self.limit(shard) for shard in picked}
+        takes = [(shard, shard.dispatch.wakes) for shard in limits]
+        self._resting.update(picked)
+        calls: list[Call[Any]] = [shard.in_flight.take_call(limit) for shard, limit in limits.items()]
         writes = [self._writes.popleft() for _ in range(len(self._writes))]
-        for write in writes:
-            calls += [report.call for report in write.reports]
+        calls += [report.call for write in writes for report in write.reports]
         if not calls:
-            return None
+            return
         begun = self._node.broker.outage.begun
-        with self._taken_back(takes, writes):
-            exchange = _Exchange(takes, picked, writes, begun, self._client.begin_many(calls))
-        self._resting.clear()
-        return exchange
-
-    @contextmanager
-    def _taken_back(self, takes: list[tuple[Shard, int]], writes: list[_Write]) -> Iterator[None]:
-        """If it is not known what becomes of a round trip, its parts are in the next one."""
         try:
-            yield
+            replies = iter(self._client.run_many(calls))
         except BaseException:
-            self._resting.update(shard for shard, _ in takes)
             self._writes.extendleft(reversed(writes))
             raise
+        self._resting.clear()
+        begin, trouble = self._took(takes, replies)
+        answers = [(write.future, [next(replies) for _ in write.reports]) for write in writes]
+        if begin is not None:
+            self._node.broker.outage.end(begun)
+        if begin or answers:
+            self._loop.call_soon_threadsafe(self._received, begin or [], answers)
+        if isinstance(trouble, RedisUnavailable) and self._client.is_cluster:
+            self._node.broker.outage.begin(trouble)  # work on shards of other primaries goes on
+        elif trouble is not None:
+            raise trouble
 
-    def _receive(self, exchange: _Exchange) -> None:
-        """Waits for the replies to a round trip, and has tasks begin and go on.
-
-        Raises:
-            RedisUnavailable: what it is about is in the next round trip.
-        """
-        with self._taken_back(exchange.takes, exchange.writes):
-            replies = iter(exchange.wait())
+    def _took(
+        self, takes: list[tuple[Shard, int]], replies: Iterator[Any]
+    ) -> tuple[list[tuple[Shard, Delivery]] | None, BaseException | None]:
+        """What tasks are to perform, None when there was no delivery at all; and what went wrong with all shards."""
         deliveries: list[tuple[Shard, Delivery]] = []
         trouble: BaseException | None = None
-        for shard, wakes in exchange.takes:
+        for shard, wakes in takes:
             try:
                 delivery = shard.in_flight.took(next(replies))
                 self._dispatcher.took(shard, wakes, delivery)
@@ -349,22 +304,14 @@ class EventLoop(NodeLoop):
                 if not issubclass(type(error), Exception):
                     trouble = error
                 log.error("%r rests for %g s: %s", shard, TROUBLE_SECONDS, error, extra={"event": "trouble"})
-        answers = [(write.future, [next(replies) for _ in write.reports]) for write in exchange.writes]
-        if deliveries:
-            self._node.broker.outage.end(exchange.begun)
-        begin = [(shard, delivery) for shard, delivery in deliveries if delivery.jobs]
         for shard, delivery in deliveries:
             if delivery.jobs:
                 self._running[shard] = BatchActivity(None)
             else:
                 shard.in_flight.keep_finished()
                 self._let_go(shard)
-        if begin or answers:
-            self._loop.call_soon_threadsafe(self._received, begin, answers)
-        if isinstance(trouble, RedisUnavailable) and self._client.is_cluster:
-            self._node.broker.outage.begin(trouble)  # work on shards of other primaries goes on
-        elif trouble is not None:
-            raise trouble
+        begin = [(shard, delivery) for shard, delivery in deliveries if delivery.jobs]
+        return begin if deliveries else None, trouble
 
     def _let_go(self, shard: Shard) -> None:
         self._resting.discard(shard)

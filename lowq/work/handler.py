@@ -275,18 +275,20 @@ async def perform_batch(
     except BaseException as raised:
         error = raised
     finally:
-        context.run(current_execution.reset, token)
         if observed is not None:
             context.run(observed.leave)
-    outcome = Outcome(ids)
+    outcome = Outcome(ids, observed=observed, context=context)
     try:
+        if error is None and not (execution._outcomes or in_flight.found_no_redis or observed):
+            return outcome
+        context.run(current_execution.reset, token)
         if error is not None:
             error = _not_cancelled(execution, error) if runtime.is_async else as_raised(error)
         if error is not None or execution._outcomes or in_flight.found_no_redis:
             outcomes, found_no_redis = execution._outcomes, in_flight.found_no_redis
             outcome = context.run(outcome_of, worker, jobs, outcomes, error, config, found_no_redis)
+            outcome.observed, outcome.context = observed, context
             _forget_errors(execution)
-        outcome.observed, outcome.context = observed, context
         return outcome
     finally:
         del error, outcome  # this frame is a part of the traceback

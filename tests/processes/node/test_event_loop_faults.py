@@ -5,7 +5,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -25,7 +25,7 @@ Batch = dict[str, list[Any]]
 
 def answered(monkeypatch: pytest.MonkeyPatch, script: str, *errors: Exception) -> None:
     """The next calls of a script are answered with these errors."""
-    run_many, begin, left = Client.run_many, Client.begin_many, [*errors]
+    run_many, left = Client.run_many, [*errors]
 
     def answer_all(self: Client, calls: Sequence[Any], *args: Any, **options: Any) -> list[Any]:
         replies = []
@@ -34,13 +34,7 @@ def answered(monkeypatch: pytest.MonkeyPatch, script: str, *errors: Exception) -
             replies.append(left.pop(0) if fails else run_many(self, [call], *args, **options)[0])
         return replies
 
-    def begin_many(self: Client, calls: Sequence[Any]) -> Callable[[], list[Any]]:
-        if any(call.script == script for call in calls):
-            return lambda: answer_all(self, calls)
-        return begin(self, calls)
-
     monkeypatch.setattr(Client, "run_many", answer_all)
-    monkeypatch.setattr(Client, "begin_many", begin_many)
 
 
 # --- Redis, codecs, schedulers ---
