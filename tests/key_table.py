@@ -1,4 +1,4 @@
-"""The tables of keys in docs/design.md, from lowq/store/keys.py: ``python -m tests.key_table`` writes them there."""
+"""The tables of keys in docs/keys.md, from lowq/store/keys.py: ``python -m tests.key_table`` writes them there."""
 
 import re
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lowq.store.keys import NAMESPACE_KEYS, SHARD_KEYS, Key
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "design.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "keys.md"
 TABLES: dict[str, Sequence[Key]] = {"keys of a shard": SHARD_KEYS, "keys of the namespace": NAMESPACE_KEYS}
 
 

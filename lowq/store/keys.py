@@ -4,8 +4,8 @@ All keys of a shard carry its hash tag (`lowq.store.tags`), so a shard lives in 
 is atomic there. Scripts are given the shard's prefix and append the names of `SHARD_KEYS` themselves. The other
 keys, `NAMESPACE_KEYS`, are in a slot each.
 
-The doctor, the dashboard, docs/design.md and tests read these tables. A new key is a line in one of them, and outside
-the shards a function below. ``python -m tests.key_table`` writes the tables into docs/design.md.
+The doctor, the dashboard, docs/keys.md and tests read these tables. A new key is a line in one of them, and outside
+the shards a function below. ``python -m tests.key_table`` writes the tables into docs/keys.md.
 """
 
 import re

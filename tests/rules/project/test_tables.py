@@ -66,10 +66,10 @@ def test_the_retry_table_follows_from_the_formula() -> None:
         assert shown == f"{seconds / 86400:.1f}"
 
 
-def test_the_page_of_the_design_has_every_script_and_names_only_files_that_exist() -> None:
-    page, package = text_of("design.md"), ROOT / "lowq"
-    assert [name for name in load_scripts() if f"| `{name}` |" not in page] == []
-    named = set(re.findall(r"\b[\w/]+\.py\b", page))
+def test_the_pages_of_the_design_have_every_script_and_name_only_files_that_exist() -> None:
+    keys, package = text_of("keys.md"), ROOT / "lowq"
+    assert [name for name in load_scripts() if f"| `{name}` |" not in keys] == []
+    named = set(re.findall(r"\b[\w/]+\.py\b", keys + text_of("design.md")))
     assert {name for name in named if not (package / name).exists() and not (ROOT / name).exists()} == set()
 
 
