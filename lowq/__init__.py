@@ -51,24 +51,8 @@ from lowq.every import every
 from lowq.job import Job, JobDict
 from lowq.limits import Concurrency, Rate
 from lowq.node.node import Node
-from lowq.observe.counters import Span
-from lowq.observe.history import History, HistoryPoint
 from lowq.observe.job_events import JobEvent
 from lowq.observe.log_context import LogContext
-from lowq.observe.slowest import SlowBatch
-from lowq.observe.times import Histogram, StretchTimes, Times, TotalTimes
-from lowq.operate.actions import Acted
-from lowq.operate.all_queues import FoundJob, FoundPage
-from lowq.operate.audit import AuditEntry
-from lowq.operate.bulk import Step
-from lowq.operate.explain import Description, LimitState, Why
-from lowq.operate.job_filter import JobFilter, Snapshot
-from lowq.operate.nodes import NodeInfo
-from lowq.operate.paging import Page
-from lowq.operate.queues import QueueInfo
-from lowq.operate.schedules import ScheduleInfo
-from lowq.operate.server import RedisInfo
-from lowq.operate.stats import Forecast, QueueOverview, ShardInfo, Statistics, Stats
 from lowq.push.producer import Jobs
 from lowq.queue import Queue
 from lowq.settings import Config
@@ -86,10 +70,8 @@ config: Config = default.config
 worker = default.worker
 
 __all__ = [
-    "Acted",
     "AsyncConsumer",
     "AsyncConsumerJob",
-    "AuditEntry",
     "BalancedSplitter",
     "ByNodeSplitter",
     "Concurrency",
@@ -99,70 +81,44 @@ __all__ = [
     "ConsumerClosed",
     "ConsumerJob",
     "DefaultSplitter",
-    "Description",
     "Durability",
     "Execution",
-    "Forecast",
-    "FoundJob",
-    "FoundPage",
-    "Histogram",
-    "History",
-    "HistoryPoint",
     "Job",
     "JobDict",
     "JobError",
     "JobEvent",
-    "JobFilter",
     "Jobs",
     "LagScheduler",
     "LeaseLost",
-    "LimitState",
     "LogContext",
     "Lowq",
     "LowqError",
     "MiddlewareError",
     "Node",
-    "NodeInfo",
     "NotReplicated",
     "NotTaken",
-    "Page",
     "PayloadError",
     "PushError",
     "PushInterrupted",
     "Queue",
     "QueueFull",
     "QueueInUse",
-    "QueueInfo",
-    "QueueOverview",
     "Rate",
     "RedisFull",
-    "RedisInfo",
     "RedisNotReady",
     "RedisRefused",
     "RedisUnavailable",
     "Resharding",
     "Schedulable",
-    "ScheduleInfo",
     "Scheduler",
     "ScriptError",
     "SeqScheduler",
     "SessionInUse",
-    "ShardInfo",
     "ShardsCountError",
-    "SlowBatch",
-    "Snapshot",
-    "Span",
-    "Statistics",
-    "Stats",
-    "Step",
-    "StretchTimes",
     "TimeLimitExceeded",
-    "Times",
-    "TotalTimes",
     "UnknownNodeError",
     "UnknownQueueError",
     "UnknownScheduleError",
-    "Why",
     "Worker",
     "__version__",
     "app",

@@ -1,5 +1,10 @@
 """What people are shown: the values that handles and the application return to those who look."""
 
+from lowq.observe.counters import Span
+from lowq.observe.error_groups import ErrorGroup
+from lowq.observe.history import History, HistoryPoint
+from lowq.observe.slowest import SlowBatch
+from lowq.observe.times import Histogram, StretchTimes, Times, TotalTimes
 from lowq.operate.all_queues import FoundJob, FoundPage
 from lowq.operate.explain import Description, LimitState, Why
 from lowq.operate.job_filter import JobFilter, Snapshot
@@ -11,7 +16,8 @@ from lowq.operate.server import RedisInfo
 from lowq.operate.stats import Forecast, QueueOverview, ShardInfo, Statistics, Stats
 
 __all__ = [
-    "Description", "Forecast", "FoundJob", "FoundPage", "JobFilter", "LimitState", "NodeInfo", "Page", "QueueInfo",
-    "QueueOverview", "RedisInfo", "RunningBatch", "ScheduleInfo", "ShardInfo", "Snapshot", "Statistics", "Stats",
-    "StuckBatch", "Why",
+    "Description", "ErrorGroup", "Forecast", "FoundJob", "FoundPage", "Histogram", "History", "HistoryPoint",
+    "JobFilter", "LimitState", "NodeInfo", "Page", "QueueInfo", "QueueOverview", "RedisInfo", "RunningBatch",
+    "ScheduleInfo", "ShardInfo", "SlowBatch", "Snapshot", "Span", "Statistics", "Stats", "StretchTimes",
+    "StuckBatch", "Times", "TotalTimes", "Why",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 import lowq
+from lowq import admin
 from tests.browser.conftest import Watched
 from tests.browser.stage import Stage
 from tests.browser.test_journeys import history
@@ -112,10 +113,10 @@ class Steps:
         self.done = 1
         self.over = threading.Event()
 
-    def bulk(self, *_: Any, **__: Any) -> Iterator[lowq.Step]:
+    def bulk(self, *_: Any, **__: Any) -> Iterator[admin.Step]:
         while not self.over.wait(0.01):
-            yield lowq.Step(self.done, 10)
-        yield lowq.Step(10, 10)
+            yield admin.Step(self.done, 10)
+        yield admin.Step(10, 10)
 
 
 START = """async () => (await (await fetch("/api/v1/queues/Orders/actions", {

@@ -14,6 +14,7 @@ import pydantic
 
 import lowq
 import lowq.testing
+from lowq import inspection
 
 
 class Order(TypedDict):
@@ -285,7 +286,7 @@ assert_type([item.owner for item in app.shards(queue)], list[str | None])
 assert_type(queue.why("42").until, float | None)
 assert_type(queue.describe("42").jobs, tuple[lowq.Job, ...])
 assert_type(queue.describe("42").shard.owner, str | None)
-queue.bulk("delete", lowq.JobFilter(state="morgue", max=1.5))
+queue.bulk("delete", inspection.JobFilter(state="morgue", max=1.5))
 assert_type(queue.pause(), bool)
 queue.resume()
 OrderSync.queue.drop()
@@ -364,7 +365,7 @@ class ScheduledPlain:
 
 assert_type(ScheduledPlain().perform({}), None)
 assert_type(scheduled.push("weekly", {"planned_at": 1.5}), int)
-assert_type(lowq.app.schedules(), list[lowq.ScheduleInfo])
+assert_type(lowq.app.schedules(), list[inspection.ScheduleInfo])
 assert_type(lowq.app.run_schedule_now("weekly"), float)
 assert_type(lowq.app.pause_schedule("weekly", by="ann"), bool)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import lowq
+from lowq import admin, inspection
 from lowq.codec import lookup_id
 from lowq.operate.background import TaskState
 from lowq.options import QUEUE_OPTIONS
@@ -51,7 +52,7 @@ class Actions:
         ids: Sequence[str],
         reason: str | None = None,
         unchanged: Mapping[str, Moments] | None = None,
-    ) -> lowq.Acted:
+    ) -> admin.Acted:
         """Acts on the given ids at once. ``unchanged``, for bury and delete: only on those that are still as they were.
 
         Raises:
@@ -79,7 +80,7 @@ class Actions:
         return acted
 
     def on_all(
-        self, who: Actor, queue: str, action: ActionName, wanted: lowq.JobFilter, reason: str | None = None
+        self, who: Actor, queue: str, action: ActionName, wanted: inspection.JobFilter, reason: str | None = None
     ) -> Task:
         """Acts on all jobs that match, in the background.
 
@@ -160,7 +161,7 @@ class Actions:
         )
 
     def _on_schedule(
-        self, who: Actor, action: str, name: str, queue: str | None, do: Callable[[lowq.ScheduleInfo], bool]
+        self, who: Actor, action: str, name: str, queue: str | None, do: Callable[[inspection.ScheduleInfo], bool]
     ) -> bool:
         found = self._app.schedule(name, queue)
         with self._written(who, f"{action}_schedule", found.queue, {"schedule": found.name}) as outcome:

@@ -17,6 +17,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 import lowq
+from lowq import inspection
 from lowq.observe.times import PERCENTILES
 from lowq.store import untrusted
 from lowq_web import documents, openapi
@@ -190,7 +191,7 @@ def times(request: Request, query: documents.SpanQuery) -> Response:
     )
 
 
-def _percentiles(times: lowq.Histogram) -> documents.Percentiles:
+def _percentiles(times: inspection.Histogram) -> documents.Percentiles:
     return documents.Percentiles(
         times.count, **{name: _finite(times.percentile(share)) for name, share in PERCENTILES.items()}
     )
@@ -207,7 +208,7 @@ def shards(request: Request, _query: Nothing) -> Response:
 def jobs(request: Request, query: documents.JobsQuery) -> Response:
     context = context_of(request)
 
-    def answer(page: lowq.Page) -> Response:
+    def answer(page: inspection.Page) -> Response:
         return _answer(documents.Jobs([_job(request, job) for job in page.jobs], page.cursor, page.looked))
 
     asked = _query(query)
@@ -217,7 +218,7 @@ def jobs(request: Request, query: documents.JobsQuery) -> Response:
 def all_jobs(request: Request, query: documents.AllJobsQuery) -> Response:
     context = context_of(request)
 
-    def answer(page: lowq.FoundPage) -> Response:
+    def answer(page: inspection.FoundPage) -> Response:
         found = [documents.FoundJob(item.queue, _job(request, item.job)) for item in page]
         return _answer(documents.FoundJobs(found, page.cursor, page.looked))
 
@@ -235,7 +236,7 @@ def _query(query: documents.JobsQuery | documents.AllJobsQuery) -> JobQuery:
     names = ("state", "match", "order_by", "reverse", "payload", "error", "error_group", "shard")
     fields: dict[str, Any] = {name: given[name] for name in names if name in given}
     fields |= {name: _bound(name, given.get(name), given.get("order_by")) for name in ("min", "max")}
-    return JobQuery(lowq.JobFilter(**fields), given.get("after"), query.limit, {})
+    return JobQuery(inspection.JobFilter(**fields), given.get("after"), query.limit, {})
 
 
 def _listed(request: Request, asked: JobQuery, pages: Iterator[P | None], answer: Callable[[P], Response]) -> Response:
@@ -356,7 +357,7 @@ def act(request: Request, body: documents.ActDocument) -> Response:
         acted = actions.on_ids(who, handle.name, action, list(dict.fromkeys(given["ids"])), reason)
         left = [documents.NotDone(job_id, why) for job_id, why in acted.left]
         return _answer(documents.Acted(acted.done, acted.in_flight, acted.missing, left))
-    wanted = lowq.JobFilter(**given["all"].given())
+    wanted = inspection.JobFilter(**given["all"].given())
     if before is not None and before > context_of(request).stats_cache.redis_time():
         raise HTTPException(400, f"before={before!r} lies in the future")
     bound = before if "at_most" not in given else _counted(request, action, wanted, given["at_most"], before)
@@ -365,15 +366,15 @@ def act(request: Request, body: documents.ActDocument) -> Response:
 
 
 def _counted(
-    request: Request, action: ActionName, wanted: lowq.JobFilter, at_most: int, before: float | None
-) -> float | lowq.Snapshot:
+    request: Request, action: ActionName, wanted: inspection.JobFilter, at_most: int, before: float | None
+) -> float | inspection.Snapshot:
     """What bounds the action: a snapshot or a time.
 
     Raises:
         HTTPException: more jobs match than ``at_most``.
     """
     handle = queue_of(request)
-    bound: float | lowq.Snapshot
+    bound: float | inspection.Snapshot
     with context_of(request).scans:
         if before is None:
             # The action is done to exactly the jobs that are counted here, whatever comes meanwhile.
@@ -388,7 +389,7 @@ def _counted(
 
 
 def count(request: Request, body: documents.CountDocument) -> Response:
-    wanted = lowq.JobFilter() if body.all is UNSET else lowq.JobFilter(**body.all.given())
+    wanted = inspection.JobFilter() if body.all is UNSET else inspection.JobFilter(**body.all.given())
     handle = queue_of(request)
     context = context_of(request)
     with context.scans:
@@ -458,12 +459,12 @@ def _post(path: str, handler: Callable[..., Response], text: str, answers: dict[
 ENDPOINTS: Sequence[Endpoint] = (
     _get("/stats", stats, "Length, morgue and lag of all queues, in the form of Lowkiq", documents.LowkiqStats),
     _get("/overview", overview, "All queues in figures, with rates", documents.Overview),
-    _get("/rates", rates, "Rates and lag of all queues together, over time", lowq.History, documents.SpanQuery),
+    _get("/rates", rates, "Rates and lag of all queues together, over time", inspection.History, documents.SpanQuery),
     _get("/search", search, "In which queues an id is", documents.Found, documents.IdQuery),
     _get("/queues", queues, "All queues in figures", documents.Queues),
     _get("/queues/{queue}", queue, "A queue in figures, its worker's options, and its limits", documents.QueueDetails),
-    _get("/queues/{queue}/statistics", statistics, "Its tasks by state and calls by verb", lowq.Statistics),
-    _get("/queues/{queue}/rates", queue_rates, "Its rates and lag over time", lowq.History, documents.SpanQuery),
+    _get("/queues/{queue}/statistics", statistics, "Its tasks by state and calls by verb", inspection.Statistics),
+    _get("/queues/{queue}/rates", queue_rates, "Its rates and lag over time", inspection.History, documents.SpanQuery),
     _get("/queues/{queue}/forecast", forecast, "When its backlog is gone", documents.Forecast),
     _get("/queues/{queue}/perform-times", perform_times, "How long its performs take", documents.PerformTimes),
     _get(
@@ -514,6 +515,6 @@ ENDPOINTS: Sequence[Endpoint] = (
     _get("/tasks/{task}", task, "How far something is", documents.Task),
     _post("/tasks/{task}/cancel", cancel, "Stop it after its current step", {202: documents.Task}, Nothing),
     _get("/audit", audit, "What people did, the latest first", documents.Audit, documents.AuditQuery),
-    _get("/redis", redis, "The server, and what to be warned of", lowq.RedisInfo),
+    _get("/redis", redis, "The server, and what to be warned of", inspection.RedisInfo),
     _get("/openapi.json", description, "This description", dict[str, Any]),
 )  # fmt: skip

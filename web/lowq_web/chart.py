@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
-import lowq
+from lowq import inspection
 from lowq_web import text
 
 WIDTH, HEIGHT = 960, 180
@@ -169,7 +169,7 @@ _LENGTHS = (1, 10, 100, 1_000, 10_000, 100_000)
 class Cell:
     """A shard: colour by lag, fill by length."""
 
-    shard: lowq.ShardInfo
+    shard: inspection.ShardInfo
     #: 0 (no lag) to 5.
     heat: int
     #: 0 (empty) to 6.
@@ -194,7 +194,7 @@ class HeatMap:
     words: str
 
 
-def heat_map(queue: str, shards: Sequence[lowq.ShardInfo], most: int = MOST_CELLS) -> HeatMap:
+def heat_map(queue: str, shards: Sequence[inspection.ShardInfo], most: int = MOST_CELLS) -> HeatMap:
     """The heat map of a queue, with at most ``most`` cells."""
     shown = sorted(sorted(shards, key=_heat, reverse=True)[:most], key=lambda shard: (shard.epoch, shard.index))
     cells = [
@@ -204,7 +204,7 @@ def heat_map(queue: str, shards: Sequence[lowq.ShardInfo], most: int = MOST_CELL
     return HeatMap(queue, cells, _words(shards))
 
 
-def heat_maps(queues: Sequence[lowq.QueueOverview]) -> list[HeatMap]:
+def heat_maps(queues: Sequence[inspection.QueueOverview]) -> list[HeatMap]:
     """The heat maps of the queues with the hottest shards, as many as a page has room for, in the order given."""
     left = ALL_CELLS
     found: dict[str, HeatMap] = {}
@@ -216,11 +216,11 @@ def heat_maps(queues: Sequence[lowq.QueueOverview]) -> list[HeatMap]:
     return [found[item.stats.name] for item in queues if item.stats.name in found]
 
 
-def _heat(shard: lowq.ShardInfo) -> tuple[float, int]:
+def _heat(shard: inspection.ShardInfo) -> tuple[float, int]:
     return shard.lag, shard.length
 
 
-def _words(shards: Sequence[lowq.ShardInfo]) -> str:
+def _words(shards: Sequence[inspection.ShardInfo]) -> str:
     parts = ["1 shard" if len(shards) == 1 else f"{len(shards):,} shards"]
     hottest = max(shards, key=_heat, default=None)
     if hottest is not None and hottest.lag >= 1:

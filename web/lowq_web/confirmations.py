@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import lowq
+from lowq import inspection
 from lowq.operate.token_store import TokenStore
 from lowq.queue import Moments
 from lowq.store.keys import confirmations_key
@@ -37,9 +38,9 @@ class Snapshots:
     def __init__(self, app: lowq.Lowq) -> None:
         self._shared = TokenStore(app, confirmations_key(app.config.namespace), SHARED_WAITING, int(MAX_AGE))
         self._lock = threading.Lock()
-        self._waiting: dict[str, lowq.Snapshot] = {}
+        self._waiting: dict[str, inspection.Snapshot] = {}
 
-    def keep(self, snapshot: lowq.Snapshot) -> str:
+    def keep(self, snapshot: inspection.Snapshot) -> str:
         """Keeps it for a while; returns its name, which nobody can guess."""
         name = secrets.token_urlsafe(9)
         if len(snapshot) <= MAX_SHARED:
@@ -51,7 +52,7 @@ class Snapshots:
                 del self._waiting[next(iter(self._waiting))]
         return name
 
-    def get(self, name: str) -> lowq.Snapshot | None:
+    def get(self, name: str) -> inspection.Snapshot | None:
         """The snapshot of that name, if it is still there.
 
         Raises:
@@ -62,7 +63,7 @@ class Snapshots:
         if found is not None:
             return found
         raw = self._shared.find(name)
-        return None if raw is None else lowq.Snapshot.unpack(raw)
+        return None if raw is None else inspection.Snapshot.unpack(raw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ def confirmation_of(form: Mapping[str, str], now: float) -> Confirmation:
     return Confirmation(int(count), moment)
 
 
-def snapshot_of(form: Mapping[str, str], given: Confirmation, snapshots: Snapshots) -> "lowq.Snapshot | float":
+def snapshot_of(form: Mapping[str, str], given: Confirmation, snapshots: Snapshots) -> "inspection.Snapshot | float":
     """What bounds the action: the snapshot of the page, or its time if the snapshot is not there any more.
 
     Raises:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 import lowq
+from lowq import admin, inspection
 from lowq.job import State
 from lowq.observe.error_groups import ErrorGroup
 from lowq.operate.background import TaskAction, TaskState
@@ -37,7 +38,7 @@ _Bound = Annotated[
 
 
 class SpanQuery(Received, frozen=True):
-    span: Annotated[lowq.Span, Meta(description="How far back")] = "hour"
+    span: Annotated[inspection.Span, Meta(description="How far back")] = "hour"
 
 
 class IdQuery(Received, frozen=True):
@@ -253,7 +254,7 @@ class Found(Answer, frozen=True):
 
 
 class Queues(Answer, frozen=True):
-    queues: list[lowq.Stats]
+    queues: list[inspection.Stats]
 
 
 class Limit(Answer, frozen=True):
@@ -270,7 +271,7 @@ class Limit(Answer, frozen=True):
     ]
 
     @classmethod
-    def of(cls, state: lowq.LimitState) -> Self:
+    def of(cls, state: inspection.LimitState) -> Self:
         limit = state.limit
         if isinstance(limit, lowq.Rate):
             return cls("rate", limit.limit, limit.seconds, limit.key, state.used, state.wait)
@@ -278,7 +279,7 @@ class Limit(Answer, frozen=True):
 
 
 class QueueDetails(Answer, frozen=True):
-    stats: lowq.Stats
+    stats: inspection.Stats
     options: dict[str, Any]
     limits: list[Limit]
 
@@ -342,7 +343,7 @@ class StretchTimes(Answer, frozen=True):
 class Times(Answer, frozen=True):
     """How long its jobs waited since they were due, and how long its batches ran, as nodes have recorded it."""
 
-    span: lowq.Span
+    span: inspection.Span
     step: Annotated[int, Meta(description="Seconds of a stretch")]
     wait: Percentiles
     run: Percentiles
@@ -352,11 +353,11 @@ class Times(Answer, frozen=True):
 class Slowest(Answer, frozen=True):
     """The batches that ran longest in the last hour."""
 
-    slowest: list[lowq.SlowBatch]
+    slowest: list[inspection.SlowBatch]
 
 
 class Shards(Answer, frozen=True):
-    shards: list[lowq.ShardInfo]
+    shards: list[inspection.ShardInfo]
 
 
 class Payload(Answer, frozen=True):
@@ -401,8 +402,8 @@ class FoundJobs(Answer, frozen=True):
 class Described(Answer, frozen=True):
     id: str
     queue: str
-    why: lowq.Why
-    shard: lowq.ShardInfo
+    why: inspection.Why
+    shard: inspection.ShardInfo
     max_retry_count: int
     retries: list[Retry]
     jobs: list[Job]
@@ -448,7 +449,7 @@ class Nodes(Answer, frozen=True):
 
 
 class Schedules(Answer, frozen=True):
-    schedules: list[lowq.ScheduleInfo]
+    schedules: list[inspection.ScheduleInfo]
 
 
 class RanSchedule(Answer, frozen=True):
@@ -490,4 +491,4 @@ class Tasks(Answer, frozen=True):
 
 
 class Audit(Answer, frozen=True):
-    audit: list[lowq.AuditEntry]
+    audit: list[admin.AuditEntry]

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import lowq
-from lowq import JobFilter
+from lowq import inspection
+from lowq.inspection import JobFilter
 from lowq.operate.actions import ActionName
 from lowq.operate.bulk import meant_by
 from lowq.operate.job_filter import ORDERS, STATES
@@ -59,7 +60,7 @@ class JobQuery:
         """The query of a similar page."""
         return {**{name: value for name, value in self.given.items() if name not in names}, **more}
 
-    def pages(self, queue: lowq.Queue, redact: Callable[[Any], Any]) -> Iterator[lowq.Page | None]:
+    def pages(self, queue: lowq.Queue, redact: Callable[[Any], Any]) -> Iterator[inspection.Page | None]:
         """The page as far as it is known, again and again; None while nothing new is found. The last one is complete.
 
         Raises:
@@ -77,7 +78,7 @@ class JobQuery:
         return meant_by(action, replace(self.filter, state=state))
 
 
-P = TypeVar("P", lowq.Page, lowq.FoundPage)
+P = TypeVar("P", inspection.Page, inspection.FoundPage)
 
 
 def news(pages: Iterator[P]) -> Iterator[P | None]:
@@ -162,7 +163,7 @@ class Count:
     exact: bool = True
 
 
-def tab_counts(queue: lowq.Queue, stats: lowq.Stats) -> dict[str, Count]:
+def tab_counts(queue: lowq.Queue, stats: inspection.Stats) -> dict[str, Count]:
     """State ("": all that wait) -> how many.
 
     No counter has the failed jobs whose retry is still to come. A few are counted one by one.

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import lowq
+from lowq import inspection
 from lowq.job import State
 from lowq.operate.actions import ActionName
 from lowq.operate.background import TaskAction, TaskState
@@ -84,7 +85,7 @@ def describe(endpoints: Sequence[Endpoint], server: str) -> dict[str, Any]:
 
 #: Lists of words that have a name, so that a client has one type for each.
 _WORDS = {
-    "ActionName": ActionName, "NodeCommand": NodeCommand, "OrderBy": OrderBy, "Span": lowq.Span, "State": State,
+    "ActionName": ActionName, "NodeCommand": NodeCommand, "OrderBy": OrderBy, "Span": inspection.Span, "State": State,
     "TaskAction": TaskAction, "TaskState": TaskState,
 }  # fmt: skip
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import lowq
+from lowq import inspection
 from lowq.retry import default_retry_bounds
 
 #: Coming retries that are shown.
@@ -20,7 +21,7 @@ class Retry:
     latest: float
 
 
-def coming_retries(described: lowq.Description) -> list[Retry]:
+def coming_retries(described: inspection.Description) -> list[Retry]:
     """Those of the job of an id that waits and has failed before; otherwise none."""
     waiting = described.waiting
     if waiting is None or waiting.retry_count < 0:

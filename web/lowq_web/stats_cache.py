@@ -3,8 +3,8 @@
 Reading them costs Redis some 20 microseconds a shard. So they are read at most every two seconds, and less often with
 many shards: whatever the number of shards and viewers, watching takes less than half a percent of Redis's time.
 
-A `Snapshot` here is figures of all queues. It is not `lowq.Snapshot`, the jobs that a bulk action is bound to: no file
-imports this one and uses the other.
+A `Snapshot` here is figures of all queues. It is not `inspection.Snapshot`, the jobs that a bulk action is bound to: no
+file imports this one and uses the other.
 """
 
 import math
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 
 import lowq
+from lowq import inspection
 from lowq.observe.flow import Flow, read_flows
 from lowq.observe.total_history import total_history
 from lowq.operate.nodes import NodeInfo, StuckBatch, stuck_batches
@@ -66,12 +67,12 @@ class Snapshot:
     moment: float
     #: Seconds for which it is the latest.
     interval: float
-    queues: tuple[lowq.QueueOverview, ...]
+    queues: tuple[inspection.QueueOverview, ...]
     total: Total
     #: queue -> (performed, failed) per second since the snapshot before; "" is all of them. Empty in the first.
     rates: dict[str, tuple[float, float]] = field(default_factory=dict)
     #: queue -> when its backlog is gone.
-    forecasts: dict[str, lowq.Forecast] = field(default_factory=dict)
+    forecasts: dict[str, inspection.Forecast] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class Surroundings:
 
     nodes: list[NodeInfo]
     stuck: list[StuckBatch]
-    redis: lowq.RedisInfo
+    redis: inspection.RedisInfo
 
 
 class StatsCache:
@@ -102,7 +103,7 @@ class StatsCache:
         #: whoever reads figures, one at a time.
         self._flows: dict[str, Flow] = {}
         self._flows_at = -math.inf
-        self._histories: dict[tuple[str, lowq.Span], SingleFlight[lowq.History]] = {}
+        self._histories: dict[tuple[str, inspection.Span], SingleFlight[inspection.History]] = {}
 
     async def alive(self) -> None:
         """Raises unless Redis answers, or did a moment ago. Checked before everything else, so that requests end at
@@ -130,7 +131,7 @@ class StatsCache:
         await self.alive()
         return await self._figures.wait()
 
-    def stats(self, queue: lowq.Queue) -> lowq.Stats:
+    def stats(self, queue: lowq.Queue) -> inspection.Stats:
         """The figures of a queue: as they are now, but with very many shards those of the latest snapshot.
 
         Raises:
@@ -142,7 +143,7 @@ class StatsCache:
                     return item.stats
         return queue.stats()
 
-    def shards(self, queue: lowq.Queue) -> list[lowq.ShardInfo]:
+    def shards(self, queue: lowq.Queue) -> list[inspection.ShardInfo]:
         """Its shards; very many as of the latest snapshot.
 
         Raises:
@@ -184,7 +185,7 @@ class StatsCache:
         """
         return self._surroundings.get()
 
-    def history(self, queue: str, span: lowq.Span) -> lowq.History:
+    def history(self, queue: str, span: inspection.Span) -> inspection.History:
         """Rates and lag of one queue, or with ``""`` of all together.
 
         Raises:
@@ -219,18 +220,18 @@ class StatsCache:
         self._on_snapshot()
         return figures
 
-    def _read_flows(self, queues: Sequence[lowq.QueueOverview], at: float) -> dict[str, Flow]:
+    def _read_flows(self, queues: Sequence[inspection.QueueOverview], at: float) -> dict[str, Flow]:
         age = max(FLOWS_AGE, PER_FLOW * len(queues))
         if at - self._flows_at > age or at < self._flows_at:
             self._flows, self._flows_at = read_flows(self._app, [item.stats.name for item in queues], at), at
         return self._flows
 
-    def _history_age(self, queue: str, _: lowq.History) -> float:
+    def _history_age(self, queue: str, _: inspection.History) -> float:
         if queue or self._latest is None:
             return HISTORY_AGE
         return max(HISTORY_AGE, PER_HISTORY * len(self._latest.queues))
 
-    def _read_history(self, queue: str, span: lowq.Span) -> lowq.History:
+    def _read_history(self, queue: str, span: inspection.Span) -> inspection.History:
         if queue:
             handle = self._app.queue(queue)
             handle.shards_count  # noqa: B018 - raises for a queue that nobody has used

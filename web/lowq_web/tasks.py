@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import lowq
+from lowq import admin, inspection
 from lowq.operate import background as tasks
 from lowq.operate.actions import ActionName
 from lowq.operate.background import MAX_RUNNING, Task, TaskAction, TaskState, TooManyTasks
@@ -65,7 +66,7 @@ class Tasks:
         self._reports: dict[str, _Reports] = {}
 
     def start(
-        self, who: Actor, queue: str, action: ActionName, wanted: lowq.JobFilter, reason: str | None = None
+        self, who: Actor, queue: str, action: ActionName, wanted: inspection.JobFilter, reason: str | None = None
     ) -> Task:
         """Starts it and returns.
 
@@ -77,8 +78,8 @@ class Tasks:
         steps = self._app.queue(queue).bulk(action, wanted, reason=reason)
         owner = f"{socket.gethostname()}:{os.getpid()}"
         task = Task(
-            secrets.token_urlsafe(8), who.name, queue, action, lowq.JobFilter(**wanted.given()), owner, 0.0, 0.0,
-            reason=reason, exact=isinstance(wanted.before, lowq.Snapshot) and wanted.before.remembers,
+            secrets.token_urlsafe(8), who.name, queue, action, inspection.JobFilter(**wanted.given()), owner, 0.0, 0.0,
+            reason=reason, exact=isinstance(wanted.before, inspection.Snapshot) and wanted.before.remembers,
         )  # fmt: skip
         return self._start(who, task, lambda: steps)
 
@@ -91,12 +92,12 @@ class Tasks:
         """
         owner = f"{socket.gethostname()}:{os.getpid()}"
         task = Task(
-            secrets.token_urlsafe(8), who.name, queue, "reshard", lowq.JobFilter(), owner, 0.0, 0.0,
+            secrets.token_urlsafe(8), who.name, queue, "reshard", inspection.JobFilter(), owner, 0.0, 0.0,
             shards_count=shards_count,
         )  # fmt: skip
         return self._start(who, task, lambda: _moved(reshard(self._app, queue, shards_count, by=who.name)))
 
-    def _start(self, who: Actor, task: Task, begin: Callable[[], Iterator[lowq.Step]]) -> Task:
+    def _start(self, who: Actor, task: Task, begin: Callable[[], Iterator[admin.Step]]) -> Task:
         reports = _Reports(self._clock)
         with self._lock:
             # Those too whose end can't be reported, and whose records say that they were interrupted.
@@ -151,7 +152,7 @@ class Tasks:
             reports.hurry()
         return found
 
-    def _run(self, task: Task, steps: Iterator[lowq.Step], reports: _Reports, entry: Entry) -> None:
+    def _run(self, task: Task, steps: Iterator[admin.Step], reports: _Reports, entry: Entry) -> None:
         outcome: TaskState = "done"
         fault: Exception | None = None
         error: str | None = None
@@ -204,7 +205,7 @@ class Tasks:
             time.sleep(END_PAUSE)
 
 
-def _begun(begin: Callable[[], Iterator[lowq.Step]], entry: Entry) -> Iterator[lowq.Step]:
+def _begun(begin: Callable[[], Iterator[admin.Step]], entry: Entry) -> Iterator[admin.Step]:
     try:
         return begin()
     except lowq.LowqError as error:
@@ -212,11 +213,11 @@ def _begun(begin: Callable[[], Iterator[lowq.Step]], entry: Entry) -> Iterator[l
         raise
 
 
-def _moved(progress: Iterator[ReshardProgress]) -> Iterator[lowq.Step]:
+def _moved(progress: Iterator[ReshardProgress]) -> Iterator[admin.Step]:
     """How far a reshard is, in shards."""
     try:
         for step in progress:
-            yield lowq.Step(step.shards_moved, step.shards_count)
+            yield admin.Step(step.shards_moved, step.shards_count)
     finally:
         if isinstance(progress, Generator):
             progress.close()

@@ -6,6 +6,7 @@ from redis.crc import key_slot
 
 import lowq
 import lowq.contrib.otel
+from lowq import inspection
 from lowq.errors import PushInterrupted, RedisUnavailable
 from lowq.operate import background as tasks
 from lowq.shards.lease import Lease
@@ -82,7 +83,7 @@ def test_a_shard_rests_while_its_slot_is_moved_and_goes_on_as_it_was(cluster: Re
 def test_registries_are_used_while_their_slots_are_moved(cluster: RedisCluster) -> None:
     apps = [lowq.Lowq(redis_url=cluster.url) for _ in range(2)]
     apps[0].queue("Orders", 1).push({"id": 1})
-    task = tasks.begin(apps[0], tasks.Task("one", "ann", "Orders", "kick", lowq.JobFilter(), "here:1", 0.0, 0.0))
+    task = tasks.begin(apps[0], tasks.Task("one", "ann", "Orders", "kick", inspection.JobFilter(), "here:1", 0.0, 0.0))
     moves = [Move(cluster, key("lowq")) for key in (queues_key, tasks_key)]
     for move in moves:
         move.begin()

@@ -5,6 +5,7 @@ import uuid
 import pytest
 
 import lowq
+from lowq import inspection
 from lowq.shards.inflow import Inflow
 from lowq.store.keys import shard_prefix
 from tests.recorded import record
@@ -40,7 +41,7 @@ def push(app: lowq.Lowq, count: int, *, is_worked: bool = True) -> lowq.Queue:
 
 def test_a_backlog_that_shrinks_is_gone_after_a_while(app: lowq.Lowq) -> None:
     queue = push(app, 200)
-    assert queue.forecast(now=END) == lowq.Forecast(200, None, None, None, None), "a node that has just started"
+    assert queue.forecast(now=END) == inspection.Forecast(200, None, None, None, None), "a node that has just started"
     assert queue.forecast(now=END).text == "not known yet"
     work(app, pushed=3000, processed=150, change=-15)
     found = queue.forecast(now=END)
@@ -76,7 +77,7 @@ def test_without_a_node_nothing_is_known_but_that_it_is_empty(app: lowq.Lowq) ->
     assert push(app, 0, is_worked=False).forecast(now=END).text == "empty"
     queue = push(app, 200, is_worked=False)
     work(app, pushed=0, processed=150, change=-150)  # it has left since
-    assert queue.forecast(now=END) == lowq.Forecast(200, None, None, None, None, is_worked=False)
+    assert queue.forecast(now=END) == inspection.Forecast(200, None, None, None, None, is_worked=False)
     assert queue.forecast(now=END).text == "no node works it"
     with pytest.raises(lowq.UnknownQueueError):
         app.queue("Ordres").forecast()
@@ -84,9 +85,9 @@ def test_without_a_node_nothing_is_known_but_that_it_is_empty(app: lowq.Lowq) ->
 
 def test_in_words() -> None:
     for forecast, text in (
-        (lowq.Forecast(1000000, 1.0, 300.0, 5.2 * 3600, 0.0), "empty in about 5 h"),
-        (lowq.Forecast(1000000, 1.0, 300.0, 3 * 86400.0, 0.0), "empty in about 3 d"),
-        (lowq.Forecast(1000000, 1.0, 300.0, None, 0.06), "growing by 0.1/s"),
-        (lowq.Forecast(1000000, 1.0, 300.0, None, 12345.6), "growing by 12,346/s"),
+        (inspection.Forecast(1000000, 1.0, 300.0, 5.2 * 3600, 0.0), "empty in about 5 h"),
+        (inspection.Forecast(1000000, 1.0, 300.0, 3 * 86400.0, 0.0), "empty in about 3 d"),
+        (inspection.Forecast(1000000, 1.0, 300.0, None, 0.06), "growing by 0.1/s"),
+        (inspection.Forecast(1000000, 1.0, 300.0, None, 12345.6), "growing by 12,346/s"),
     ):
         assert forecast.text == text, forecast

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 import lowq
+from lowq import inspection
 from lowq.observe.history import History
 from lowq.store.keys import history_key
 from tests.recorded import record
@@ -67,7 +68,7 @@ def test_time_without_a_node_is_told_from_time_without_work(app: lowq.Lowq) -> N
 
 def test_a_ring_forgets_what_is_older_than_its_span(app: lowq.Lowq) -> None:
     queue = app.queue("Orders", 3)
-    rows: list[tuple[lowq.Span, int, int]] = [("hour", 10, 360), ("day", 300, 288), ("month", 7200, 360)]
+    rows: list[tuple[inspection.Span, int, int]] = [("hour", 10, 360), ("day", 300, 288), ("month", 7200, 360)]
     for span, width, slots in rows:
         with case(span):
             app.client.command("DEL", KEY)

@@ -5,6 +5,7 @@ import math
 import pytest
 
 import lowq
+from lowq import inspection
 from lowq.observe.counters import BOUNDS, TIMES_RINGS, WAIT_BOUNDS
 from lowq.observe.slowest import MOST, SLOTS, STRETCH, EndedBatch
 from lowq.store.keys import history_key
@@ -27,7 +28,7 @@ def batch(name: str, seconds: float, ids_count: int = 1, shard: int = 2) -> Ende
     return EndedBatch(name, ids_count, shard, seconds, 0.0)
 
 
-def told(histogram: lowq.Histogram) -> dict[float, int]:
+def told(histogram: inspection.Histogram) -> dict[float, int]:
     return {bound: number for bound, number in histogram.buckets if number}
 
 
@@ -94,7 +95,10 @@ def test_the_slowest_of_the_last_hour_come_first(app: lowq.Lowq, queue: lowq.Que
     record(app, "Orders", START, slow=[(2.0, batch("a", 1.5)), (1.0, batch(odd, 80.25, 100, 0))])
     record(app, "Orders", START + 10, slow=[(0.0, batch("a", 3.0)), (0.0, batch(odd, 1.0))])
     found = queue.slowest(now=START + 20)
-    assert found == [lowq.SlowBatch(odd, 100, 0, 80.25, START - 1.0), lowq.SlowBatch("a", 1, 2, 3.0, START + 10.0)]
+    assert found == [
+        inspection.SlowBatch(odd, 100, 0, 80.25, START - 1.0),
+        inspection.SlowBatch("a", 1, 2, 3.0, START + 10.0),
+    ]
     assert [item.id for item in queue.slowest(now=START + 3601)] == ["a"]
     record(app, "Orders", START + 7200, slow=[(0.0, batch("c", 0.5))])
     assert [item.id for item in queue.slowest(now=START + 7200)] == ["c"]

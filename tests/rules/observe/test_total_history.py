@@ -2,7 +2,8 @@
 
 import pytest
 
-from lowq import HistoryPoint, Lowq
+from lowq import Lowq
+from lowq.inspection import HistoryPoint
 from lowq.observe.counters import RINGS, Span
 from lowq.observe.total_history import TOGETHER, total_history
 from lowq.store.keys import history_key

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from lowq import FoundPage, Lowq
+from lowq import Lowq
 from lowq.errors import ConfigError
+from lowq.inspection import FoundPage
 from lowq.operate import paging as sifting
 from lowq.store.keys import shard_prefix
 from tests.rows import case

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from lowq import ConfigError, JobFilter, Queue, Snapshot
+from lowq import ConfigError, Queue
 from lowq.application import Lowq
+from lowq.inspection import JobFilter, Snapshot
 from lowq.operate.bulk import meant_by
 from lowq.operate.job_filter import FilterOptions, fingerprint, new_salt
 from tests.rows import case

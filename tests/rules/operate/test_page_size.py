@@ -10,8 +10,9 @@ from click.testing import CliRunner
 from starlette.testclient import TestClient
 
 import lowq_web
-from lowq import Lowq, Page
+from lowq import Lowq
 from lowq.cli import main
+from lowq.inspection import Page
 from lowq.operate.jobs import MAX_BYTES, MAX_PAGE_BYTES
 from tests.rows import case
 from tests.tiers import real_redis_often

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import lowq
+from lowq import inspection
 from lowq.operate import background as tasks
 from lowq.operate.background import KEPT, MAX_ENDED, MAX_RUNNING, SILENCE, Task, TooManyTasks
 from lowq.store.keys import tasks_key
@@ -44,7 +45,9 @@ def find(rig: QueueRig, task_id: str = "one") -> Task:
 
 
 def task(task_id: str = "one", **fields: Any) -> Task:
-    return Task(task_id, "ann", "Orders", "delete", lowq.JobFilter(match="4*", min=1.5), "here:1", 0.0, 0.0, **fields)
+    return Task(
+        task_id, "ann", "Orders", "delete", inspection.JobFilter(match="4*", min=1.5), "here:1", 0.0, 0.0, **fields
+    )
 
 
 # --- a task begins ------------------------------------------------------------------------------------------------
@@ -62,7 +65,7 @@ def test_a_bound_that_could_not_be_read_back_is_refused(rig: QueueRig) -> None:
     for name in ("min", "max", "before"):
         for bound in (2**53 + 2, -1e300, 2**53):
             wanted: dict[str, Any] = {name: bound}
-            given = replace(task("of-that"), filter=lowq.JobFilter(**wanted))
+            given = replace(task("of-that"), filter=inspection.JobFilter(**wanted))
             with case(name, bound):
                 if bound == 2**53:
                     tasks.begin(rig.app, given)

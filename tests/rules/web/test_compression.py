@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 
 import lowq
 import lowq_web
+from lowq import inspection
 from tests.rows import case
 from tests.rules.web.served import connected, served
 
@@ -36,9 +37,9 @@ def test_pieces_of_a_stream_are_held_by_nobody(app: lowq.Lowq, monkeypatch: pyte
     """The second piece is made only when the first has been read."""
     app.queue("Orders", 1).push({"id": "a"})
     read = threading.Event()
-    empty: Any = lowq.Page([], None)
+    empty: Any = inspection.Page([], None)
 
-    def steps(*_: Any, **__: Any) -> Iterator[lowq.Page]:
+    def steps(*_: Any, **__: Any) -> Iterator[inspection.Page]:
         yield empty
         assert read.wait(20)
         yield empty

@@ -11,6 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import lowq
+from lowq import admin
 from lowq.operate import audit
 from lowq.store import Client
 from tests.rows import case
@@ -62,7 +63,7 @@ def act(client: TestClient, **document: Any) -> Any:
     return client.post("/api/v1/queues/Orders/actions", json=document)
 
 
-def only(app: lowq.Lowq) -> lowq.AuditEntry:
+def only(app: lowq.Lowq) -> admin.AuditEntry:
     (entry,) = app.audit()
     return entry
 

@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 
 import lowq
 import lowq_web
+from lowq import inspection
 from lowq_web.app import MAX_SCANS
 from lowq_web.listing import asked_of
 from tests.rules.web.served import connected, get, served
@@ -32,14 +33,14 @@ class Scans:
     def running(self) -> int:
         return sum(time.monotonic() - at < 0.5 for at in self.steps)
 
-    def look(self, *_: Any, **__: Any) -> Iterator[lowq.Page]:
+    def look(self, *_: Any, **__: Any) -> Iterator[inspection.Page]:
         with self._lock:
             number = len(self.steps)
             self.steps.append(time.monotonic())
         while not self.over.wait(0.01):
             self.steps[number] = time.monotonic()
-            yield lowq.Page([], None)
-        yield lowq.Page([], None)
+            yield inspection.Page([], None)
+        yield inspection.Page([], None)
 
 
 @pytest.fixture
@@ -104,10 +105,10 @@ def test_what_is_not_sorted_already_is_such_a_look() -> None:
 def test_what_is_found_is_sent_before_the_end_and_that_nothing_is_only_then(
     client: TestClient, queue: lowq.Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page, empty = queue.jobs(), lowq.Page([], None)
-    first = lowq.Page(page.jobs[:1], None)
+    page, empty = queue.jobs(), inspection.Page([], None)
+    first = inspection.Page(page.jobs[:1], None)
 
-    def bodies(query: str, *pages: lowq.Page) -> list[str]:
+    def bodies(query: str, *pages: inspection.Page) -> list[str]:
         monkeypatch.setattr(lowq.Queue, "jobs_in_steps", lambda *_args, **_options: iter(pages))
         return client.get(f"/queues/Orders?{query}").text.split("<tbody>")[1:]
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 import lowq
+from lowq import inspection
 from lowq_web.chart import ALL_CELLS, MOST_CELLS, heat_map, heat_maps
 from tests.rows import case
 from tests.rules.web.hand import LEASE, Hand, heartbeat
@@ -88,9 +89,11 @@ def test_every_shard_is_shown_as_it_is(hand: Hand, reader: Reader) -> None:
     assert all("paused" in row["Owner"].text for row in rows_of(reader.page("/queues/Orders/shards")))
 
 
-def overview(name: str, *shard_lags: float) -> lowq.QueueOverview:
-    shards = [lowq.ShardInfo(n, 0, 0, 0, lag, "a", 1, 5.0, False, None) for n, lag in enumerate(shard_lags)]
-    return lowq.QueueOverview(lowq.Stats(name, len(shards), 0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0, 0, False), shards)
+def overview(name: str, *shard_lags: float) -> inspection.QueueOverview:
+    shards = [inspection.ShardInfo(n, 0, 0, 0, lag, "a", 1, 5.0, False, None) for n, lag in enumerate(shard_lags)]
+    return inspection.QueueOverview(
+        inspection.Stats(name, len(shards), 0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0, 0, False), shards
+    )
 
 
 def test_of_very_many_shards_the_hottest_are_shown_in_their_order() -> None:

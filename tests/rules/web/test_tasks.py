@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 
 import lowq
 import lowq_web
+from lowq import admin, inspection
 from lowq.operate import background as registry
 from lowq.queue import Queue
 from lowq.store import Call, Client
@@ -35,10 +36,11 @@ import time
 
 import lowq
 import lowq_web
+from lowq.admin import Step
 from lowq.queue import Queue
 from starlette.testclient import TestClient
 
-Queue.bulk = lambda self, *args, **options: (time.sleep(0.05) or lowq.Step(n, 1000) for n in itertools.count())
+Queue.bulk = lambda self, *args, **options: (time.sleep(0.05) or Step(n, 1000) for n in itertools.count())
 app = lowq.Lowq(redis_url=sys.argv[1])
 client = TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1", headers={"sec-fetch-site": "same-origin"})
 print(client.post("/api/v1/queues/Orders/actions", json={"action": "delete", "all": {}}).json()["id"], flush=True)
@@ -53,12 +55,12 @@ class Steps:
         self._go = threading.Semaphore(0)
         self.ends = False
 
-    def __call__(self, *_args: Any, **_options: Any) -> Iterator[lowq.Step]:
+    def __call__(self, *_args: Any, **_options: Any) -> Iterator[admin.Step]:
         for done in itertools.count():
             assert self._go.acquire(timeout=PATIENCE)
             if self.ends:
                 return
-            yield lowq.Step(done, 1000)
+            yield admin.Step(done, 1000)
 
     def go(self, count: int = 1) -> None:
         self._go.release(count)
@@ -139,7 +141,7 @@ def test_one_that_can_not_begin_says_why_and_leaves_no_record_nor_takes_a_place(
             background = Tasks(app, StatsCache(app))
             for _ in range(tasks.MAX_RUNNING + 1):
                 with pytest.raises(lowq.RedisUnavailable, match="went away"):
-                    background.start(Actor("ann"), "Orders", "delete", lowq.JobFilter())
+                    background.start(Actor("ann"), "Orders", "delete", inspection.JobFilter())
             assert background.all() == []
     assert app.queue("Orders").stats().length == 1
 
@@ -189,11 +191,11 @@ def test_a_task_reports_a_few_times_a_second_whatever_its_steps_take(
 ) -> None:
     now, reports, call = 1000.0, list[str](), Client.call
 
-    def steps(*_args: Any, **_options: Any) -> Iterator[lowq.Step]:
+    def steps(*_args: Any, **_options: Any) -> Iterator[admin.Step]:
         nonlocal now
         for done in range(1000):  # ten seconds
             now += 0.01
-            yield lowq.Step(done, 1000)
+            yield admin.Step(done, 1000)
 
     def counted(self: Client, asked: Call[Any], **options: Any) -> Any:
         reports.append(asked.script)
@@ -203,7 +205,7 @@ def test_a_task_reports_a_few_times_a_second_whatever_its_steps_take(
     monkeypatch.setattr(Client, "call", counted)
     app.queue("Orders", 1).push({"id": 1})
     background = Tasks(app, StatsCache(app), clock=lambda: now)
-    task = background.start(Actor("ann"), "Orders", "delete", lowq.JobFilter())
+    task = background.start(Actor("ann"), "Orders", "delete", inspection.JobFilter())
     until(lambda: (found := background.get(task.id)) and found.state == "done", "end of the task")
     assert 20 <= reports.count("task_report") <= 22
 
@@ -271,7 +273,7 @@ def test_the_end_is_written_when_redis_answers_again_or_given_up(
         with case(error, takes), monkeypatch.context() as patch:
             steps.ends, tried = False, 0
             background = Tasks(app, StatsCache(app), clock=lambda: now)
-            task = background.start(Actor("ann"), "Orders", "delete", lowq.JobFilter()).id
+            task = background.start(Actor("ann"), "Orders", "delete", inspection.JobFilter()).id
             patch.setattr(Client, "call", away)
             steps.ends = True
             steps.go()

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import lowq
+from lowq import inspection
 from lowq.operate.actions import ACTIONS
 from lowq_web import text
 from lowq_web.actions import DESTRUCTIVE
@@ -98,7 +99,7 @@ class _Confirm:
     back: Mapping[str, str]
     reason: str | None
 
-    def of_all(self, asked: JobQuery, wanted: lowq.JobFilter, was: int | None = None) -> Response:
+    def of_all(self, asked: JobQuery, wanted: inspection.JobFilter, was: int | None = None) -> Response:
         """For all that match. ``was``: how many were shown before, when the question is asked again."""
         context = context_of(self.request)
         with context.scans:

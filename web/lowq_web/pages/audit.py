@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import lowq
+from lowq import admin
 from lowq.operate.actions import ACTIONS
 from lowq.operate.audit import MAX_TEXT
 from lowq.store.keys import is_queue_name
@@ -34,7 +35,7 @@ class _Part(NamedTuple):
 
 
 class _Row(NamedTuple):
-    entry: lowq.AuditEntry
+    entry: admin.AuditEntry
     target: _Part
     #: Name -> the values.
     detail: list[tuple[str, list[_Part]]]
@@ -48,7 +49,7 @@ def audit(request: Request) -> Response:
         for name in ("who", "action", "target", "since", "until")
         if query.get(name, "").strip()
     }
-    found: list[lowq.AuditEntry] = []
+    found: list[admin.AuditEntry] = []
     form_error = None
     try:
         since, until = (_time(given, name, context.stats_cache.now()) for name in ("since", "until"))
@@ -82,7 +83,7 @@ def _time(given: Mapping[str, str], name: str, now: float) -> float | None:
         ) from None
 
 
-def _row(request: Request, entry: lowq.AuditEntry) -> _Row:
+def _row(request: Request, entry: admin.AuditEntry) -> _Row:
     queue = entry.target if entry.action not in ON_NODES and is_queue_name(entry.target) else None
     if entry.action in ON_NODES:
         target = _Part(entry.target, f"{url(request, 'nodes')}#node-{text.encode_id(entry.target)}")

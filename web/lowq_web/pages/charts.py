@@ -5,7 +5,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-import lowq
+from lowq import inspection
 from lowq_web.chart import chart
 from lowq_web.context import context_of
 from lowq_web.pages.rendering import url
@@ -23,14 +23,14 @@ def charts(request: Request, page: str, query: Mapping[str, str], queue: str = "
     }
 
 
-def span_of(query: Mapping[str, str]) -> lowq.Span:
+def span_of(query: Mapping[str, str]) -> inspection.Span:
     """The span that is asked for, or the hour."""
     span = query.get("span", "hour")
     return span if span in ("hour", "day", "month") else "hour"  # type: ignore[return-value]  # just checked
 
 
 def spans(
-    request: Request, name: str, current: lowq.Span, query: Mapping[str, str], **parts: Any
+    request: Request, name: str, current: inspection.Span, query: Mapping[str, str], **parts: Any
 ) -> list[tuple[str, str, bool]]:
     """The choice of spans on a page: the word, its address, whether it is the current one."""
     kept = {key: value for key, value in query.items() if key in ("sort", "dir")}

@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-import lowq
+from lowq import inspection
 from lowq_web.chart import heat_maps
 from lowq_web.context import AppContext, context_of
 from lowq_web.fields import query_of
@@ -108,7 +108,7 @@ class Unworked:
         return self.shards == self.of
 
 
-def _unworked(queues: Iterable[lowq.QueueOverview]) -> list[Unworked]:
+def _unworked(queues: Iterable[inspection.QueueOverview]) -> list[Unworked]:
     """The queues with jobs that nobody works: those without any node, then those of which shards have no owner for
     longer than a deploy takes.
     """
@@ -128,6 +128,6 @@ def _unworked(queues: Iterable[lowq.QueueOverview]) -> list[Unworked]:
     return sorted(found, key=lambda item: (not item.wholly, item.queue))
 
 
-def _hottest(queues: tuple[lowq.QueueOverview, ...]) -> list[tuple[str, lowq.ShardInfo]]:
+def _hottest(queues: tuple[inspection.QueueOverview, ...]) -> list[tuple[str, inspection.ShardInfo]]:
     found = [(item.stats.name, shard) for item in queues for shard in item.shards if shard.lag > 1]
     return sorted(found, key=lambda item: item[1].lag, reverse=True)[:3]

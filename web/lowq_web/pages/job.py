@@ -3,7 +3,7 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-import lowq
+from lowq import inspection
 from lowq_web import text
 from lowq_web.context import context_of, queue_of
 from lowq_web.fields import query_of
@@ -36,7 +36,7 @@ def job(request: Request) -> Response:
     )
 
 
-def _hangs(found: lowq.Description) -> lowq.NodeInfo | None:
+def _hangs(found: inspection.Description) -> inspection.NodeInfo | None:
     """The node that performs it, if its process is known."""
     return found.node if found.why.reason == "performing" and found.node is not None and found.node.pid else None
 

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import lowq
+from lowq import inspection
 from lowq_web.context import AppContext, context_of
 from lowq_web.fields import query_of
 from lowq_web.listing import LIMIT, JobQuery, news
@@ -47,11 +48,11 @@ def jobs(request: Request) -> Response:
     after = query.get("after") or None
     form_error = None
     scans = False
-    pages: Iterator[lowq.FoundPage | None] = iter(())
+    pages: Iterator[inspection.FoundPage | None] = iter(())
     try:
         inside: dict[str, Any] = {name: given[name] for name in _FIELDS[1:] if name in given}
         fields: dict[str, Any] = {**shown.wanted, **inside}
-        wanted = lowq.JobFilter(**fields)
+        wanted = inspection.JobFilter(**fields)
         scans = JobQuery(wanted, after, LIMIT, given).scans
         pages = _pages(context, wanted, _with_jobs(figures.queues, shown, given.get("queue", "")), after)
     except lowq.ConfigError as error:
@@ -73,7 +74,7 @@ def jobs(request: Request) -> Response:
     return render(request, "jobs.html", 400 if form_error else 200, pages=list(_with_error(pages)), **values)
 
 
-def _with_jobs(queues: Iterable[lowq.QueueOverview], shown: List, part: str) -> list[str]:
+def _with_jobs(queues: Iterable[inspection.QueueOverview], shown: List, part: str) -> list[str]:
     """The queues that have jobs of that list, as of the latest figures: only these need be asked."""
     return [
         item.stats.name
@@ -83,12 +84,12 @@ def _with_jobs(queues: Iterable[lowq.QueueOverview], shown: List, part: str) -> 
 
 
 def _pages(
-    context: AppContext, wanted: lowq.JobFilter, queues: list[str], after: str | None
-) -> Iterator[lowq.FoundPage | None]:
+    context: AppContext, wanted: inspection.JobFilter, queues: list[str], after: str | None
+) -> Iterator[inspection.FoundPage | None]:
     return news(context.app.jobs_in_steps(wanted, queues=queues, limit=LIMIT, after=after, redact=context.redact))
 
 
-def _with_error(pages: Iterable[lowq.FoundPage | None]) -> Iterator[lowq.FoundPage | str | None]:
+def _with_error(pages: Iterable[inspection.FoundPage | None]) -> Iterator[inspection.FoundPage | str | None]:
     """The pages, and at the end an error as text: the answer may have begun already."""
     try:
         yield from pages

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
-import lowq
+from lowq import inspection
 from lowq.schedules import is_internal
 from lowq_web.context import context_of
 from lowq_web.fields import form_of
@@ -33,7 +33,7 @@ def command(request: Request) -> Response:
     return redirect(request, "nodes", done=f"Sent {what} to {name}.")
 
 
-def _alone(node: lowq.NodeInfo, others: Sequence[lowq.NodeInfo]) -> list[str]:
+def _alone(node: inspection.NodeInfo, others: Sequence[inspection.NodeInfo]) -> list[str]:
     """The queues that no other node works."""
     return [
         queue for queue in node.queues if not is_internal(queue) and not any(queue in other.queues for other in others)

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import lowq
+from lowq import inspection
 from lowq_web import text
 from lowq_web.context import context_of, queue_of
 from lowq_web.fields import form_of, query_of
@@ -82,7 +83,7 @@ def _elsewhere(asked: JobQuery, counts: Mapping[str, Any]) -> list[tuple[str, st
     return [(state, word) for state, word in places if state != here and counts[state].number]
 
 
-def _with_error(pages: Iterable[lowq.Page | None]) -> Iterator[lowq.Page | str | None]:
+def _with_error(pages: Iterable[inspection.Page | None]) -> Iterator[inspection.Page | str | None]:
     """The pages, and at the end an error as text: the answer has begun already."""
     try:
         yield from pages

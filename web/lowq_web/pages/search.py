@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from starlette.requests import Request
 from starlette.responses import Response
 
-import lowq
+from lowq import inspection
 from lowq_web.context import context_of
 from lowq_web.fields import query_of
 from lowq_web.pages.rendering import redirect, render
@@ -54,7 +54,7 @@ def like(typed: str) -> str | None:
     return pattern if len(pattern) <= MAX_PATTERN else None
 
 
-def _places(queues: Iterable[lowq.QueueOverview]) -> list[tuple[str, list[tuple[str, str]]]]:
+def _places(queues: Iterable[inspection.QueueOverview]) -> list[tuple[str, list[tuple[str, str]]]]:
     """The first queues that have jobs, with the states of these and their labels: where to search by a pattern."""
     found = []
     for stats in (item.stats for item in queues):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
-import lowq
+from lowq import inspection
 from lowq.observe.times import PERCENTILES
 from lowq_web.chart import Chart, chart
 from lowq_web.context import queue_of
@@ -30,7 +30,7 @@ class _Drawn:
 
     title: str
     hint: str
-    times: lowq.Histogram
+    times: inspection.Histogram
     chart: Chart
 
 
@@ -57,7 +57,7 @@ def times(request: Request) -> Response:
     )
 
 
-def _moment(at: float, found: lowq.Histogram) -> _Moment:
+def _moment(at: float, found: inspection.Histogram) -> _Moment:
     longest = found.buckets[-2][0]  # what is beyond the bounds is drawn there
     return _Moment(
         at, *(min(found.percentile(share), longest) if found.count else None for share in PERCENTILES.values())
