@@ -16,6 +16,7 @@ from itertools import count
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from lowq import drivers
+from lowq.backend import Source
 from lowq.codec.types import PayloadType
 from lowq.errors import ConfigError, ScriptError, ShardsCountError, UnknownNodeError
 from lowq.job import State
@@ -48,11 +49,9 @@ from lowq.options import (
 )
 from lowq.push.group_commit import GroupCommit
 from lowq.queue import Queue
-from lowq.reading import Source
-from lowq.routes import Routes
 from lowq.schedules import is_internal
 from lowq.settings import Config
-from lowq.sharding import Layouts
+from lowq.sharding import Layouts, Routes
 from lowq.store import SOCKET_TIMEOUT, Client, Refusal, memory_store, new_store
 from lowq.store.keys import nodes_key, queues_key
 from lowq.store.registry import Registration

@@ -1,6 +1,7 @@
-"""What a queue's handle, its reports and its actions need of the application."""
+"""What a queue's handle, its reports and its actions need of the application, and what it is told of figures."""
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from lowq.codec.types import PayloadType
@@ -8,12 +9,24 @@ from lowq.observe.job_events import FLUSH_SECONDS, QueueEvents
 from lowq.observe.observers import Observer
 from lowq.options import QueueOptions
 from lowq.push.group_commit import GroupCommit
-from lowq.reading import Source
-from lowq.routes import Routes
 from lowq.settings import Config
-from lowq.sharding import Layouts
+from lowq.sharding import Layouts, Routes
 from lowq.store import SOCKET_TIMEOUT, Client
 from lowq.store.registry import Registration
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a source knows of a queue, or of its process, at a moment."""
+
+    #: What has happened since the source began: name -> how often, or how many seconds.
+    counters: Mapping[str, float] = field(default_factory=dict)
+    #: How it is now: name -> value.
+    gauges: Mapping[str, float] = field(default_factory=dict)
+
+
+#: queue -> its reading; "" stands for the process. It waits for nobody, as it is called each second.
+Source = Callable[[], Mapping[str, Reading]]
 
 
 class Backend(Protocol):

@@ -14,11 +14,10 @@ from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypedDict
 
 from lowq import drivers
 from lowq.codec import MAX_PRIORITY, MAX_TIME, Rest, encode_priority, encode_ttl, rest_words
-from lowq.error_policies import BuryOn, ReleaseOn, checked_bury_on, checked_release_on
 from lowq.errors import ConfigError, LowqError
 from lowq.limits import Limit, checked_limits
 from lowq.observe.job_events import Listener
-from lowq.retry import MAX_RETRY_COUNT
+from lowq.retry import MAX_RETRY_COUNT, BuryOn, ReleaseOn, checked_bury_on, checked_release_on
 from lowq.store import DURABILITIES, Durability
 from lowq.store.keys import MAX_SHARDS, is_queue_name
 

@@ -11,9 +11,10 @@ from typing import Any, Generic, Unpack, overload
 
 from lowq.backend import Backend
 from lowq.codec import decode_id, lookup_id
+from lowq.codec.error_text import dump_text
+from lowq.codec.ids import fresh_id
 from lowq.consumer import AsyncConsumer, Consumer, check_consumer
 from lowq.errors import ConfigError, JobError, LowqError, QueueInUse, Resharding, UnknownQueueError
-from lowq.fresh_id import fresh_id
 from lowq.job import JobDict, JobId, JobOptions, P, State, Untyped, new_job
 from lowq.operate.actions import (
     ACTIONS,
@@ -35,7 +36,6 @@ from lowq.operate.walk import TOGETHER, ask
 from lowq.options import DURABILITY, TIMEOUT, QueueOptions
 from lowq.push.group_commit import GRACE, limit_of_caller, no_answer
 from lowq.push.producer import Jobs, Target, apush, check_jobs, push, push_ticks, reader_of, tick_payload
-from lowq.settings import dump_text
 from lowq.sharding import Layout, Layouts
 from lowq.shards.outage import Outage
 from lowq.shared_lookup import SharedLookup
@@ -558,7 +558,7 @@ class Queue(Queries, Generic[P]):
         if reason is None:
             return b""
         # Forms and command lines bring bytes that are no UTF-8 as surrogates, which no dump_error could encode.
-        return dump_text(self._backend.config, reason.encode("utf-8", "backslashreplace").decode())
+        return dump_text(self._backend.config.dump_error, reason.encode("utf-8", "backslashreplace").decode())
 
     # --- many jobs ---
 

@@ -1,12 +1,32 @@
-"""When a job that failed runs again, and when it does no more."""
+"""When a job that failed runs again, and when it does no more: the formula of retries, and what becomes of a job by the
+class of what its handler raised, ``bury_on``, ``release_on``, ``retry_in``.
 
+Of the classes that a worker or its application names, the nearest in the error's ``__mro__`` counts. A worker's own
+option replaces the application's; where a class is in both of ``bury_on`` and ``release_on``, the worker's word counts.
+"""
+
+import inspect
 import math
 import random
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, TypeAlias
 
 from lowq.codec import MAX_TIME
+from lowq.errors import ConfigError, TimeLimitExceeded
 
 #: Retries of an id after which its oldest payload is buried, where its worker says nothing else.
 MAX_RETRY_COUNT = 25
+#: Classes of errors.
+BuryOn: TypeAlias = Sequence[type[BaseException]]
+#: Class -> seconds, or a timedelta.
+ReleaseOn: TypeAlias = Mapping[type[BaseException], float | timedelta]
+#: ``(retry_count, error)``, or ``(retry_count)``, -> seconds.
+RetryIn: TypeAlias = Callable[..., float]
+#: Class -> seconds until the job runs again, uncharged; None: it is buried.
+Policies: TypeAlias = Mapping[type[BaseException], float | None]
+#: ``bury_on`` and ``release_on``, checked.
+ByError: TypeAlias = tuple[BuryOn | None, ReleaseOn | None]
 
 
 def default_retry_in(retry_count: int) -> float:
@@ -28,3 +48,134 @@ def is_exhausted(retry_count: int, max_retry_count: int) -> bool:
 def retry_delay(seconds: float) -> float | None:
     """Seconds until a retry, within bounds, from what a worker's ``retry_in`` gave; None: it is no time."""
     return min(max(seconds, 0.0), MAX_TIME) if math.isfinite(seconds) else None
+
+
+def checked_bury_on(prefix: str, name: str, value: Any) -> tuple[type[BaseException], ...] | None:
+    """The classes. ``prefix``: what a message begins with.
+
+    Raises:
+        ConfigError
+    """
+    if value is None:
+        return None
+    if isinstance(value, type) and issubclass(value, BaseException):
+        raise ConfigError(f"{prefix}{name}={value.__name__}: write {name}=({value.__name__},), with the comma")
+    if not isinstance(value, tuple | list):
+        raise ConfigError(
+            f"{prefix}{name}={value!r:.100} is no tuple of exception classes; write bury_on=(ValueError, KeyError)"
+        )
+    return tuple(_checked_class(prefix, name, item, "bury_on=(ValueError, KeyError)") for item in value)
+
+
+def checked_release_on(prefix: str, name: str, value: Any) -> dict[type[BaseException], float] | None:
+    """Class -> seconds.
+
+    Raises:
+        ConfigError
+    """
+    if value is None:
+        return None
+    form = "release_on={TimeoutError: 30}"
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{prefix}{name}={value!r:.100} is no mapping of exception classes to seconds; write {form}")
+    checked = {}
+    for item, delay in value.items():
+        kind = _checked_class(prefix, name, item, form)
+        seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_TIME:
+            raise ConfigError(
+                f"{prefix}{name}={{{kind.__name__}: {delay!r:.100}}}: the delay must be seconds, or a timedelta, "
+                f"of more than 0, and under 272 years; write {form}"
+            )
+        checked[kind] = float(seconds)
+    return checked
+
+
+def _checked_class(prefix: str, name: str, item: Any, form: str) -> type[BaseException]:
+    if not (isinstance(item, type) and issubclass(item, BaseException)):
+        raise ConfigError(f"{prefix}{name}: {item!r:.100} is no exception class; write {form}")
+    if not issubclass(item, Exception | TimeLimitExceeded):
+        raise ConfigError(
+            f"{prefix}{name}: {item.__name__} stops the process, whatever becomes of the job; name subclasses of "
+            "Exception, or lowq.TimeLimitExceeded"
+        )
+    return item
+
+
+def check_apart(prefix: str, bury_on: Sequence[type] | None, release_on: Mapping[type, float] | None) -> None:
+    """No class is in both.
+
+    Raises:
+        ConfigError
+    """
+    for kind in bury_on or ():
+        if kind in (release_on or {}):
+            raise ConfigError(
+                f"{prefix}{kind.__name__} is in bury_on and in release_on; leave it in the one that is meant"
+            )
+
+
+def checked_retry_in(where: str, function: Any, bound: int = 0) -> bool:
+    """Whether it takes the error besides the retry count. ``where``: what a message begins with, of a worker's.
+    ``bound``: arguments before these, as ``self``.
+
+    Raises:
+        ConfigError: it can't be called with either.
+    """
+    form = "def retry_in(self, retry_count, error)" if where else "def retry_in(retry_count, error)"
+    if not callable(function):
+        raise ConfigError(f"{where}retry_in={function!r:.100} is no function; write {form}")
+    inner = inspect.unwrap(function)
+    if inspect.iscoroutinefunction(inner) or inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+        raise ConfigError(f"{where}retry_in must return a number of seconds at once; write a plain {form}")
+    if _takes(function, bound + 2):
+        return not _takes(function, bound + 1) or _is_for_error(function, bound + 1)
+    if _takes(function, bound + 1):
+        return False
+    raise ConfigError(
+        f"{where}retry_in{inspect.signature(function)}: write {form}, or without error; it returns seconds"
+    )
+
+
+def _takes(function: Callable[..., Any], count: int) -> bool:
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:  # something of C's own, which doesn't say
+        return count == 1
+    return True
+
+
+def _is_for_error(function: Callable[..., Any], position: int) -> bool:
+    """Whether a parameter that need not be given is for the error, and not for something of the function's own."""
+    given = [*inspect.signature(function).bind(*[None] * (position + 1)).arguments][-1]
+    parameter = inspect.signature(function).parameters[given]
+    return parameter.kind is parameter.VAR_POSITIONAL or parameter.name == "error"
+
+
+def policies_of(own: ByError, default: ByError) -> Policies:
+    """What holds for a worker: its own options, and those of the application's that it says nothing about."""
+    policies: dict[type[BaseException], Any] = {}
+    for (bury_on, release_on), (own_bury_on, own_release_on) in ((default, own), (own, (None, None))):
+        if bury_on and own_bury_on is None:
+            policies.update(dict.fromkeys(bury_on))
+        if release_on and own_release_on is None:
+            policies.update(release_on)
+    return policies
+
+
+def find_policy(policies: Policies, error: BaseException) -> type[BaseException] | None:
+    """The class that the error falls under; None: none of them. A group, as of `asyncio.TaskGroup`, is what its errors
+    are when all of them fall under some: released after the longest of their delays, if none is to be buried.
+    """
+    if policies:
+        for kind in type(error).__mro__:
+            if kind in policies:
+                return kind
+        if isinstance(error, BaseExceptionGroup):
+            found = [find_policy(policies, one) for one in error.exceptions]
+            kinds = [kind for kind in found if kind is not None]
+            if len(kinds) == len(found):
+                return max(kinds, key=lambda kind: math.inf if policies[kind] is None else policies[kind] or 0.0)
+    return None

@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 from lowq import drivers
 from lowq.address import Transport, parse_address
 from lowq.codec import dump_payload, load_payload
-from lowq.error_policies import (
+from lowq.codec.error_text import dump_error, format_error
+from lowq.errors import ConfigError
+from lowq.logs import get_log
+from lowq.observe.job_events import Listener
+from lowq.options import LISTENER, Kind, Option, driver, kind, number, whole
+from lowq.retry import (
     BuryOn,
     ReleaseOn,
     RetryIn,
@@ -24,62 +29,8 @@ from lowq.error_policies import (
     checked_release_on,
     checked_retry_in,
 )  # fmt: skip
-from lowq.errors import ConfigError
-from lowq.logs import get_log
-from lowq.observe.job_events import Listener
-from lowq.options import LISTENER, Kind, Option, driver, kind, number, whole
 
 log = get_log(__name__)
-
-
-#: Bytes of UTF-8 that are kept of an error, or of a reason: G6 bounds what a job takes.
-MAX_ERROR_BYTES = 8192
-#: Bytes that ``dump_error`` may make of them.
-MAX_DUMPED_BYTES = 8 * MAX_ERROR_BYTES
-
-
-def format_error(error: BaseException) -> str:
-    """What is kept of an exception: its traceback, cut in the middle beyond 8 KiB."""
-    import traceback
-
-    return cut_error("".join(traceback.format_exception(error)).rstrip())
-
-
-def cut_error(text: str) -> str:
-    """A text as it is kept with a job: all that are longer than ``MAX_ERROR_BYTES`` are cut here, in the middle.
-
-    Raises:
-        TypeError: it is no text.
-    """
-    text = "".join((text,))  # a plain str, also of a subclass
-    if len(text) <= MAX_ERROR_BYTES // 4:  # which has 4 bytes a character at most
-        return text
-    data = text.encode("utf-8", "surrogatepass")
-    if len(data) <= MAX_ERROR_BYTES:
-        return text
-    head, tail = data[: MAX_ERROR_BYTES // 4], data[-(MAX_ERROR_BYTES * 3 // 4 - 64) :]
-    omitted = len(data) - len(head) - len(tail)
-    return f"{head.decode('utf-8', 'ignore')}\n... {omitted} bytes left out ...\n{tail.decode('utf-8', 'ignore')}"
-
-
-def dump_text(config: "Config", text: str) -> bytes:
-    """An error or a reason as Redis keeps it: cut, then encoded by the application's ``dump_error``.
-
-    Raises:
-        TypeError: it is no text, or ``dump_error`` gave no bytes. ValueError: it gave too many. What it raises.
-    """
-    data: object = config.dump_error(cut_error(text))
-    if not isinstance(data, bytes):
-        raise TypeError(f"dump_error gave a {type(data).__name__} instead of bytes")
-    data = bytes(memoryview(data))  # plain bytes, also of a subclass
-    if len(data) > MAX_DUMPED_BYTES:
-        raise ValueError(f"dump_error gave {len(data)} bytes; it may give {MAX_DUMPED_BYTES}")
-    return data
-
-
-def _dump_error(text: str) -> bytes:
-    # The name of a file that is no UTF-8 is in the error as surrogates, which UTF-8 has no bytes for.
-    return text.encode("utf-8", "backslashreplace")
 
 
 def _say_nothing(error: BaseException) -> None:
@@ -392,7 +343,7 @@ class Config(_Declared):
         _CALLABLE, "exception to the text that is kept of it, cut at 8 KiB", default=format_error, shown="the traceback"
     )
     dump_error: Callable[[str], bytes] = setting(
-        _CALLABLE, "that text to bytes, 64 KiB at most", default=_dump_error, shown="UTF-8"
+        _CALLABLE, "that text to bytes, 64 KiB at most", default=dump_error, shown="UTF-8"
     )
     load_error: Callable[[bytes], str] = setting(_CALLABLE, "bytes to that text", default=bytes.decode, shown="UTF-8")
     workers: Sequence[type] | None = setting(

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, Unpack,
 
 from lowq import codec
 from lowq.codec.types import PayloadType, annotated_type, payload_type, type_argument
-from lowq.error_policies import BuryOn, ReleaseOn, check_apart, checked_retry_in
 from lowq.errors import ConfigError, JobError
 from lowq.job import Job, JobDict, JobId, JobOptions, P, Untyped, new_job
 from lowq.limits import Limit
@@ -22,7 +21,7 @@ from lowq.options import WORKER_OPTIONS, QueueOptions, seconds_of, takes
 from lowq.push.own_thread import in_own_thread
 from lowq.push.producer import Jobs
 from lowq.queue import Queue
-from lowq.retry import default_retry_in
+from lowq.retry import BuryOn, ReleaseOn, check_apart, checked_retry_in, default_retry_in
 from lowq.schedules import Schedule
 from lowq.store import Durability
 

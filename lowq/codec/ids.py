@@ -1,5 +1,9 @@
-"""Ids as Redis keeps them."""
+"""Ids as Redis keeps them, and fresh ones for payloads that belong to no entity."""
 
+import os
+import secrets
+import threading
+import time
 from uuid import UUID
 
 from lowq.errors import JobError
@@ -55,3 +59,32 @@ def lookup_id(job_id: object) -> bytes:
 def decode_id(raw: bytes) -> str:
     """An id as Redis has it, for people and handlers: what is no UTF-8 is shown as ``surrogateescape`` has it."""
     return raw.decode("utf-8", "surrogateescape")
+
+
+class _FreshIds:
+    """UUIDv7 (RFC 9562), each later than all that this process made before: 48 bits of milliseconds of Unix time, 12 of
+    the fraction of the millisecond (or one more than the last one had), and 62 random ones. Safe for threads.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+        self._last = 0
+
+    def reset(self) -> None:
+        """A lock that nobody has: in a forked child, where whoever had it is not there."""
+        self._lock = threading.RLock()  # reentrant: a signal handler may put
+
+    def __call__(self) -> UUID:
+        milliseconds, nanoseconds = divmod(time.time_ns(), 1_000_000)
+        moment = milliseconds << 12 | nanoseconds * 4096 // 1_000_000
+        with self._lock:
+            moment = self._last = max(moment, self._last + 1)
+        high = (moment >> 12) << 16 | 7 << 12 | moment & 0xFFF
+        return UUID(int=high << 64 | 2 << 62 | secrets.randbits(62))
+
+
+#: A fresh id.
+fresh_id = _FreshIds()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=fresh_id.reset)

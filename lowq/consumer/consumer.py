@@ -37,9 +37,10 @@ from math import inf
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from lowq.backend import Backend
+from lowq.backend import Backend, Reading
 from lowq.clock import now as monotonic
 from lowq.codec import MAX_TIME, decode_id, future_delay
+from lowq.codec.error_text import cut_error, dump_text
 from lowq.consumer.in_hand import HeldDelivery, InHand
 from lowq.consumer.job import ConsumerJob
 from lowq.consumer.session import Session, checked_name
@@ -55,9 +56,8 @@ from lowq.errors import (
 from lowq.logs import describe, get_log
 from lowq.observe.error_groups import ErrorCounts, ErrorRecorder
 from lowq.options import MergeFunction, QueueOptions, merged
-from lowq.reading import Reading
 from lowq.retry import default_retry_in, is_exhausted
-from lowq.settings import Config, cut_error, dump_text
+from lowq.settings import Config
 from lowq.sharding import Layout, Layouts
 from lowq.shards.broker import Broker, WorkerGroup
 from lowq.shards.delivery import Delivery, Failure
@@ -954,7 +954,7 @@ class Consumer:
     def _error_bytes(self, error: BaseException | str) -> bytes:
         config = self._config
         try:
-            return dump_text(config, error if isinstance(error, str) else config.format_error(error))
+            return dump_text(config.dump_error, error if isinstance(error, str) else config.format_error(error))
         except Exception:
             log.exception("format_error or dump_error failed; the bare error is kept")
             text = error if isinstance(error, str) else describe(error, str)

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from lowq.backend import Reading, Source
 from lowq.observe.counters import Tally, count
-from lowq.reading import Reading, Source
 from lowq.shards.activity import Activity
 from lowq.shards.shard import Shard, lag_of
 

@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping
 from hashlib import blake2b
 
 from lowq.address import parse_address
+from lowq.backend import Reading, Source
 from lowq.logs import get_log
 from lowq.observe.sinks import Sink
-from lowq.reading import Reading, Source
 from lowq.settings import GRAPHITE_TRANSPORTS, STATSD_TRANSPORTS, Config
 
 log = get_log("lowq.observe")

@@ -39,8 +39,7 @@ from lowq.operate.stats import (
 )
 from lowq.operate.walk import STATS_TOGETHER, Silent, ask, find_page, find_page_in_steps, read_stats
 from lowq.retry import MAX_RETRY_COUNT
-from lowq.routes import READ_AGAIN
-from lowq.sharding import Layout, Layouts
+from lowq.sharding import READ_AGAIN, Layout, Layouts
 from lowq.store import Call, Client, untrusted
 from lowq.store.shard import ShardScripts
 from lowq.store.shard_replies import Position, ShardStats, WhyReply

@@ -60,9 +60,8 @@ from lowq.push.group_commit import (
     width_of,
 )
 from lowq.push.own_thread import in_own_thread
-from lowq.routes import Routes
 from lowq.settings import Config
-from lowq.sharding import Layout, Layouts, shard_of
+from lowq.sharding import Layout, Layouts, Routes, shard_of
 from lowq.store import NotConfirmed, Refusal, caller_deadline
 from lowq.store.shard import ShardScripts
 

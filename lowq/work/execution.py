@@ -7,11 +7,11 @@ from typing import Any
 
 from lowq import codec
 from lowq.codec import delay_seconds
+from lowq.codec.error_text import cut_error
 from lowq.errors import LowqError
 from lowq.job import Job
 from lowq.observe import job_log
 from lowq.observe.observers import ObservedBatch
-from lowq.settings import cut_error
 from lowq.shards.delivery import TakenJob
 from lowq.shards.shard import Shard
 from lowq.work.time_limits import TimeLimits, checked_seconds

@@ -14,14 +14,23 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from lowq.codec import MAX_TIME, original_payload
-from lowq.error_policies import RetryIn, checked_retry_in, find_policy, policies_of
+from lowq.codec.error_text import cut_error, dump_text
 from lowq.errors import LowqError, PushInterrupted, RedisNotReady, RedisUnavailable, TimeLimitExceeded
 from lowq.job import Job
 from lowq.logs import describe, get_log, printable
 from lowq.middleware import check_done
 from lowq.observe.observers import ObservedBatch
-from lowq.retry import MAX_RETRY_COUNT, default_retry_in, is_exhausted, retry_delay
-from lowq.settings import Config, cut_error, dump_text
+from lowq.retry import (
+    MAX_RETRY_COUNT,
+    RetryIn,
+    checked_retry_in,
+    default_retry_in,
+    find_policy,
+    is_exhausted,
+    policies_of,
+    retry_delay,
+)
+from lowq.settings import Config
 from lowq.shards.delivery import Failure, TakenJob, Undecodable
 from lowq.shards.in_flight import Report
 from lowq.shards.shard import Shard
@@ -297,7 +306,7 @@ def _error_bytes(outcome: Outcome, error: BaseException | str, config: Config) -
     said = error if type(error) is str else None  # not isinstance: see `_is_failure`
 
     def dump() -> bytes:
-        return dump_text(config, config.format_error(error) if said is None else said)  # type: ignore[arg-type]
+        return dump_text(config.dump_error, config.format_error(error) if said is None else said)  # type: ignore[arg-type]
 
     data = outcome.ask("format_error or dump_error failed; the bare error is kept", dump, None)
     if data is None:

@@ -1,7 +1,6 @@
 """Where the jobs of a queue go: the registry, and what sealed shards have said since."""
 
-from lowq.routes import READ_AGAIN, Routes
-from lowq.sharding import Layout, Layouts
+from lowq.sharding import READ_AGAIN, Layout, Layouts, Routes
 
 
 def test_an_id_goes_where_the_registry_says_and_its_sealed_shards_from_layout_to_layout_with_the_latest_clock() -> None:

@@ -7,8 +7,9 @@ import pytest
 
 import lowq
 from lowq.codec import dump_payload, load_payload
+from lowq.codec.error_text import MAX_DUMPED_BYTES, MAX_ERROR_BYTES, cut_error, dump_text, format_error
 from lowq.errors import ConfigError
-from lowq.settings import MAX_DUMPED_BYTES, MAX_ERROR_BYTES, Config, cut_error, dump_text, format_error
+from lowq.settings import Config
 from tests.rows import case
 
 # --- defaults ---
@@ -48,11 +49,11 @@ def test_what_is_longer_than_fits_is_cut_in_the_middle_by_its_bytes() -> None:
 
 
 def test_what_dump_error_makes_of_it_is_bounded_too() -> None:
-    assert dump_text(Config(dump_error=lambda text: text[:4].encode() * 10), "boom") == b"boom" * 10
+    assert dump_text(Config(dump_error=lambda text: text[:4].encode() * 10).dump_error, "boom") == b"boom" * 10
     with pytest.raises(ValueError, match="dump_error gave"):
-        dump_text(Config(dump_error=lambda _: b"x" * (MAX_DUMPED_BYTES + 1)), "boom")
+        dump_text(Config(dump_error=lambda _: b"x" * (MAX_DUMPED_BYTES + 1)).dump_error, "boom")
     with pytest.raises(TypeError, match="dump_error gave a NoneType instead of bytes"):
-        dump_text(Config(dump_error=lambda _: None), "boom")  # type: ignore[arg-type,return-value]
+        dump_text(Config(dump_error=lambda _: None).dump_error, "boom")  # type: ignore[arg-type,return-value]
 
 
 # --- the environment ---

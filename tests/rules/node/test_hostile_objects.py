@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import lowq
-from lowq.error_policies import find_policy
+from lowq.retry import find_policy
 from lowq.store.keys import shard_prefix
 from lowq.testing import drain
 from tests.leases import run_out

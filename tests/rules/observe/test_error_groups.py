@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import lowq
+from lowq.codec.error_text import format_error
 from lowq.observe.error_groups import ErrorCounts, ErrorRecorder, error_text, fingerprint
 from lowq.queue import Queue
-from lowq.settings import format_error
 from lowq.store import Call
 from lowq.store.keys import error_groups_key
 from tests.rows import case

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import lowq
-from lowq.reading import Reading
+from lowq.backend import Reading
 from tests.receiver import Receiver
 from tests.waiting import PATIENCE, until
 
