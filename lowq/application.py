@@ -26,19 +26,20 @@ from lowq.observe.graphite_statsd import MetricsExporter
 from lowq.observe.job_events import FLUSH_SECONDS, JobEvents, QueueEvents
 from lowq.observe.observers import Observer
 from lowq.operate import audit as audit_log
-from lowq.operate.all_queues import FoundPage, pages_of_all
 from lowq.operate.doctor import examine
 from lowq.operate.findings import Finding
 from lowq.operate.job_filter import FilterOptions, JobFilter
-from lowq.operate.jobs import shards as read_shards
+from lowq.operate.layouts import RegistryCheck
 from lowq.operate.nodes import NodeInfo, StuckBatch, stuck_batches
 from lowq.operate.nodes import nodes as read_nodes
-from lowq.operate.queues import QueueInfo, RegistryCheck, queue_info
+from lowq.operate.paging import FoundPage, pages_of_all
+from lowq.operate.queries import shards_of_handle
+from lowq.operate.queues import QueueInfo, queue_info
 from lowq.operate.queues import queues as read_queues
 from lowq.operate.schedules import ScheduleInfo, find_schedule, pause_schedule, resume_schedule
 from lowq.operate.schedules import schedules as read_schedules
 from lowq.operate.server import RedisInfo, redis_info
-from lowq.operate.stats import QueueOverview, ShardInfo, overview
+from lowq.operate.stats import QueueOverview, ShardInfo, overview, read_shards
 from lowq.options import (
     QUEUE_OPTIONS,
     QueueKeywords,
@@ -501,7 +502,8 @@ class Lowq:
         else:
             handles = [self.queue(name) for name in dict.fromkeys(queues)]
         filtered = JobFilter.of(wanted, options)
-        return pages_of_all(handles, filtered, limit=limit, after=after, interval=interval, redact=redact)
+        shards = [shards_of_handle(handle) for handle in handles]
+        return pages_of_all(shards, filtered, limit=limit, after=after, interval=interval, redact=redact)
 
     def schedules(self) -> list[ScheduleInfo]:
         """The schedules of all queues: when they came last, when they come next, whether they are paused.
@@ -553,7 +555,7 @@ class Lowq:
     def shards(self, queue: str | Queue) -> list[ShardInfo]:
         """The shards of a queue: owner, length, lag."""
         handle = self.queue(queue) if isinstance(queue, str) else queue
-        return read_shards(self, handle)
+        return read_shards(shards_of_handle(handle))
 
     def examine(
         self,

@@ -5,11 +5,10 @@ from lowq.observe.error_groups import ErrorGroup
 from lowq.observe.history import History, HistoryPoint
 from lowq.observe.slowest import SlowBatch
 from lowq.observe.times import Histogram, StretchTimes, Times, TotalTimes
-from lowq.operate.all_queues import FoundJob, FoundPage
 from lowq.operate.explain import Description, LimitState, Why
 from lowq.operate.job_filter import JobFilter, Snapshot
 from lowq.operate.nodes import NodeInfo, RunningBatch, StuckBatch
-from lowq.operate.paging import Page
+from lowq.operate.paging import FoundJob, FoundPage, Page
 from lowq.operate.queues import QueueInfo
 from lowq.operate.schedules import ScheduleInfo
 from lowq.operate.server import RedisInfo

@@ -1,63 +1,47 @@
-"""A queue over all its shards: the handle that producers and people hold. Looking is in `operate.jobs`."""
+"""A queue over all its shards: the handle that producers and people hold. Looking and acting is in `operate`."""
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
-from heapq import nsmallest
 from typing import Any, Generic, Unpack, overload
 
 from lowq.backend import Backend
-from lowq.codec import decode_id, lookup_id
+from lowq.codec import decode_id
 from lowq.codec.error_text import dump_text
 from lowq.codec.ids import fresh_id
 from lowq.consumer import AsyncConsumer, Consumer, check_consumer
-from lowq.errors import ConfigError, JobError, LowqError, QueueInUse, Resharding, UnknownQueueError
+from lowq.errors import ConfigError, JobError, UnknownQueueError
 from lowq.job import JobDict, JobId, JobOptions, P, State, Untyped, new_job
 from lowq.operate.actions import (
     ACTIONS,
-    CHANGED,
-    MAX_IDS,
     Acted,
     Action,
     ActionName,
-    act,
-    attempt,
-    attempt_all,
+    Moments,
+    act_on,
+    drop_queue,
+    pause_queue,
+    read_moments,
     release_all,
 )
 from lowq.operate.bulk import Step, bulk, meant_by, snapshot
 from lowq.operate.job_filter import FilterOptions, JobFilter, Snapshot
-from lowq.operate.jobs import Queries, as_ids
-from lowq.operate.reshard import ReshardProgress, reshard, reshard_progress
-from lowq.operate.walk import TOGETHER, ask
+from lowq.operate.layout_switch import ReshardProgress
+from lowq.operate.queries import Queries
+from lowq.operate.reshard import reshard, reshard_progress
+from lowq.operate.search import Search
 from lowq.options import DURABILITY, TIMEOUT, QueueOptions
 from lowq.push.group_commit import GRACE, limit_of_caller, no_answer
 from lowq.push.producer import Jobs, Target, apush, check_jobs, push, push_ticks, reader_of, tick_payload
-from lowq.sharding import Layout, Layouts
+from lowq.sharding import Layouts
 from lowq.shards.outage import Outage
 from lowq.shared_lookup import SharedLookup
-from lowq.store import Command, Durability, Refusal, untrusted
-from lowq.store.keys import MAX_SHARDS, error_groups_key, history_key, queues_key
-from lowq.store.scripts import time_argument, time_of
-from lowq.store.shard import ShardScripts
-from lowq.store.shard_replies import DropReply
+from lowq.store import Durability
+from lowq.store.scripts import time_argument
 
-#: perform_at and the time of burial of an id's jobs: Unix time, seconds; None: none waits, or is buried.
-Moments = tuple[float | None, float | None]
-
-#: Ids that are gathered before any of them is sent: with many shards, a call for a few ids each would be slow.
-MAX_GATHERED = 5000
-#: Shards that are paused in one write.
-TOGETHER_PAUSED = 200
 #: Jobs of the morgue that `kick_oldest` looks for at once.
 OLDEST_TOGETHER = 1000
-#: Seconds for which what is done to single jobs waits while they are moved, as the queue is resharded.
-RESHARD_SECONDS = 1.0
-#: Jobs of one kind that one step of `drop` removes.
-DROP_JOBS = 500
 
 
 class Queue(Queries, Generic[P]):
@@ -301,7 +285,7 @@ class Queue(Queries, Generic[P]):
             backend.group,
             backend.config,
             self.name,
-            self._declared_count,
+            self._shards.declared_count,
             backend.routes_of(self.name) or backend.note_layouts(self.name, Layouts.plain(options.shards_count)),
             self._worker or self.name,
             options,
@@ -323,7 +307,7 @@ class Queue(Queries, Generic[P]):
     def _register(self, *, anew: bool = False) -> QueueOptions:
         """Enters the queue in the registry, if need be, and returns its options. ``anew``: as they are there now."""
         try:
-            count = self._declared_count
+            count = self._shards.declared_count
         except UnknownQueueError as error:
             hint = f"Its first producer says how many shards it gets: app.queue({self.name!r}, shards_count=5)"
             said = str(error)
@@ -450,109 +434,12 @@ class Queue(Queries, Generic[P]):
         Raises:
             JobError: an id is none. UnknownQueueError, RedisUnavailable
         """
-        found: dict[str, Moments] = {}
-        for prefix, some in self._gathered(ids):
-            for job_id, moments in zip(some, self._moments(prefix, some)[1], strict=True):
-                found[decode_id(job_id)] = moments
-        return found
-
-    def _moments(self, prefix: str, ids: Sequence[bytes]) -> tuple[float, list[Moments]]:
-        """The server's time, and what the ids of a shard have at that moment or a little later."""
-        lookups = [("ZMSCORE", prefix + name, *ids) for name in ("due", "morgue")]
-        time, waiting, buried = self._client.commands([("TIME",), *lookups], key=prefix)
-        times = map(untrusted.perform_at, waiting), map(untrusted.finite, buried)
-        return time_of(time), list(zip(*times, strict=True))
+        return read_moments(self._shards, ids)
 
     def _act(
         self, action: Action, ids: JobId | Iterable[JobId], unchanged: Mapping[str, Moments] | None = None
     ) -> Acted:
-        acted = Acted()
-        action = action._replace(events=self._backend.events_of(self.name))
-        try:
-            for prefix, some in self._gathered(ids):
-                acted += self._act_where_it_is(prefix, action, some, unchanged)
-        except LowqError as error:
-            error.done += acted.done
-            raise
-        return acted
-
-    def _act_where_it_is(
-        self, prefix: str, action: Action, ids: Sequence[bytes], unchanged: Mapping[str, Moments] | None
-    ) -> Acted:
-        """Does it to ids of a shard; while a reshard is under way, of the one where they are, as soon as all that
-        belongs to them is there: for a moment it waits for that.
-
-        Raises:
-            Resharding: it takes longer.
-        """
-        give_up_at = time.monotonic() + RESHARD_SECONDS
-        while True:
-            try:
-                if unchanged is None:
-                    return act(self._client, prefix, action, ids)
-                return self._act_on_unchanged(prefix, action, ids, unchanged)
-            except Resharding:
-                if time.monotonic() >= give_up_at:
-                    raise Resharding(
-                        f"queue {self.name!r}: {decode_id(ids[0])}{' and others are' if len(ids) > 1 else ' is'} being "
-                        "moved to another shard, as the queue is resharded; try again in a moment"
-                    ) from None
-                time.sleep(0.05)
-            except Refusal as refusal:
-                if refusal.code != "SEALED":
-                    raise
-                count, epoch = map(int, refusal.detail.split()[:2])
-                layout = Layout(count, epoch)
-                by_prefix: dict[str, list[bytes]] = defaultdict(list)
-                for job_id in ids:
-                    by_prefix[layout.prefix(self._namespace, self.name, layout.shard_of(job_id))].append(job_id)
-                acted = Acted()
-                for each, some in by_prefix.items():
-                    acted += self._act_where_it_is(each, action, some, unchanged)
-                return acted
-
-    def _act_on_unchanged(
-        self, prefix: str, action: Action, ids: Sequence[bytes], unchanged: Mapping[str, Moments]
-    ) -> Acted:
-        now, found = self._moments(prefix, ids)
-        # What is pushed or buried from here on is later than `now`. A job that is not due has no such bound: between
-        # this look and the call another one may take its place, if it is for no later time.
-        due: list[bytes] = []
-        later: list[tuple[float, bytes]] = []
-        changed: list[tuple[str, str]] = []
-        for job_id, moments in zip(ids, found, strict=True):
-            name = decode_id(job_id)
-            if moments != unchanged.get(name):
-                changed.append((name, CHANGED))
-            elif moments[0] is not None and moments[0] > now:
-                later.append((moments[0], job_id))
-            else:
-                due.append(job_id)
-        acted = Acted(missing=len(changed), left=tuple(changed))
-        if due:
-            acted += act(self._client, prefix, action, due, repr(now))
-        if later:
-            acted += act(self._client, prefix, action, [job_id for _, job_id in later], repr(max(later)[0]))
-        return acted
-
-    def _gathered(self, ids: JobId | Iterable[JobId]) -> Iterator[tuple[str, list[bytes]]]:
-        """The ids by their shards, some at a time."""
-        gathered: dict[str, list[bytes]] = defaultdict(list)
-        count = 0
-        for job_id in as_ids(ids):
-            encoded = lookup_id(job_id)
-            prefix = self._prefix_of(encoded)
-            shard_ids = gathered[prefix]
-            shard_ids.append(encoded)
-            count += 1
-            if len(shard_ids) == MAX_IDS:
-                yield prefix, gathered.pop(prefix)
-                count -= MAX_IDS
-            elif count >= MAX_GATHERED:
-                yield from gathered.items()
-                gathered.clear()
-                count = 0
-        yield from gathered.items()
+        return act_on(self._shards, action._replace(events=self._backend.events_of(self.name)), ids, unchanged)
 
     def _reason(self, reason: str | None) -> bytes:
         if reason is None:
@@ -602,7 +489,7 @@ class Queue(Queries, Generic[P]):
             UnknownQueueError, RedisUnavailable
         """
         done, meant = self._meant(action, JobFilter.of(wanted, options), reason, now)
-        return bulk(lambda: self._client, self._prefixes_in(meant), done, meant, self._admitted(meant, now))
+        return bulk(self._shards, done, meant)
 
     def snapshot(
         self,
@@ -628,7 +515,7 @@ class Queue(Queries, Generic[P]):
         done, meant = self._meant(action, JobFilter.of(wanted, options), None, now)
         if meant.before is not None:
             raise ConfigError("before: a snapshot is of what there is now")
-        return snapshot(lambda: self._client, self._prefixes_in(meant), done, meant, self._admitted(meant, now))
+        return snapshot(self._shards, done, meant)
 
     def count(
         self,
@@ -672,17 +559,10 @@ class Queue(Queries, Generic[P]):
         acted = Acted()
         while acted.done < count:
             some = min(count - acted.done, OLDEST_TOGETHER)
-            looks = [
-                Command(prefix, "ZRANGE", f"{prefix}morgue", 0, some - 1, "WITHSCORES") for prefix in self._prefixes
-            ]
-            buried: list[tuple[float, bytes]] = []
-            for start in range(0, len(looks), TOGETHER):
-                for reply in self._client.run_many(looks[start : start + TOGETHER]):
-                    if isinstance(reply, Exception):
-                        raise reply
-                    buried += zip(map(float, reply[1::2]), reply[::2], strict=True)
-                buried = nsmallest(some, buried)
-            kicked = self.kick([decode_id(job_id) for _, job_id in buried])
+            *_, places = Search(
+                self._shards.client, {self.name: self._shards.prefixes}, JobFilter("morgue"), some, None, None
+            ).find()
+            kicked = self.kick([decode_id(job_id) for *_, job_id in places])
             acted += kicked
             if not kicked.done:
                 break
@@ -699,7 +579,7 @@ class Queue(Queries, Generic[P]):
         options = self._register(anew=True)
         return sum(
             release_all(
-                self._client, self.name, layout.prefixes(self._namespace, self.name),
+                self._shards.client, self.name, layout.prefixes(self._shards.namespace, self.name),
                 shards_count=layout.shards_count, max_crash_count=options.max_crash_count,
             )
             for layout in self.layouts.all
@@ -715,7 +595,7 @@ class Queue(Queries, Generic[P]):
         Raises:
             UnknownQueueError, RedisUnavailable: some shards may be paused.
         """
-        return self._pause(True, by, now)
+        return pause_queue(self._shards, True, by, now)
 
     def resume(self) -> bool:
         """Ends a pause. Returns whether that changed anything.
@@ -723,25 +603,7 @@ class Queue(Queries, Generic[P]):
         Raises:
             UnknownQueueError, RedisUnavailable: some shards may still be paused.
         """
-        return self._pause(False, "", None)
-
-    def _pause(self, pauses: bool, by: str, now: float | None) -> bool:
-        changed, layouts = False, None
-        # A reshard that begins meanwhile: its new shards are as the old ones were.
-        while layouts != (layouts := self._read_layouts()):
-            changed = self._pause_shards(pauses, by, now) or changed
-        return changed
-
-    def _pause_shards(self, pauses: bool, by: str, now: float | None) -> bool:
-        at = time_argument(now)
-        calls = [partial(ShardScripts(prefix).pause, pauses, by[:200], now=at) for prefix in self._prefixes]
-        changed = False
-        for start in range(0, len(calls), TOGETHER_PAUSED):
-            for reply in attempt_all(self._client, calls[start : start + TOGETHER_PAUSED]):
-                if isinstance(reply, Exception):
-                    raise reply
-                changed = changed or reply == 1
-        return changed
+        return pause_queue(self._shards, False)
 
     def clear(self) -> int:
         """Deletes all jobs that wait, are retried, or are buried when it begins, in bounded steps; returns how many. An
@@ -768,40 +630,10 @@ class Queue(Queries, Generic[P]):
             QueueInUse: a node holds a shard of it. Nothing was removed, unless the node came meanwhile.
             UnknownQueueError, RedisUnavailable: call it again.
         """
-        layouts = self._read_layouts()
-        prefixes = self._prefixes
-        for shard, reply in enumerate(self._drop_replies(prefixes)):
-            self._refuse_in_use(shard, reply)
-        removed = 0
-        # What is left of the layouts before sends on who comes late; nobody holds a shard of them. Shard 0, which says
-        # how many there are, goes last: so a drop that was interrupted finds the rest when it is called again.
-        last = layouts.current.epoch
-        for epoch in range(last):
-            prefixes += reversed(self._tombstones(epoch))
-        for shard, prefix in enumerate(prefixes):
-            is_gone = False
-            while not is_gone:
-                dropped = attempt(self._client, partial(ShardScripts(prefix).drop, DROP_JOBS))
-                self._refuse_in_use(shard, dropped)
-                removed += dropped.removed
-                is_gone = dropped.is_gone
-        namespace = self._backend.config.namespace
-        for key in history_key(namespace, self.name), error_groups_key(namespace, self.name):
-            self._client.command("UNLINK", key, key=key)
-        key = queues_key(namespace)
-        self._client.command("HDEL", key, self.name, key=key)
+        removed = drop_queue(self._shards)
         self._backend.forget_registered()
         self._last_target = None
         return removed
-
-    def _tombstones(self, epoch: int) -> list[str]:
-        """The shards of a layout that all jobs have left."""
-        layout = Layout(1, epoch)
-        raw = self._client.command(
-            "HGET", f"{self._prefix(layout, 0)}meta", "shards_count", key=self._prefix(layout, 0)
-        )
-        count = untrusted.count(raw)
-        return Layout(count, epoch).prefixes(self._namespace, self.name) if 0 < count <= MAX_SHARDS else []
 
     def reshard(
         self,
@@ -838,13 +670,3 @@ class Queue(Queries, Generic[P]):
             UnknownQueueError, RedisUnavailable
         """
         return reshard_progress(self._backend, self.name)
-
-    def _drop_replies(self, prefixes: list[str]) -> Iterator[DropReply]:
-        return ask(self._client, [ShardScripts(prefix).drop(0, asks=True) for prefix in prefixes], TOGETHER)
-
-    def _refuse_in_use(self, shard: int, reply: DropReply) -> None:
-        if reply.is_held:
-            raise QueueInUse(
-                f"queue {self.name!r} can't be dropped: a node holds its shard {shard}. Stop the nodes that work it "
-                "first (a dead node's lease runs out by itself), then drop it"
-            )

@@ -32,13 +32,12 @@ from lowq.duration import LONGEST_WAIT, ago, duration, relative_seconds
 from lowq.errors import RedisUnavailable, ScriptError
 from lowq.job import Job
 from lowq.logs import printable
-from lowq.operate.all_queues import FoundJob, FoundPage
 from lowq.operate.explain import ABSENT, Why
 from lowq.operate.job_filter import ORDERS, STATES, JobFilter
-from lowq.operate.jobs import shards as read_shards
 from lowq.operate.nodes import NodeInfo
-from lowq.operate.paging import MAX_LIMIT, Page
-from lowq.operate.stats import Forecast, Stats
+from lowq.operate.paging import MAX_LIMIT, FoundJob, FoundPage, Page
+from lowq.operate.queries import shards_of_handle
+from lowq.operate.stats import Forecast, Stats, read_shards
 from lowq.operate.walk import Silent
 from lowq.queue import Queue
 from lowq.schedules import is_internal
@@ -358,7 +357,7 @@ def _remarks(node: NodeInfo) -> str:
 def shards(app: Lowq, queue: str, as_json: bool) -> None:
     """The shards of a queue: who works them, what waits."""
     silent: Silent = {}
-    found = read_shards(app, app.queue(queue), silent=silent)
+    found = read_shards(shards_of_handle(app.queue(queue)), silent=silent)
     unanswered = {queue: _unanswered(silent, "not shown")} if silent else {}
     if as_json:
         echo_json({"queue": queue, "shards": found} | ({"unanswered": unanswered} if silent else {}))

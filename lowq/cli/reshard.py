@@ -4,13 +4,13 @@ import time
 
 import click
 
+from lowq.admin import ReshardProgress
 from lowq.application import Lowq
 from lowq.cli.audited import audited, me
 from lowq.cli.failure import INTERRUPTED
 from lowq.cli.group import json_option, queue_argument, with_app
 from lowq.cli.output import Progress, count, echo_json, echo_lines, number, say
 from lowq.errors import RedisUnavailable
-from lowq.operate.reshard import ReshardProgress
 
 #: Seconds after which the shards are named that are waited for, and between two such lines.
 NAMED_AFTER = 5.0

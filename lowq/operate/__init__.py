@@ -2,26 +2,30 @@
 
 ::
 
-    queues       which queues there are, and their layouts
-    nodes        which nodes live, what they perform, and which batches are stuck
-    stats        queues and shards in figures
-    job_filter   which jobs are meant
-    walk         positions of jobs over all shards, in bounded steps
-    paging       pages of jobs
-    all_queues   jobs of all queues in one order
-    jobs         the reading half of a queue's handle: single ids, and pages
-    explain      why an id is not performed, and all that is known of it
-    schedules    schedules: when they come, pause and resume
-    actions      kick, bury, delete, perform now; release what dead holders left
-    bulk         the same for all jobs that a filter admits, step by step
-    background   bulk actions that run in the background of a process
-    reshard      another number of shards for a queue
-    audit        the log of what people did
-    logins       passwords of the dashboard's users, and failed logins
-    token_store  values that processes of the dashboard leave for each other
-    doctor       an examination of everything, and repairs
-    findings     what a finding is, and what there is to say of each kind
-    server       Redis itself: eviction, persistence, memory, clock
-    suspicions   who works what, and what does not fit
-    integrity    the keys of a shard, and its ids
+    queries         the reading half of a queue's handle
+    queues          which queues there are, and where their jobs are
+    nodes           which nodes live, what they perform, and which batches are stuck
+    stats           queues and shards in figures
+    job_filter      which jobs are meant
+    walk            positions of jobs in the sets of shards, in bounded calls
+    search          the first of these in the order of all shards
+    paging          pages of jobs of a queue, or of all
+    jobs            jobs by their ids
+    explain         why an id is not performed, and all that is known of it
+    schedules       when schedules come, pause and resume
+    actions         kick, bury, delete, perform now; release what dead holders left
+    bulk            the same for all jobs that a filter admits, step by step
+    background      bulk actions that run in the background of a process
+    reshard         another number of shards for a queue
+    layouts         the layouts of a queue in the registry, and as its shards tell them
+    layout_switch   what a reshard writes, confirmed by replicas
+    mover           brings the jobs of a reshard to their new shards
+    audit           the log of what people did
+    logins          passwords of the dashboard's users, and failed logins
+    token_store     values that processes of the dashboard leave for each other
+    doctor          an examination of everything, and repairs
+    findings        what a finding is, and what there is to say of each kind
+    server          Redis itself: eviction, persistence, memory, clock
+    suspicions      who works what, and what does not fit
+    integrity       the keys of a shard, and its ids
 """

@@ -1,45 +1,41 @@
 """What people do to jobs by hand: one script call per shard and some 200 ids, repeated where a job takes more."""
 
+import contextlib
 import secrets
-from collections.abc import Callable, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
+from uuid import UUID
 
-from lowq.codec import decode_id
-from lowq.errors import LeaseLost, LowqError
+from lowq.codec import decode_id, lookup_id
+from lowq.errors import LeaseLost, LowqError, QueueInUse, Resharding
+from lowq.job import JobId
 from lowq.observe.job_events import JobEventKind, QueueEvents
-from lowq.operate.walk import TOGETHER
+from lowq.operate.queues import QueueShards
+from lowq.operate.walk import ask
+from lowq.sharding import Layout
 from lowq.shards.in_flight import log_poisoned
-from lowq.shards.lease import LeaseDenied, ShardLease
-from lowq.store import REPEATS, Call, Client, Command, may_repeat, shard_replies
+from lowq.shards.lease import Lease, LeaseDenied, ShardLease
+from lowq.store import REPEATS, Call, Client, Command, Refusal, may_repeat, shard_replies, untrusted
+from lowq.store.keys import MAX_SHARDS, error_groups_key, history_key, queues_key
+from lowq.store.scripts import time_argument, time_of
 from lowq.store.shard import ShardScripts
+from lowq.store.shard_replies import DropReply
 
 ActionName = Literal["perform_now", "bury", "kick", "delete"]
-
-
 ACTIONS: tuple[ActionName, ...] = get_args(ActionName)
-
-
 #: Those that there are events of.
 EVENT_KINDS: dict[ActionName, JobEventKind] = {"bury": "buried", "kick": "kicked", "delete": "deleted"}
-
-
 #: Ids of one call: with small jobs it holds Redis for a few milliseconds.
 MAX_IDS = 200
-
-
 #: Ids that `Acted.left` names at most.
 MAX_LEFT = 1000
-
-
 #: Why nothing was done to an id, in words.
 IN_FLIGHT = "in flight, left alone"
-
-
 CHANGED = "changed since it was looked at, left alone"
-
-
 MISSING: dict[ActionName, str] = {
     "kick": "not in the morgue",
     "bury": "no such job waits",
@@ -175,40 +171,255 @@ def act(client: Client, prefix: str, action: Action, ids: Sequence[bytes], not_a
     return Acted(done, in_flight, missing, tuple(left))
 
 
+# --- ids of a queue ---
+
+#: perform_at and the time of burial of an id's jobs: Unix time, seconds; None: none waits, or is buried.
+Moments = tuple[float | None, float | None]
+
+#: Ids that are gathered before any of them is sent: with many shards, a call for a few ids each would be slow.
+MAX_GATHERED = 5000
+#: Seconds for which what is done to single jobs waits while they are moved, as the queue is resharded.
+RESHARD_SECONDS = 1.0
+
+
+def act_on(
+    queue: QueueShards,
+    action: Action,
+    ids: JobId | Iterable[JobId],
+    unchanged: Mapping[str, Moments] | None = None,
+) -> Acted:
+    """Does it to these ids, wherever they are. ``unchanged``: what `read_moments` told before; an id that something has
+    happened to since is left alone.
+
+    Raises:
+        JobError: an id is none. UnknownQueueError, RedisUnavailable: ``done`` is to how many it was done before.
+    """
+    acted = Acted()
+    try:
+        for prefix, some in _gathered(queue, ids):
+            acted += _act_where_it_is(queue, prefix, action, some, unchanged)
+    except LowqError as error:
+        error.done += acted.done
+        raise
+    return acted
+
+
+def read_moments(queue: QueueShards, ids: JobId | Iterable[JobId]) -> dict[str, Moments]:
+    """id -> the perform_at and the time of burial of its jobs, None where it has none."""
+    found: dict[str, Moments] = {}
+    for prefix, some in _gathered(queue, ids):
+        for job_id, moments in zip(some, _moments(queue.client, prefix, some)[1], strict=True):
+            found[decode_id(job_id)] = moments
+    return found
+
+
+def as_ids(ids: JobId | Iterable[JobId]) -> Iterable[JobId]:
+    """One id, or many."""
+    return [ids] if isinstance(ids, str | int | UUID) else ids
+
+
+def _act_where_it_is(
+    queue: QueueShards, prefix: str, action: Action, ids: Sequence[bytes], unchanged: Mapping[str, Moments] | None
+) -> Acted:
+    """Does it to ids of a shard; while a reshard is under way, of the one where they are, as soon as all that
+    belongs to them is there: for a moment it waits for that.
+
+    Raises:
+        Resharding: it takes longer.
+    """
+    give_up_at = time.monotonic() + RESHARD_SECONDS
+    while True:
+        try:
+            if unchanged is None:
+                return act(queue.client, prefix, action, ids)
+            return _act_on_unchanged(queue.client, prefix, action, ids, unchanged)
+        except Resharding:
+            if time.monotonic() >= give_up_at:
+                raise Resharding(
+                    f"queue {queue.name!r}: {decode_id(ids[0])}{' and others are' if len(ids) > 1 else ' is'} being "
+                    "moved to another shard, as the queue is resharded; try again in a moment"
+                ) from None
+            time.sleep(0.05)
+        except Refusal as refusal:
+            if refusal.code != "SEALED":
+                raise
+            count, epoch = map(int, refusal.detail.split()[:2])
+            layout = Layout(count, epoch)
+            by_prefix: dict[str, list[bytes]] = defaultdict(list)
+            for job_id in ids:
+                by_prefix[queue.prefix(layout, layout.shard_of(job_id))].append(job_id)
+            acted = Acted()
+            for each, some in by_prefix.items():
+                acted += _act_where_it_is(queue, each, action, some, unchanged)
+            return acted
+
+
+def _act_on_unchanged(
+    client: Client, prefix: str, action: Action, ids: Sequence[bytes], unchanged: Mapping[str, Moments]
+) -> Acted:
+    now, found = _moments(client, prefix, ids)
+    # What is pushed or buried from here on is later than `now`. A job that is not due has no such bound: between
+    # this look and the call another one may take its place, if it is for no later time.
+    due: list[bytes] = []
+    later: list[tuple[float, bytes]] = []
+    changed: list[tuple[str, str]] = []
+    for job_id, moments in zip(ids, found, strict=True):
+        name = decode_id(job_id)
+        if moments != unchanged.get(name):
+            changed.append((name, CHANGED))
+        elif moments[0] is not None and moments[0] > now:
+            later.append((moments[0], job_id))
+        else:
+            due.append(job_id)
+    acted = Acted(missing=len(changed), left=tuple(changed))
+    if due:
+        acted += act(client, prefix, action, due, repr(now))
+    if later:
+        acted += act(client, prefix, action, [job_id for _, job_id in later], repr(max(later)[0]))
+    return acted
+
+
+def _moments(client: Client, prefix: str, ids: Sequence[bytes]) -> tuple[float, list[Moments]]:
+    """The server's time, and what the ids of a shard have at that moment or a little later."""
+    lookups = [("ZMSCORE", prefix + name, *ids) for name in ("due", "morgue")]
+    time, waiting, buried = client.commands([("TIME",), *lookups], key=prefix)
+    times = map(untrusted.perform_at, waiting), map(untrusted.finite, buried)
+    return time_of(time), list(zip(*times, strict=True))
+
+
+def _gathered(queue: QueueShards, ids: JobId | Iterable[JobId]) -> Iterator[tuple[str, list[bytes]]]:
+    """The ids by their shards, some at a time."""
+    gathered: dict[str, list[bytes]] = defaultdict(list)
+    count = 0
+    for job_id in as_ids(ids):
+        encoded = lookup_id(job_id)
+        prefix = queue.prefixes_of(encoded)[0]
+        shard_ids = gathered[prefix]
+        shard_ids.append(encoded)
+        count += 1
+        if len(shard_ids) == MAX_IDS:
+            yield prefix, gathered.pop(prefix)
+            count -= MAX_IDS
+        elif count >= MAX_GATHERED:
+            yield from gathered.items()
+            gathered.clear()
+            count = 0
+    yield from gathered.items()
+
+
 #: Seconds that a shard is nobody else's should this process die in between.
 RELEASE_LEASE_TTL = 2.0
 
 
 def release_all(client: Client, queue: str, prefixes: Sequence[str], *, shards_count: int, max_crash_count: int) -> int:
-    """For each shard with jobs in flight whose lease has run out: gets the lease, which is what charges them and lets
-    them wait again, and gives it up. Returns how many of them wait.
+    """Releases each shard with jobs in flight whose lease has run out. Returns how many of them wait.
 
     Raises:
         RedisUnavailable, ShardsCountError
     """
     released = 0
-    for start in range(0, len(prefixes), TOGETHER):
-        some = prefixes[start : start + TOGETHER]
-        counts = client.run_many([Command(prefix, "HLEN", f"{prefix}taken") for prefix in some])
-        for index, (prefix, count) in enumerate(zip(some, counts, strict=True), start):
-            if isinstance(count, Exception):
-                raise count
-            if count:
-                lease = ShardLease(
-                    client, queue, prefix, shards_count=shards_count, nonce=secrets.token_hex(8),
-                    max_crash_count=max_crash_count,
-                )  # fmt: skip
-                released += _release(lease, queue, index)
+    counts = ask(client, [Command(prefix, "HLEN", f"{prefix}taken") for prefix in prefixes])
+    for index, (prefix, count) in enumerate(zip(prefixes, counts, strict=True)):
+        if count:
+            # Denied: its holder lives, or died less than a lease ago, which nobody can tell apart.
+            got = release_shard(
+                client, queue, index, prefix, shards_count=shards_count, max_crash_count=max_crash_count
+            )  # fmt: skip
+            released += got.restored
     return released
 
 
-def _release(lease: ShardLease, queue: str, index: int) -> int:
-    got = lease.acquire(RELEASE_LEASE_TTL)
+def release_shard(
+    client: Client,
+    queue: str,
+    index: int,
+    prefix: str,
+    *,
+    shards_count: int,
+    max_crash_count: int,
+    charge: bool = True,
+) -> Lease | LeaseDenied:
+    """Gets the lease of a shard, which is what charges the jobs of a dead holder and lets them wait again, and gives it
+    up. Should this process die in between, the lease runs out, and nothing is in flight that anybody would be charged
+    for. ``charge``: not so when Redis was away.
+
+    Raises:
+        RedisUnavailable, ShardsCountError
+    """
+    lease = ShardLease(
+        client, queue, prefix, shards_count=shards_count, nonce=secrets.token_hex(8), max_crash_count=max_crash_count
+    )
+    got = lease.acquire(RELEASE_LEASE_TTL, charge=charge)
     log_poisoned(queue, index, got.poisoned)
-    if isinstance(got, LeaseDenied):
-        return got.restored  # its holder lives, or died less than a lease ago, which nobody can tell apart
-    try:
-        lease.surrender()
-    except LeaseLost:
-        pass  # it has run out by itself
-    return got.restored
+    if not isinstance(got, LeaseDenied):
+        with contextlib.suppress(LeaseLost):  # it has run out by itself
+            lease.surrender()
+    return got
+
+
+# --- whole queues ---
+
+#: Shards that are paused in one write.
+TOGETHER_PAUSED = 200
+#: Jobs of one kind that one step of `drop` removes.
+DROP_JOBS = 500
+
+
+def pause_queue(queue: QueueShards, pauses: bool, by: str = "", now: float | None = None) -> bool:
+    """Pauses or resumes all shards; whether that changed anything."""
+    changed, layouts = False, None
+    # A reshard that begins meanwhile: its new shards are as the old ones were.
+    while layouts != (layouts := queue.read_layouts()):
+        calls = [
+            partial(ShardScripts(prefix).pause, pauses, by[:200], now=time_argument(now)) for prefix in queue.prefixes
+        ]
+        for start in range(0, len(calls), TOGETHER_PAUSED):
+            for reply in attempt_all(queue.client, calls[start : start + TOGETHER_PAUSED]):
+                if isinstance(reply, Exception):
+                    raise reply
+                changed = changed or reply == 1
+    return changed
+
+
+def drop_queue(queue: QueueShards) -> int:
+    """Removes a queue with all its jobs; returns how many these were.
+
+    Raises:
+        QueueInUse: a node holds a shard of it. UnknownQueueError, RedisUnavailable
+    """
+    layouts = queue.read_layouts()
+    prefixes = queue.prefixes
+    for shard, reply in enumerate(ask(queue.client, [ShardScripts(each).drop(0, asks=True) for each in prefixes])):
+        _refuse_in_use(queue, shard, reply)
+    removed = 0
+    # What is left of the layouts before sends on who comes late; nobody holds a shard of them. Shard 0, which says
+    # how many there are, goes last: so a drop that was interrupted finds the rest when it is called again.
+    for epoch in range(layouts.current.epoch):
+        prefixes += reversed(_tombstones(queue, epoch))
+    for shard, prefix in enumerate(prefixes):
+        is_gone = False
+        while not is_gone:
+            dropped = attempt(queue.client, partial(ShardScripts(prefix).drop, DROP_JOBS))
+            _refuse_in_use(queue, shard, dropped)
+            removed += dropped.removed
+            is_gone = dropped.is_gone
+    for key in history_key(queue.namespace, queue.name), error_groups_key(queue.namespace, queue.name):
+        queue.client.command("UNLINK", key, key=key)
+    key = queues_key(queue.namespace)
+    queue.client.command("HDEL", key, queue.name, key=key)
+    return removed
+
+
+def _tombstones(queue: QueueShards, epoch: int) -> list[str]:
+    """The shards of a layout that all jobs have left."""
+    prefix = queue.prefix(Layout(1, epoch), 0)
+    count = untrusted.count(queue.client.command("HGET", f"{prefix}meta", "shards_count", key=prefix))
+    return Layout(count, epoch).prefixes(queue.namespace, queue.name) if 0 < count <= MAX_SHARDS else []
+
+
+def _refuse_in_use(queue: QueueShards, shard: int, reply: DropReply) -> None:
+    if reply.is_held:
+        raise QueueInUse(
+            f"queue {queue.name!r} can't be dropped: a node holds its shard {shard}. Stop the nodes that work it "
+            "first (a dead node's lease runs out by itself), then drop it"
+        )

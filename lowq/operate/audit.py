@@ -16,24 +16,14 @@ from lowq.store import registry, untrusted
 from lowq.store.keys import audit_key
 
 log = logging.getLogger(__name__)
-
-
 #: Entries that are kept.
 KEPT = 1000
-
-
 #: Characters of a text in an entry.
 MAX_TEXT = 300
-
-
 #: The address in entries of the command line.
 CLI = "cli"
-
-
 #: Entries that are read with one command.
 _TOGETHER = 200
-
-
 _TOKEN = re.compile("[0-9a-f]{1,32}")
 
 

@@ -27,38 +27,22 @@ from lowq.store.scripts import time_of
 
 #: Tasks that run at once, in all processes together; and others that are kept, the latest.
 MAX_RUNNING, MAX_ENDED = 4, 100
-
-
 #: Seconds without a report after which a task is shown as interrupted: longer than Redis may leave a call unanswered.
 SILENCE = 20.0
-
-
 #: Seconds after the last report until the registry expires.
 KEPT = 30 * 86400
-
-
 #: Characters of a user's name, a reason or an error; more are cut off.
 MAX_TEXT = 1000
-
-
 #: The bounds of a filter: what is further from 0 is taken for a forgery when it is read back.
 MAX_BOUND = untrusted.MAX_NUMBER
-
-
 #: What a task does: an action on jobs, or another number of shards for its queue.
 TaskAction = Literal[ActionName, "reshard"]
-
-
 TaskState = Literal["running", "done", "cancelled", "failed", "interrupted"]
-
-
 _RECORD = re.compile(
     rb"(?P<state>running|done|cancelled|failed) (?P<began_at>\S+) (?P<heartbeat_at>\S+) (?P<ended_at>\S+) "
     rb"(?P<done>\d{1,16}) (?P<total>\d{1,16}|-) (?P<cancel>[01]) (?P<size>\d{1,9}) (?P<rest>.*)",
     re.DOTALL,
 )
-
-
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 

@@ -30,7 +30,7 @@ buried then looks older than it is, and is done with the others.
 
 import math
 from array import array
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -38,7 +38,9 @@ from lowq.errors import ConfigError
 from lowq.job import State
 from lowq.operate.actions import MAX_IDS, Action, ActionName, act
 from lowq.operate.job_filter import JobFilter, Snapshot, fingerprint, new_salt
-from lowq.operate.walk import FURTHER_LEVELS, SCANS_TOGETHER, Scan, Walk, ask, bound
+from lowq.operate.jobs import admitted_by
+from lowq.operate.queues import QueueShards
+from lowq.operate.walk import FURTHER_LEVELS, Scan, Walk, ask, bound, scan_shards
 from lowq.store import Call, Client
 from lowq.store.scripts import time_of
 from lowq.store.shard import ShardScripts
@@ -59,11 +61,7 @@ class Step:
 
 #: Jobs that were not due which a `Snapshot` remembers at most, at 8 bytes each.
 MAX_REMEMBERED = 1_000_000
-
-
 _WAITING: tuple[State, ...] = ("scheduled", "due", "retrying")
-
-
 #: What each action can be done to; None, besides: all that wait, or with kick the morgue.
 STATES_OF: dict[str, tuple[State, ...]] = {
     "perform_now": _WAITING,
@@ -124,24 +122,17 @@ class _Shard:
     level: int | None = None
 
 
-#: Which of these ids are of jobs with what is asked for in them, as of now.
-Admitted = Callable[[Sequence[bytes]], Container[bytes]]
-
-
-def bulk(
-    client: Callable[[], Client],
-    prefixes: Sequence[str],
-    action: Action,
-    wanted: JobFilter,
-    admitted: Admitted,
-) -> Iterator[Step]:
+def bulk(queue: QueueShards, action: Action, wanted: JobFilter) -> Iterator[Step]:
     """Does it, a step at a time, whenever the next step is asked for. What is wanted comes from `meant_by`.
-    ``admitted`` is called when the filter asks what is in jobs.
 
     Raises:
-        ConfigError: its ``before`` lies in the future.
+        ConfigError: there is no such shard; or, with the first step, its ``before`` lies in the future.
     """
-    run = _Bulk(client, prefixes, action, wanted, admitted)
+    return _steps(queue, queue.prefixes_for(wanted), action, wanted)
+
+
+def _steps(queue: QueueShards, prefixes: Sequence[str], action: Action, wanted: JobFilter) -> Iterator[Step]:
+    run = _Bulk(queue, prefixes, action, wanted)
     counts = run.count()
     total = next(counts)
     for number in counts:
@@ -154,11 +145,10 @@ def bulk(
         yield Step(done, max(total, done))
 
 
-def snapshot(
-    client: Callable[[], Client], prefixes: Sequence[str], action: Action, wanted: JobFilter, admitted: Admitted
-) -> Snapshot:
+def snapshot(queue: QueueShards, action: Action, wanted: JobFilter) -> Snapshot:
     """What `bulk` would be done to now."""
-    return _Bulk(client, prefixes, action, replace(wanted, before=server_now(client(), action)), admitted).remember()
+    moment = replace(wanted, before=server_now(queue.client, action))
+    return _Bulk(queue, queue.prefixes_for(wanted), action, moment).remember()
 
 
 def server_now(client: Client, action: Action) -> float:
@@ -169,17 +159,10 @@ def server_now(client: Client, action: Action) -> float:
 
 
 class _Bulk:
-    def __init__(
-        self,
-        client: Callable[[], Client],
-        prefixes: Sequence[str],
-        action: Action,
-        wanted: JobFilter,
-        admitted: Admitted,
-    ) -> None:
-        self._client = client
+    def __init__(self, queue: QueueShards, prefixes: Sequence[str], action: Action, wanted: JobFilter) -> None:
+        self._queue = queue
         self._action = action
-        self._admitted = admitted
+        self._admitted = admitted_by(queue, wanted, float(action.now) if action.now else None)
         self._in_morgue = wanted.state == "morgue"
         self._base = "morgue" if self._in_morgue else "due"
         # What is due needn't be made due.
@@ -189,7 +172,7 @@ class _Bulk:
         self._snapshot = before if isinstance(before, Snapshot) else None
         self._before = before.at if isinstance(before, Snapshot) else before
         if self._before is not None:
-            now = server_now(client(), action)
+            now = server_now(queue.client, action)
             if self._before > now:
                 raise ConfigError(f"before={self._before!r} lies in the future: by Redis's clock it is {now!r}")
             if self._in_morgue:
@@ -217,7 +200,7 @@ class _Bulk:
     def _look_at(self, places: Sequence[tuple[str, int | None]], now: str) -> list[_Shard]:
         low, high = bound(self._wanted.low), bound(self._wanted.high)
         calls = [ShardScripts(prefix).bulk_bounds(self._base, low, high, level, now) for prefix, level in places]
-        replies = ask(self._client(), calls, 100)
+        replies = ask(self._queue.client, calls, 100)
         return [
             replace(_Shard(prefix, *reply), level=level) for (prefix, level), reply in zip(places, replies, strict=True)
         ]
@@ -314,16 +297,13 @@ class _Bulk:
         base = "retries" if failed or wanted.state == "retrying" else self._base
         order_by = "buried_at" if self._in_morgue else "perform_at"
         scan = Scan(base, wanted.pattern, order_by, past=wanted.past)
-        cursors = dict.fromkeys(range(len(shards)), b"0")
-        while cursors:
-            some = list(cursors)[:SCANS_TOGETHER]
-            calls = [scan.call(shards[i].prefix, cursors[i], self._action.now) for i in some]
-            for i, scanned in zip(some, list(ask(self._client(), calls)), strict=True):
-                if scanned.cursor is None:
-                    del cursors[i]
-                else:
-                    cursors[i] = scanned.cursor
-                yield shards[i], self._fitting(shards[i], wanted, scanned)
+        by_prefix = {shard.prefix: shard for shard in shards}
+        for prefix, scanned in scan_shards(
+            lambda _, calls: ask(self._queue.client, calls),
+            by_prefix,
+            lambda prefix, cursor: scan.call(prefix, cursor, self._action.now),
+        ):
+            yield by_prefix[prefix], self._fitting(by_prefix[prefix], wanted, scanned)
 
     def _fitting(self, shard: _Shard, wanted: JobFilter, scanned: ScanReply) -> dict[str, list[bytes]]:
         due_cutoff, same_clock = scanned.due_cutoff, self._may_pass_now(shard) and scanned.clock == shard.clock
@@ -418,7 +398,7 @@ class _Bulk:
         )
         while not walk.finished and looked < part.most:
             calls: list[Call[Any]] = [walk.call(limit, self._action.now), *further]
-            page, *moments = ask(self._client(), calls)
+            page, *moments = ask(self._queue.client, calls)
             walk.took(page)
             looked += max(len(walk.ready), 1)
             found = walk.ready[::-1]
@@ -433,7 +413,7 @@ class _Bulk:
                 yield [job_id for _, job_id in found], latest
 
     def _act(self, prefix: str, ids: list[bytes], not_after: str) -> int:
-        return act(self._client(), prefix, self._action, ids, not_after).done
+        return act(self._queue.client, prefix, self._action, ids, not_after).done
 
 
 def _lowest(score: bytes, other: float) -> str:

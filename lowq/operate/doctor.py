@@ -1,7 +1,7 @@
 """An examination: all that the doctor looks at, in order, and the repairs."""
 
 import json
-import secrets
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -9,35 +9,26 @@ from typing import Any
 
 from lowq.backend import Backend
 from lowq.duration import duration
-from lowq.errors import LeaseLost, RedisUnavailable, ScriptError, UnknownQueueError
+from lowq.errors import RedisUnavailable, ScriptError, ShardsCountError, UnknownQueueError
+from lowq.operate.actions import release_shard
 from lowq.operate.findings import KINDS, Finding
 from lowq.operate.integrity import SCAN_KEYS, JobScanner, Place, ShardSnapshot, literally, read_shard_snapshots
-from lowq.operate.nodes import STUCK_SECONDS, seconds_all_busy
-from lowq.operate.queues import find_queue
+from lowq.operate.nodes import STUCK_SECONDS, read_node_entries, seconds_all_busy
+from lowq.operate.queues import QueueInfo, find_queue, read_registry
 from lowq.operate.server import SAMPLE, SERVER_CODES, check_channels, check_encoding, check_servers
-from lowq.operate.suspicions import Look, Suspicion, confirm, look, read_node_entries, read_queues
+from lowq.operate.suspicions import Look, Suspicion, confirm, look
+from lowq.options import QueueOptions
 from lowq.sharding import Layout
-from lowq.store import Refusal, registry
+from lowq.shards.lease import LeaseDenied
+from lowq.store import Refusal, registry, untrusted
 from lowq.store.keys import MAX_SHARDS, nodes_key, queues_key, shard_prefix
 from lowq.store.shard import ShardScripts
 
 #: Milliseconds that a lease without an end is given when the lease_ttl of its owner is not known: longer than any, so
 #: that an owner that lives renews it before.
 ENDLESS_LEASE = 600_000
-
-
-#: Milliseconds that the doctor's own lease runs on, should it die between restoring and giving the shard up.
-OWN_LEASE = 1000
-
-
-#: Of a queue whose worker nobody has registered.
-DEFAULT_MAX_CRASH_COUNT = 3
-
-
 #: Shards, nodes or keys that a text names.
 MOST_NAMED = 10
-
-
 #: The codes that findings have.
 CODES = SERVER_CODES | KINDS.keys()
 
@@ -93,7 +84,7 @@ class _Examination:
         found += check_encoding(self._client, self._scanner.sample)
         # Twice, as a queue may come or go meanwhile: it is unknown only when its keys are there between two looks at
         # the registry that do not find it.
-        known_before, _ = read_queues(self._backend)
+        known_before, _ = read_registry(self._backend)
         seen, confirmed = confirm(lambda: look(self._backend, self._wanted, others), self._patience)
         found += self._of_nodes(seen, confirmed)
         found += self._of_queues(seen, confirmed, known_before)
@@ -105,7 +96,7 @@ class _Examination:
         try:
             find_queue(self._backend, name)
         except UnknownQueueError:
-            if name in read_queues(self._backend)[1]:
+            if name in read_registry(self._backend)[1]:
                 return
             # Perhaps only the registry has lost it.
             begin = shard_prefix(self._namespace, name, 0).rpartition(":0")[0]
@@ -237,8 +228,7 @@ class _Examination:
         if code == "shard_unserved" and not any(item.due for item in items):
             finding = replace(finding, severity="warning")
         if code == "ownerless" and self._repair:
-            options = seen.queues[queue].options if queue in seen.queues else {}
-            repaired = sum(self._restore(item, options.get("max_crash_count")) for item in items)
+            repaired = sum(self._restore(item, seen.queues.get(queue)) for item in items)
             finding = replace(finding, repaired=repaired)
         return finding
 
@@ -250,7 +240,7 @@ class _Examination:
                 strangers[queue].append(item)
         if not strangers:
             return
-        known_after, _ = read_queues(self._backend)
+        known_after, _ = read_registry(self._backend)
         for queue, items in strangers.items():
             if queue in known_after:
                 continue
@@ -275,33 +265,27 @@ class _Examination:
             return False
         return True
 
-    def _restore(self, item: ShardSnapshot, max_crash_count: Any) -> bool:
+    def _restore(self, item: ShardSnapshot, info: QueueInfo | None) -> bool:
         """What a dead owner left in flight waits again, as after any other change of owner: the doctor is the new
         owner for a moment. Whether nothing is without an owner any more.
         """
-        most = max_crash_count if isinstance(max_crash_count, int) else DEFAULT_MAX_CRASH_COUNT
+        queue, shard, _ = item.place
+        count = untrusted.count(item.meta.get("shards_count"))
+        if not 0 < count <= MAX_SHARDS:
+            return False  # that must be put right first
+        options = QueueOptions(queue, count)
+        if info is not None:
+            options = options.registered(info.options)
         # A Redis that was away until lately may be what the owner waits for.
         charge = self._client.server_age() > self._backend.config.lease_ttl
-        if "shards_count" not in item.meta:
-            return False  # that must be put right first
-        nonce, shard = secrets.token_hex(8), ShardScripts(shard_prefix(self._namespace, *item.place))
-        got = None
-        while got is None or got.state == "restoring":  # some jobs with each call
-            seed = secrets.randbelow(2**31)
-            try:
-                got = self._client.call(
-                    shard.acquire(nonce, OWN_LEASE, item.meta["shards_count"], most, jitter_seed=seed, charge=charge)
-                )
-            except (Refusal, ScriptError):
-                return False
-        if got.state in ("acquired", "resumed"):
-            # Should this process die here, the lease runs out, and nothing is in flight that anybody would be charged
-            # for.
-            try:
-                self._client.call(shard.surrender(f"{nonce}:{got.fence.decode()}"))
-            except LeaseLost:
-                pass  # it has run out already
-        return got.state not in ("sealed", "fed")
+        try:
+            got = release_shard(
+                self._client, queue, shard, shard_prefix(self._namespace, *item.place), shards_count=count,
+                max_crash_count=options.max_crash_count, charge=charge,
+            )  # fmt: skip
+        except (ShardsCountError, ScriptError):
+            return False
+        return not isinstance(got, LeaseDenied) or got.seconds < math.inf  # it is not being resharded
 
     # --- shards ---
 

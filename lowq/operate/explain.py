@@ -1,7 +1,8 @@
 """Why an id is not being performed right now, in a sentence, and all that is known of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import inf
 from typing import Any, Literal
 
@@ -9,12 +10,16 @@ from lowq.codec import decode_id
 from lowq.duration import duration
 from lowq.job import Job, State
 from lowq.limits import Concurrency, Limit, Rate, registered_limits
-from lowq.operate.nodes import NodeInfo
-from lowq.operate.stats import ShardInfo
+from lowq.operate.jobs import everywhere_calls, jobs_everywhere
+from lowq.operate.nodes import REGISTRY_CALLS, NodeInfo, Registries, registry_calls
+from lowq.operate.queues import QueueInfo, QueueShards
+from lowq.operate.stats import ShardInfo, by_nonce, shard_info
 from lowq.operate.walk import ask
+from lowq.retry import MAX_RETRY_COUNT
 from lowq.store import Client, Command, untrusted
 from lowq.store.keys import limit_key
 from lowq.store.scripts import time_of
+from lowq.store.shard import ShardScripts
 from lowq.store.shard_replies import Flight, WhyReply
 
 #: How many slots a rate has within its time: see ``take_permits.lua``.
@@ -125,16 +130,12 @@ Reason = Literal[
     "behind",
     "next",
 ]
-
-
 #: Reasons behind which may be a limit.
 MAY_BE_LIMITED: tuple[Reason, ...] = ("behind", "next")
-
-
+#: Ids that are described in one round trip: each may bring three times the bytes of a reply.
+DESCRIBED_TOGETHER = 10
 #: Characters of an id in a sentence.
 _MAX_ID = 60
-
-
 #: What is said of an id that has no job.
 ABSENT = "no such job waits, is in flight or is buried; of what was performed nothing is kept"
 
@@ -349,3 +350,80 @@ class _Owner:
 
     def __str__(self) -> str:
         return f"owner {self._nonce}" if self._node is None else f"{self._node.kind} {self._node.name}"
+
+
+# --- looking it up ---
+
+
+def describe_all(queue: QueueShards, ids: Sequence[bytes], now: float | None) -> Iterator[Description]:
+    """Everything that is known of these ids, in their order: ten of them in a round trip, as they are asked for."""
+    for start in range(0, len(ids), DESCRIBED_TOGETHER):
+        yield from _describe(queue, ids[start : start + DESCRIBED_TOGETHER], now)
+
+
+def _describe(queue: QueueShards, ids: Sequence[bytes], now: float | None) -> Iterator[Description]:
+    layouts = queue.presumed_layouts
+    calls = registry_calls(queue.namespace, queue.name)
+    for job_id in ids:
+        calls += everywhere_calls(queue, job_id, now, layouts)
+        for prefix in queue.prefixes_of(job_id, layouts):
+            calls += [ShardScripts(prefix).why(job_id, now), ShardScripts(prefix).stats(now)]
+    replies = iter(list(ask(queue.client, calls, len(calls))))
+    registries = Registries.of(queue.name, islice(replies, REGISTRY_CALLS))
+    if not queue.are_confirmed(layouts, registries.queue):
+        yield from _describe(queue, ids, now)
+        return
+    both = len(layouts.all)
+    for job_id in ids:
+        jobs = jobs_everywhere(queue, job_id, islice(replies, 3 * both))
+        found = list(islice(replies, 2 * both))
+        number = _decisive(found[::2])
+        why, stats, shard = found[2 * number], found[2 * number + 1], layouts.all[number].shard_of(job_id)
+        node = registries.holder(why.lease)
+        most = max_retry_count(registries.queue)
+        yield Description(
+            queue=queue.name,
+            id=decode_id(job_id),
+            at=why.now,
+            why=_with_limits(queue, explain(why, (queue.name, shard), node, most), registries.queue),
+            jobs=tuple(jobs),
+            shard=shard_info(shard, stats, by_nonce(registries.node_names)),
+            node=node,
+            max_retry_count=most,
+        )
+
+
+def read_why(queue: QueueShards, job_id: bytes, now: float | None) -> Why:
+    """Why this id is not being performed right now."""
+    layouts = queue.presumed_layouts
+    calls = registry_calls(queue.namespace, queue.name)
+    calls += [ShardScripts(prefix).why(job_id, now) for prefix in queue.prefixes_of(job_id, layouts)]
+    replies = list(ask(queue.client, calls, len(calls)))
+    registries, whys = Registries.of(queue.name, replies[:REGISTRY_CALLS]), replies[REGISTRY_CALLS:]
+    if not queue.are_confirmed(layouts, registries.queue):
+        return read_why(queue, job_id, now)
+    number = _decisive(whys)
+    place = queue.name, layouts.all[number].shard_of(job_id)
+    node = registries.holder(whys[number].lease)
+    why = explain(whys[number], place, node, max_retry_count(registries.queue))
+    return _with_limits(queue, why, registries.queue)
+
+
+def _decisive(whys: Sequence[WhyReply]) -> int:
+    """The number, of an id's shards by layout, of the one that decides: that which its jobs leave until all were
+    moved.
+    """
+    return next((number for number, reply in enumerate(whys) if not reply.moved), len(whys) - 1)
+
+
+def _with_limits(queue: QueueShards, why: Why, entry: QueueInfo | None) -> Why:
+    """What keeps an id that could be performed, where it is a limit over all nodes."""
+    if why.reason not in MAY_BE_LIMITED or entry is None:
+        return why
+    return explain_limited(why, read_limits(queue.client, queue.namespace, queue.name, entry.options))
+
+
+def max_retry_count(entry: QueueInfo | None) -> int:
+    """How often the worker of a queue tries again, as the registry says, or the default."""
+    most = None if entry is None else entry.options.get("max_retry_count")
+    return most if isinstance(most, int) else MAX_RETRY_COUNT

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 Severity = Literal["ok", "warning", "error"]
-
-
 #: Ids that a finding names; how many there are says its count.
 MAX_NAMED = 10
 
@@ -55,11 +53,7 @@ class Kind(NamedTuple):
 
 
 _BY_HAND = "keys were removed or written by hand or by another program, evicted by Redis (maxmemory-policy), or lost"
-
-
 _REPAIR = "lowq doctor --repair "
-
-
 #: code -> what there is to say. Those of a server are with its checks.
 KINDS = {
     # --- ids of a shard: found and confirmed by one script ---

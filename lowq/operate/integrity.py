@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lowq.operate.findings import MAX_NAMED
-from lowq.operate.walk import SCANS_TOGETHER, ask
+from lowq.operate.walk import SCANS_TOGETHER, ask, scan_shards
 from lowq.sharding import Layouts, queue_of_layout, shard_of
 from lowq.store import Client
 from lowq.store.keys import FORMAT, SHARD_KEYS, shard_prefix
@@ -22,8 +22,6 @@ from lowq.store.tags import place_of
 
 #: Seconds that a shard's clock may be ahead of the server's: it runs ahead by a microsecond for each job of a push.
 CLOCK_TOLERANCE = 2.0
-
-
 #: Calls that go out together: each takes some 20 microseconds.
 SNAPSHOTS_TOGETHER = 100
 
@@ -136,30 +134,16 @@ def _number(text: str | None) -> float:
 
 #: In this order: what a repair of the first ones changes is looked at by the later ones.
 _FIRST = ("taken", "due", "morgue")
-
-
 SETS = (*_FIRST, *(key.name for key in SHARD_KEYS if key.has_ids and key.name not in _FIRST))
-
-
 #: What the keys of payloads begin with.
 PAYLOADS = tuple(key.head.encode() for key in SHARD_KEYS if key.name.endswith("<id>"))
-
-
 #: All other keys that a shard may have.
 KNOWN_KEYS = frozenset(key.name.encode() for key in SHARD_KEYS if key.is_one)
-
-
 #: Keys of one step of the scan, ids of one call that looks, and of one that repairs: a few milliseconds of Redis at
 #: most.
 SCAN_KEYS = 1000
-
-
 MAX_EXAMINED = 500
-
-
 MAX_REPAIRED = 200
-
-
 #: Ids that are gathered before any of them is looked at: with many shards, a call for a few ids each would be slow.
 MAX_GATHERED = 20_000
 
@@ -204,17 +188,16 @@ class JobScanner:
     def examine_sets(self, places: Sequence[Place]) -> None:
         """Every entry of every set of these shards."""
         for what in SETS:
-            cursors = dict.fromkeys(places, b"0")
-            while cursors:
-                some = list(cursors)[:SCANS_TOGETHER]
-                calls = [self._scripts(place).examine(what, cursors[place]) for place in some]
-                for place, examined in zip(some, ask(self._client, calls), strict=True):
-                    if examined.cursor is None:
-                        del cursors[place]
-                    else:
-                        cursors[place] = examined.cursor
-                    self._on_step(examined.looked)
-                    self._note(place, what, examined.found)
+            self._examine_set(what, places)
+
+    def _examine_set(self, what: str, places: Sequence[Place]) -> None:
+        for place, examined in scan_shards(
+            lambda _, calls: ask(self._client, calls),
+            places,
+            lambda place, cursor: self._scripts(place).examine(what, cursor),
+        ):
+            self._on_step(examined.looked)
+            self._note(place, what, examined.found)
 
     # --- keys ---
 

@@ -86,17 +86,11 @@ def check_text(name: str, text: object) -> None:
 
 #: Bytes of a pattern, and of its part from the first ``*`` on. Stars side by side are one; a ``*`` at the end is free.
 MAX_PATTERN_BYTES, MAX_PATTERN_REST = 1024, 100
-
-
 #: Stars of a pattern. Redis before 7.0.9 (and the embedded store) tries them all against each other: ``lua/scan.lua``
 #: allows fewer there.
 MAX_PATTERN_STARS = 4
-
-
 #: Ids that one call looks at, at most.
 MAX_SCANNED = 1000
-
-
 #: Steps of one call, each of 1 to 2 nanoseconds: 1 to 2 ms, and three calls go out together.
 _STEPS = 1_000_000
 
@@ -149,11 +143,7 @@ def _pattern_parts(pattern: bytes) -> tuple[int, int]:
 
 
 OrderBy = Literal["perform_at", "retry_count", "buried_at", "id"]
-
-
 STATES: tuple[State, ...] = get_args(State)
-
-
 ORDERS: tuple[OrderBy, ...] = get_args(OrderBy)
 
 
@@ -211,8 +201,6 @@ class Snapshot:
 
 #: Bytes of the key of a snapshot's fingerprints.
 SALT = 16
-
-
 _TIME = struct.Struct("<d")
 
 

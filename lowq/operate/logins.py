@@ -23,19 +23,11 @@ from lowq.store.scripts import time_of
 
 #: What new hashes cost: 16 MiB and some 0.2 s for each attempt.
 LOG_N, R, P = 14, 8, 5
-
-
 #: Bytes of memory that checking one password may take, and its most rounds: whoever writes a file sets both.
 MAX_MEMORY, MAX_P = 2**28, 64
-
-
 #: Characters of a name.
 MAX_NAME = 200
-
-
 _BASE64 = "([A-Za-z0-9+/=]{4,128})"
-
-
 _HASH = re.compile(r"scrypt\$([0-9]{1,2})\$([0-9]{1,2})\$([0-9]{1,2})" + rf"\${_BASE64}\${_BASE64}")
 
 
@@ -124,8 +116,6 @@ def line_of(name: str, password: str, role: str) -> str:
 
 #: Pairs of address and user that are remembered.
 KEPT = 1000
-
-
 _RECORD = re.compile(rb"([0-9]{1,9}) (\S+) \S+")
 
 

@@ -1,6 +1,6 @@
 """The nodes in the registry, read only: which of them live, what they perform, and which batches are stuck."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from math import inf, isfinite
 from typing import Any, NamedTuple, TypedDict
@@ -115,7 +115,7 @@ class Registries(NamedTuple):
     node_names: list[bytes]
 
     @classmethod
-    def of(cls, queue: str, replies: Sequence[Any]) -> "Registries":
+    def of(cls, queue: str, replies: Iterable[Any]) -> "Registries":
         """From the replies to `registry_calls`."""
         entry, raw, time = replies
         return cls(entry_of(queue, entry), _live_nodes(raw, time_of(time)), raw[::2])
@@ -127,26 +127,78 @@ class Registries(NamedTuple):
         return next((node for node in self.nodes if node.name.endswith(":" + nonce[:6])), None) if nonce else None
 
 
+#: How many calls these are.
+REGISTRY_CALLS = 3
+
+
 def registry_calls(namespace: str, queue: str) -> list[Call[Any]]:
     """Asks what the registries say that concerns a queue; see `Registries`. In a cluster they are in two slots."""
     nodes = nodes_key(namespace)
     return [entry_call(namespace, queue), Command(nodes, "HGETALL", nodes), Command(nodes, "TIME")]
 
 
-def _node_info(name: bytes, data: bytes, now: float, on_replica: bool) -> NodeInfo | None:
-    """What an entry of the registry says (heartbeat.lua describes it); None when the node was silent for too long, but
-    not where it can't write.
+class _Entry(NamedTuple):
+    """An entry of the registry, as heartbeat.lua describes it."""
+
+    heartbeat_at: float
+    #: Seconds without a word after which the node is to be taken for dead.
+    silence: float
+    #: None: they can't be read.
+    details: dict[str, Any] | None
+
+    @classmethod
+    def read(cls, data: bytes) -> "_Entry | None":
+        """None: it is none of ours."""
+        try:
+            head, silence, size, rest = data.split(b" ", 3)
+            details = rest[int(size) :]
+        except ValueError:
+            return None
+        heartbeat_at, patience = untrusted.finite(head), untrusted.finite(silence)
+        if heartbeat_at is None or patience is None:
+            return None
+        return cls(heartbeat_at, patience, untrusted.json_object(details))
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEntries:
+    """The registry of nodes, also of those that do not live."""
+
+    names: frozenset[str]
+    #: Node -> seconds since its last heartbeat, of those that were silent for longer than they said.
+    silent: Mapping[str, float]
+    unreadable: frozenset[str]
+
+
+def read_node_entries(backend: Backend) -> NodeEntries:
+    """The registry of nodes.
+
+    Raises:
+        RedisUnavailable, RedisRefused
     """
-    try:
-        head, silence, size, rest = data.split(b" ", 3)
-        details = untrusted.json_object(rest[int(size) :]) or {}
-    except ValueError:
-        head, silence, details = b"", b"", {}
-    heartbeat_at, patience = untrusted.finite(head), untrusted.finite(silence)
-    if heartbeat_at is None or patience is None:
+    key = nodes_key(backend.config.namespace)
+    raw, time = backend.client.commands([("HGETALL", key), ("TIME",)], key=key)
+    now = time_of(time)
+    entries = {
+        name.decode("utf-8", "replace"): _Entry.read(data) for name, data in zip(raw[::2], raw[1::2], strict=True)
+    }
+    silent = {
+        name: now - entry.heartbeat_at
+        for name, entry in entries.items()
+        if entry is not None and entry.details is not None and now - entry.heartbeat_at > entry.silence
+    }
+    unreadable = frozenset(name for name, entry in entries.items() if entry is None or entry.details is None)
+    return NodeEntries(frozenset(entries), silent, unreadable)
+
+
+def _node_info(name: bytes, data: bytes, now: float, on_replica: bool) -> NodeInfo | None:
+    """What an entry of the registry says; None when the node was silent for too long, but not where it can't write."""
+    entry = _Entry.read(data)
+    if entry is None:
         untrusted.log_skipped("node", name, "its entry in the registry is none of ours")
         return None
-    is_silent = now - heartbeat_at > patience
+    heartbeat_at, details = entry.heartbeat_at, entry.details or {}
+    is_silent = now - heartbeat_at > entry.silence
     if is_silent and not on_replica:
         return None
     return NodeInfo(
@@ -227,8 +279,6 @@ def _performing(said: Any) -> RunningBatch | None:
 #: A batch is stuck when it has been running for longer than this, seconds, and for longer than so many times what 95 %
 #: of the batches of its queue take.
 STUCK_SECONDS, STUCK_TIMES = 60.0, 10.0
-
-
 #: Most of them that are named.
 MOST_STUCK = 100
 

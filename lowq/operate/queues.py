@@ -1,25 +1,17 @@
-"""The queues in the registry: their entries, and their layouts as their shards tell them.
+"""The queues in the registry: their entries, and where their jobs are."""
 
-The registry is one key of one primary, which a failover may set back. What sealed and opened shards say holds for good:
-so they decide where the two disagree, and no epoch is used twice.
-"""
-
-import contextlib
-import json
-import threading
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
 from lowq.backend import Backend
-from lowq.errors import LowqError, RedisRefused, RedisUnavailable, UnknownQueueError
-from lowq.logs import describe, get_log
+from lowq.errors import ConfigError, UnknownQueueError
+from lowq.operate.job_filter import JobFilter
 from lowq.schedules import is_internal
-from lowq.sharding import Layout, Layouts
-from lowq.store import Call, Client, Command, registry, untrusted
-from lowq.store.keys import MAX_SHARDS, is_queue_name, nodes_key, queues_key
+from lowq.sharding import READ_AGAIN, Layout, Layouts
+from lowq.store import Client, Command, untrusted
+from lowq.store.keys import is_queue_name, queues_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +45,29 @@ def queues(backend: Backend) -> list[QueueInfo]:
 
 def all_queues(backend: Backend) -> list[QueueInfo]:
     """As `queues`, with the internal ones."""
+    known, unreadable = read_registry(backend)
+    for name in unreadable:
+        _log_unreadable(name)
+    return list(known.values())
+
+
+def read_registry(backend: Backend) -> tuple[dict[str, QueueInfo], dict[str, str]]:
+    """The registry of queues, by name, and what the entries say that can't be read.
+
+    Raises:
+        RedisUnavailable, RedisRefused
+    """
     key = queues_key(backend.config.namespace)
     raw = backend.client.command("HGETALL", key, key=key)
-    infos = [_known_queue(name, data) for name, data in zip(raw[::2], raw[1::2], strict=True)]
-    return sorted((info for info in infos if info is not None), key=lambda info: info.name)
+    known: dict[str, QueueInfo] = {}
+    unreadable: dict[str, str] = {}
+    for name, data in sorted(zip(raw[::2], raw[1::2], strict=True)):
+        info, text = queue_info(name, data), name.decode("utf-8", "replace")
+        if info is None:
+            unreadable[text] = data.decode("utf-8", "replace")[:100]
+        else:
+            known[text] = info
+    return known, unreadable
 
 
 def find_queue(backend: Backend, name: str) -> QueueInfo:
@@ -99,7 +110,10 @@ def entry_call(namespace: str, name: str) -> Command:
 
 def entry_of(name: str, data: bytes | None) -> QueueInfo | None:
     """A queue's entry from the reply to `entry_call`; None: there is none, or none that can be read."""
-    return None if data is None else _known_queue(name.encode(), data)
+    info = None if data is None else queue_info(name.encode(), data)
+    if info is None and data is not None:
+        _log_unreadable(name)
+    return info
 
 
 def queue_info(name: bytes, data: bytes) -> QueueInfo | None:
@@ -118,219 +132,101 @@ def queue_info(name: bytes, data: bytes) -> QueueInfo | None:
     )
 
 
-def _known_queue(name: bytes, data: bytes) -> QueueInfo | None:
-    info = queue_info(name, data)
-    if info is None:
-        untrusted.log_skipped("queue", name, "its entry in the registry is none of ours")
-    return info
+def _log_unreadable(name: str) -> None:
+    untrusted.log_skipped("queue", name, "its entry in the registry is none of ours")
 
 
-log = get_log("lowq.reshard")
+class QueueShards:
+    """The shards of a queue: where its jobs are, as the registry says. Safe for threads."""
 
+    def __init__(self, backend: Backend, name: str, shards_count: int | None = None) -> None:
+        self.backend = backend
+        self.name = name
+        self._given_count = shards_count
 
-#: Short calls in one write.
-_WRITE = 200
+    @property
+    def client(self) -> Client:
+        return self.backend.client
 
+    @property
+    def namespace(self) -> str:
+        return self.backend.config.namespace
 
-#: Shards of another layout that are looked at to find out whether it was ever made, and how many it has.
-_PROBED = 64
+    @property
+    def layouts(self) -> Layouts:
+        """Its layout, and while a reshard is under way the one that its jobs are being moved to; as the registry has
+        said in the last second.
 
-
-class RegistryCheck:
-    """Has the registry repaired where it says less of a queue than this process knows, or than the queue's shards said.
-    Other threads than the caller's ask the shards: primaries may be away, and the caller has leases to keep.
-    """
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        #: Queue -> whoever looks at its shards just now, or was the last to do so.
-        self._threads: dict[str, threading.Thread] = {}
-        #: Queue -> layouts of the registry that its shards bear out, and those that had been served.
-        self._confirmed: dict[str, tuple[Layouts, Layouts | None]] = {}
-        #: The last error that was told.
-        self._told = ""
-
-    def accepts(self, queue: str, found: Layouts, served: Layouts | None, doubted: Collection[int]) -> bool:
-        """Whether the layouts that were ``found`` in the registry are to be followed, by a process that has ``served``
-        others. Not earlier ones, nor another number of shards of the same epoch, unless the shards bear them out, as
-        when the queue was dropped and made anew. ``doubted``: epochs of which shards have said that they are sealed, or
-        were made for another number.
+        Raises:
+            UnknownQueueError: the number of shards was not given, and nobody has used the queue yet.
         """
-        is_earlier = served is not None and (
-            found.current.epoch < served.current.epoch
-            or found.all[-1].epoch < served.all[-1].epoch
-            or any(layout.epoch == other.epoch and layout != other for layout in found.all for other in served.all)
-        )
-        if is_earlier and self._confirmed.pop(queue, None) == (found, served):
+        routes = self.backend.routes_of(self.name)
+        return routes.layouts if routes is not None and routes.age < READ_AGAIN else self.read_layouts()
+
+    @property
+    def presumed_layouts(self) -> Layouts:
+        """For callers that ask the registry along with the shards; see `are_confirmed`."""
+        routes = self.backend.routes_of(self.name)
+        if routes is not None:
+            return routes.layouts
+        return self.layouts if self._given_count is None else Layouts.plain(self._given_count)
+
+    def are_confirmed(self, presumed: Layouts, entry: QueueInfo | None) -> bool:
+        """Whether the registry has these layouts. If not, a reshard has begun or ended: the new layouts are noted, and
+        the caller asks again.
+        """
+        if entry is None or entry.layouts == presumed:
             return True
-        thread = self._threads.get(queue)
-        # A mover enters its reshard before it seals a shard, so the registry has lost the one that has sealed these.
-        is_doubtful = is_earlier or (found.next is None and found.current.epoch in doubted)
-        if is_doubtful and (thread is None or not thread.is_alive()):
-            thread = threading.Thread(target=self._look, args=(queue, served), name="lowq-registry", daemon=True)
-            self._threads[queue] = thread
-            thread.start()
-        return not is_earlier
+        self.backend.note_layouts(self.name, entry.layouts)
+        return False
 
-    def _look(self, queue: str, served: Layouts | None) -> None:
-        try:
-            layouts = repair_registry(self._backend, queue, None if served is None else served.current)
-            self._confirmed[queue] = layouts, served
-            if served is not None and layouts != served:
-                announce(self._backend, queue, layouts)  # who has refused them meanwhile reads the registry again
-        except (RedisUnavailable, UnknownQueueError):
-            pass  # the next heartbeat asks again
-        except LowqError as error:
-            text = describe(error, str)
-            if text != self._told:  # not with every heartbeat
-                self._told = text
-                log.warning(
-                    "queue %r: the registry and the shards disagree, and the registry could not be put right: %s",
-                    queue, text, extra={"event": "registry_not_repaired", "queue": queue},
-                )  # fmt: skip
+    def read_layouts(self) -> Layouts:
+        """As the registry says now."""
+        if self._given_count is None:
+            layouts = find_queue(self.backend, self.name).layouts
+        else:
+            entry = find_entry(self.client, self.namespace, self.name, self.backend.config.push_timeout)
+            layouts = Layouts.plain(self._given_count) if entry is None else entry.layouts
+        return self.backend.note_layouts(self.name, layouts).layouts
 
+    @property
+    def declared_count(self) -> int:
+        """How many shards the code says that the queue has; without such code the registry."""
+        return self.layouts.current.shards_count if self._given_count is None else self._given_count
 
-def repair_registry(backend: Backend, queue: str, served: Layout | None = None) -> Layouts:
-    """The layouts of a queue. If its shards say others than the registry, as that has lost them in a failover or comes
-    from an older copy, the registry is written anew. ``served``: the layout that this process knows; a later one than
-    the registry's counts while shards of it are there.
+    def read_entry(self) -> QueueInfo | None:
+        """Its entry in the registry.
 
-    Raises:
-        UnknownQueueError, RedisUnavailable, RedisRefused
-    """
-    while True:
-        layouts = known = find_queue(backend, queue).layouts
-        if served is not None and served.epoch > layouts.current.epoch and _is_there(backend, queue, served):
-            known = Layouts(served)
-        said = layouts_of_shards(backend, queue, known)
-        if said == layouts:
-            return layouts
-        if set_layouts(backend, queue, layouts, said):
-            log.warning(
-                "queue %r: the registry said that it has %s, and its shards that it has %s: the registry was put right",
-                queue, _shown(layouts), _shown(said), extra={"event": "registry_repaired", "queue": queue},
-            )  # fmt: skip
+        Raises:
+            RedisUnavailable
+        """
+        return find_entry(self.client, self.namespace, self.name)
 
+    @property
+    def prefixes(self) -> list[str]:
+        """Those of the layout that its jobs are being moved to come last."""
+        return self.prefixes_in(self.layouts)
 
-def _is_there(backend: Backend, queue: str, layout: Layout) -> bool:
-    """Whether Redis has shards of it: dropping a queue removes them all."""
-    metas = _read_metas(backend, layout.prefixes(backend.config.namespace, queue), "shards_count")
-    return any(count is not None for (count,) in metas)
+    def prefixes_in(self, layouts: Layouts) -> list[str]:
+        return [prefix for layout in layouts.all for prefix in layout.prefixes(self.namespace, self.name)]
 
+    def prefixes_for(self, wanted: JobFilter) -> list[str]:
+        """The shards that a filter admits.
 
-def _shown(layouts: Layouts) -> str:
-    counts = [f"{layout.shards_count} shards (epoch {layout.epoch})" for layout in layouts.all]
-    return " and is being resharded to ".join(counts)
+        Raises:
+            ConfigError: there is no such shard.
+        """
+        shard, layouts = wanted.shard, self.layouts
+        if shard is None:
+            return self.prefixes_in(layouts)
+        if shard >= layouts.current.shards_count:
+            most = layouts.current.shards_count - 1
+            raise ConfigError(f"shard={shard}: queue {self.name!r} has the shards 0 to {most}")
+        return [self.prefix(layout, shard) for layout in layouts.all if shard < layout.shards_count]
 
+    def prefix(self, layout: Layout, shard: int) -> str:
+        return layout.prefix(self.namespace, self.name, shard)
 
-def layouts_of_shards(backend: Backend, queue: str, layouts: Layouts) -> Layouts:
-    """The layouts as the shards tell them: each says for how many it was made, and a sealed one names the layout that
-    its jobs belong to; when all of them were moved and all of that layout are open, it has ended.
-    """
-
-    def read(layout: Layout, *fields: str) -> list[list[bytes | None]]:
-        return _read_metas(backend, layout.prefixes(backend.config.namespace, queue), *fields)
-
-    current, following = _as_made(backend, queue, layouts.current), layouts.next
-    while True:
-        olds = read(current, "sealed", "moved")
-        seals = Counter(sealed for sealed, _ in olds if sealed is not None)
-        targets = {layout: number for text, number in seals.items() if (layout := _sealed_for(text)) is not None}
-        target = max(
-            (layout for layout in targets if layout.epoch > current.epoch),
-            key=lambda layout: (layout.epoch, targets[layout]), default=None,
-        )  # fmt: skip
-        if target is None:
-            if following is not None and following.epoch <= current.epoch:
-                following = None
-            return Layouts(current, following, layouts.facts)
-        news = read(target, "shards_count", "fed", "sealed")
-        is_over = all(moved for _, moved in olds) and all(count and not fed for count, fed, _ in news)
-        is_known = (current, target) == (layouts.current, layouts.next)
-        if not is_over or (is_known and not any(sealed for *_, sealed in news)):
-            return Layouts(current, target, layouts.facts)
-        current = target
-
-
-def _as_made(backend: Backend, queue: str, layout: Layout) -> Layout:
-    """The layout with the number of shards for which those were made that something was ever pushed to, if all of them
-    say the same. Others may just have been leased by who believes the registry.
-    """
-    probed = Layout(max(layout.shards_count, _PROBED), layout.epoch).prefixes(backend.config.namespace, queue)
-    metas = _read_metas(backend, probed, "shards_count", "clock", "pushed")
-    counts = {untrusted.count(count) for count, clock, pushed in metas if count and (clock or pushed)}
-    count = counts.pop() if len(counts) == 1 else 0
-    return Layout(count, layout.epoch) if 0 < count <= MAX_SHARDS else layout
-
-
-def _sealed_for(text: bytes) -> Layout | None:
-    """The layout that the seal of a shard names; None: it can't be read."""
-    count, _, epoch = text.partition(b" ")
-    layouts = Layouts.read({"shards_count": untrusted.count(count), "epoch": untrusted.count(epoch)})
-    return None if layouts is None else layouts.current
-
-
-def _read_metas(backend: Backend, prefixes: Sequence[str], *fields: str) -> list[list[bytes | None]]:
-    found: list[list[bytes | None]] = []
-    for start in range(0, len(prefixes), _WRITE):
-        some = prefixes[start : start + _WRITE]
-        for reply in backend.client.run_many([Command(prefix, "HMGET", f"{prefix}meta", *fields) for prefix in some]):
-            if isinstance(reply, Exception):
-                raise reply
-            found.append(reply)
-    return found
-
-
-def find_free_epoch(backend: Backend, queue: str, current: Layout, shards_count: int) -> int:
-    """The next epoch that no shard is of: the registry may have lost a reshard that made some, and what these say of
-    their jobs holds for good.
-    """
-    epoch = current.epoch + 1
-    probed = max(shards_count, current.shards_count, _PROBED)
-    while True:
-        prefixes = Layout(probed, epoch).prefixes(backend.config.namespace, queue)
-        if not any(count for (count,) in _read_metas(backend, prefixes, "shards_count")):
-            return epoch
-        epoch += 1
-
-
-def find_layout_before(backend: Backend, queue: str, current: Layout) -> Layout | None:
-    """The layout that a queue had before, as what is left of its shards says; None: it was never resharded, or nothing
-    is left. The registry need not remember it, and one that it has lost is found, too.
-    """
-    for epoch in range(current.epoch - 1, -1, -1):
-        prefixes = Layout(_PROBED, epoch).prefixes(backend.config.namespace, queue)
-        counts = [untrusted.count(count) for (count,) in _read_metas(backend, prefixes, "shards_count") if count]
-        count = max(counts, default=0)
-        if 0 < count <= MAX_SHARDS:
-            return Layout(count, epoch)
-    return None
-
-
-def layout_call(backend: Backend, queue: str, before: Layouts, after: Layouts) -> Call[Any] | None:
-    """Changes the layouts in the registry, or writes them again; None: they are neither of the two."""
-    key = queues_key(backend.config.namespace)
-    raw = backend.client.command("HGET", key, queue, key=key)
-    info = entry_of(queue, raw)
-    if info is None or info.layouts not in (before, after):
-        return None
-    entry = json.dumps({**after.shown(), "options": json.loads(raw).get("options", {})})
-    return registry.set_layout(key, queue, raw, entry)
-
-
-def set_layouts(backend: Backend, queue: str, before: Layouts, after: Layouts) -> bool:
-    """Changes the layouts in the registry; False: they are others than before."""
-    while (call := layout_call(backend, queue, before, after)) is not None:
-        if backend.client.call(call) == 1:
-            announce(backend, queue, after)
-            return True
-        # Somebody else has changed its options just now, or its layouts.
-    return False
-
-
-def announce(backend: Backend, queue: str, layouts: Layouts) -> None:
-    backend.note_layouts(queue, layouts)
-    # As a node that has noticed something: all others look, and read the registry with that.
-    key = nodes_key(backend.config.namespace)
-    with contextlib.suppress(RedisRefused):  # without channels they read it with their heartbeats
-        backend.client.command("SPUBLISH", key, "reshard", key=key)
+    def prefixes_of(self, job_id: bytes, layouts: Layouts | None = None) -> list[str]:
+        """The shards that may have jobs of an id: while a reshard is under way two, first the one that it leaves."""
+        return [self.prefix(layout, layout.shard_of(job_id)) for layout in (layouts or self.layouts).all]

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 from lowq.backend import Backend
 from lowq.errors import RedisUnavailable, UnknownScheduleError
 from lowq.operate.nodes import nodes
-from lowq.operate.queues import QueueInfo, all_queues, find_entry, find_queue
+from lowq.operate.queues import QueueInfo, QueueShards, all_queues, find_entry, find_queue
+from lowq.operate.walk import COMMANDS_TOGETHER, ask
 from lowq.schedules import Record, Schedule, grace_of, is_internal, queue_of_schedules, schedules_queue
 from lowq.sharding import Layouts
 from lowq.store import Call, Command, untrusted
@@ -51,9 +52,7 @@ def resume_schedule(backend: Backend, queue: str, name: str) -> bool:
 
 def look_now(backend: Backend, queue: str, names: list[str]) -> None:
     """Has the nodes look at the time tables now, and not only at the next tick."""
-    for reply in backend.client.run_many([look_call(backend.config.namespace, queue, names)]):
-        if isinstance(reply, Exception):
-            raise reply
+    backend.client.call(look_call(backend.config.namespace, queue, names))
 
 
 def look_call(namespace: str, queue: str, names: list[str]) -> Call[Any]:
@@ -75,10 +74,6 @@ def _change(backend: Backend, queue: str, name: str, make: Any) -> bool:
         if set_record(backend, queue, name, found.raw, changed.encode()):
             return True
     raise RedisUnavailable(f"the schedule {name!r} changes all the time; nothing was done")
-
-
-#: Shards that are asked in one write.
-_TOGETHER = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,19 +258,15 @@ def _next(schedule: Schedule, record: Record, now: float, grace: float) -> float
 
 def _records(backend: Backend, info: QueueInfo) -> dict[tuple[str, str], Record]:
     found: dict[tuple[str, str], Record] = {}
-    prefixes = [
-        prefix for layout in info.layouts.all for prefix in layout.prefixes(backend.config.namespace, info.name)
-    ]
-    for first in range(0, len(prefixes), _TOGETHER):
-        some = prefixes[first : first + _TOGETHER]
-        replies = backend.client.run_many([Command(prefix, "HGETALL", prefix + "schedules") for prefix in some])
-        for fields in _checked(replies):
-            for name, data in zip(fields[::2], fields[1::2], strict=True):
-                record, text = Record.decode(data), name.decode("utf-8", "replace")
-                if record is None:
-                    untrusted.log_skipped("schedule", name, "its record is none of ours")
-                else:
-                    found[info.name, text] = record
+    prefixes = QueueShards(backend, info.name).prefixes_in(info.layouts)
+    calls = [Command(prefix, "HGETALL", prefix + "schedules") for prefix in prefixes]
+    for fields in ask(backend.client, calls, COMMANDS_TOGETHER):
+        for name, data in zip(fields[::2], fields[1::2], strict=True):
+            record, text = Record.decode(data), name.decode("utf-8", "replace")
+            if record is None:
+                untrusted.log_skipped("schedule", name, "its record is none of ours")
+            else:
+                found[info.name, text] = record
     return found
 
 
@@ -284,10 +275,3 @@ def _paused(backend: Backend, queue: str) -> tuple[float | None, str]:
     prefix = shard_prefix(backend.config.namespace, schedules_queue(queue), 0)
     at, by = backend.client.command("HMGET", prefix + "meta", "paused", "paused_by", key=prefix)
     return untrusted.finite(at), (by or b"").decode("utf-8", "replace")
-
-
-def _checked(replies: Sequence[object]) -> list[list[bytes]]:
-    for reply in replies:
-        if isinstance(reply, Exception):
-            raise reply
-    return list(replies)  # type: ignore[arg-type]  # what HGETALL replies

@@ -111,30 +111,16 @@ def _whole(info: dict[str, str], name: str) -> int:
 
 #: Share of maxmemory that is close to full.
 FULL = 0.9
-
-
 #: Seconds that two clocks may differ.
 CLOCK_TOLERANCE = 2.0
-
-
 #: Payload keys that are looked at for their encoding, and the share of them that matters.
 SAMPLE = 100
-
-
 SAMPLE_SHARE = 0.1
-
-
 #: Fewer than this are not worth a word; nor are larger ones, in bytes, as the difference is some 850 bytes.
 FEW = 10
-
-
 SMALL = 4096
-
-
 #: Sorted sets of more members have the large form in any case.
 LISTPACK_ENTRIES = 128
-
-
 #: The codes of what is found here.
 SERVER_CODES = frozenset(
     (

@@ -1,18 +1,18 @@
 """Queues and shards in figures: what there is of each, when the backlog is gone, and all queues at once."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
 from lowq.backend import Backend
 from lowq.codec import decode_id
-from lowq.errors import ScriptError
-from lowq.observe.flow import Flow
-from lowq.operate.queues import QueueInfo, queues
-from lowq.operate.walk import STATS_TOGETHER, ask, read_stats
+from lowq.errors import RedisUnavailable, ScriptError
+from lowq.observe.flow import Flow, read_flows
+from lowq.operate.queues import QueueShards, entry_call, entry_of, queues
+from lowq.operate.walk import STATS_TOGETHER, Silent, answers, ask, ask_some
 from lowq.sharding import Layouts
-from lowq.store import Call, Client, Command, untrusted
+from lowq.store import Call, Command, untrusted
 from lowq.store.keys import nodes_key
 from lowq.store.shard import ShardScripts
 from lowq.store.shard_replies import ShardStats
@@ -104,10 +104,14 @@ def by_nonce(names: Iterable[bytes]) -> dict[bytes, bytes]:
     return {name.rpartition(b":")[2]: name for name in names}
 
 
-def shards_of(shards: Sequence[ShardStats], names: Mapping[bytes, bytes], layouts: Layouts) -> list[ShardInfo]:
-    """The shards of a queue, from their figures and `node_names`."""
+def shards_of(shards: Sequence[ShardStats | None], names: Mapping[bytes, bytes], layouts: Layouts) -> list[ShardInfo]:
+    """The shards of a queue, from their figures and `node_names`; None: not known, and left out."""
     places = [(layout.epoch, index) for layout in layouts.all for index in range(layout.shards_count)]
-    return [shard_info(index, stats, names, epoch) for (epoch, index), stats in zip(places, shards, strict=True)]
+    return [
+        shard_info(index, stats, names, epoch)
+        for (epoch, index), stats in zip(places, shards, strict=True)
+        if stats is not None
+    ]
 
 
 def stats_of(name: str, shards: Sequence[ShardStats], options: Mapping[str, Any], layouts: Layouts) -> Stats:
@@ -183,36 +187,34 @@ class QueueOverview:
 
 
 def overview(backend: Backend) -> list[QueueOverview]:
-    """Every queue in the registry, by name. Costs Redis some 20 microseconds a shard.
+    """Every queue in the registry, by name; one with a key of the wrong type is left out. Costs Redis some 20
+    microseconds a shard.
 
     Raises:
         RedisUnavailable, RedisRefused
     """
     infos = queues(backend)
     names = node_names(backend)
-    return [
-        QueueOverview(stats_of(info.name, figures, info.options, info.layouts), shards_of(figures, names, info.layouts))
-        for info, figures in _read(backend, infos)
-    ]
-
-
-def _read(backend: Backend, infos: Sequence[QueueInfo]) -> Iterator[tuple[QueueInfo, list[ShardStats]]]:
-    """Each queue with the figures of its shards. Many queues share a round trip."""
-    of_each = [
-        [prefix for layout in info.layouts.all for prefix in layout.prefixes(backend.config.namespace, info.name)]
-        for info in infos
-    ]
-    try:
-        figures = iter(read_stats(backend.client, list(chain(*of_each)), None))
-    except ScriptError:  # a key of the wrong type, in one of them: that one is left out
-        for info, prefixes in zip(infos, of_each, strict=True):
-            try:
-                yield info, read_stats(backend.client, prefixes, None)
-            except ScriptError as error:
-                untrusted.log_skipped("queue", info.name, str(error))
-        return
+    of_each = [QueueShards(backend, info.name).prefixes_in(info.layouts) for info in infos]
+    calls = [ShardScripts(prefix).stats(None) for prefix in chain(*of_each)]
+    figures = answers(backend.client, calls, STATS_TOGETHER)
+    found: list[QueueOverview] = []
     for info, prefixes in zip(infos, of_each, strict=True):
-        yield info, list(islice(figures, len(prefixes)))
+        shards: list[ShardStats] = []
+        fault: ScriptError | None = None
+        for answer in islice(figures, len(prefixes)):
+            if isinstance(answer, ScriptError):
+                fault = answer
+            elif isinstance(answer, Exception):
+                raise answer
+            else:
+                shards.append(answer)
+        if fault is not None:
+            untrusted.log_skipped("queue", info.name, str(fault))
+        else:
+            stats = stats_of(info.name, shards, info.options, info.layouts)
+            found.append(QueueOverview(stats, shards_of(shards, names, info.layouts)))
+    return found
 
 
 #: The counters in a shard's `meta`, in the order of `_read`.
@@ -269,16 +271,16 @@ class Statistics:
     calls: CallCounts
 
 
-def read_statistics(client: Client, name: str, prefixes: Sequence[str], now: float | None) -> Statistics:
-    """The statistics of the queue with these shards.
+def read_statistics(queue: QueueShards, now: float | None) -> Statistics:
+    """The statistics of a queue.
 
     Raises:
         RedisUnavailable, RedisRefused, ScriptError
     """
     reads: list[Call[Any]] = []
-    for prefix in prefixes:
+    for prefix in queue.prefixes:
         reads += [ShardScripts(prefix).stats(now), Command(prefix, "HMGET", f"{prefix}meta", *_COUNTERS)]
-    replies = list(ask(client, reads, STATS_TOGETHER))
+    replies = list(ask(queue.client, reads, STATS_TOGETHER))
     shards: list[ShardStats] = replies[::2]
     counters = zip(*(map(untrusted.count, row) for row in replies[1::2]), strict=True)
     take, release, kick, delete = map(sum, counters)
@@ -287,7 +289,7 @@ def read_statistics(client: Client, name: str, prefixes: Sequence[str], now: flo
     ack = sum(shard.processed for shard in shards)
     total, done = length + taken + buried, ack + delete + sum(shard.expired for shard in shards)
     return Statistics(
-        name,
+        queue.name,
         TaskCounts(ready=due, taken=taken, delayed=length - due, buried=buried, total=total, done=done),
         CallCounts(
             put=sum(shard.pushed for shard in shards), take=take, ack=ack, release=release,
@@ -300,12 +302,8 @@ def read_statistics(client: Client, name: str, prefixes: Sequence[str], now: flo
 #: A queue whose backlog is what its nodes perform in so many seconds keeps up: what is due is always some jobs that
 #: have just come.
 KEPT_UP_SECONDS = 10.0
-
-
 #: Seconds after which no end is foreseen: over so long a time the last 5 minutes say nothing.
 FORESEEN_SECONDS = 30 * 86400.0
-
-
 #: Jobs per second below which a backlog does not count as growing.
 _GROWING = 0.05
 
@@ -392,3 +390,55 @@ def _about(seconds: float) -> str:
 
 def _rate(rate: float) -> str:
     return f"{rate:,.0f}/s" if rate >= 9.95 else f"{rate:.1f}/s"
+
+
+# --- one queue ---
+
+
+def read_queue_stats(queue: QueueShards, now: float | None, silent: Silent | None = None) -> tuple[Stats, bool]:
+    """The queue in figures, and whether somebody holds a shard of it. ``silent``: shards whose primary does not answer
+    are left out, and entered there.
+
+    Raises:
+        UnknownQueueError, RedisUnavailable, RedisRefused, ScriptError
+    """
+    layouts = queue.presumed_layouts
+    calls: list[Call[Any]] = [ShardScripts(prefix).stats(now) for prefix in queue.prefixes_in(layouts)]
+    calls.append(entry_call(queue.namespace, queue.name))
+    missing: Silent = {}
+    *replies, entry = ask_some(queue.client, calls, STATS_TOGETHER, None if silent is None else missing)
+    if len(calls) - 1 in missing:
+        raise missing[len(calls) - 1]
+    info = entry_of(queue.name, entry)
+    if not queue.are_confirmed(layouts, info):
+        return read_queue_stats(queue, now, silent)
+    if silent is not None:
+        silent.update(missing)
+    shards: list[ShardStats] = [reply for reply in replies if reply is not None]
+    stats = stats_of(queue.name, shards, {} if info is None else info.options, layouts)
+    return stats, any(shard.lease is not None for shard in shards)
+
+
+def stats_and_forecast(queue: QueueShards, now: float | None, silent: Silent | None = None) -> tuple[Stats, Forecast]:
+    """As `read_queue_stats`, with when the backlog is gone."""
+    stats, is_worked = read_queue_stats(queue, now, silent)
+    try:
+        flow = read_flows(queue.backend, [queue.name], now).get(queue.name)
+    except RedisUnavailable:
+        if not silent:
+            raise
+        flow = None
+    return stats, forecast_of(stats, flow, is_worked=is_worked)
+
+
+def read_shards(queue: QueueShards, now: float | None = None, silent: Silent | None = None) -> list[ShardInfo]:
+    """The shards of a queue, by index. While a reshard is under way those of the new layout follow. ``silent``: those
+    whose primary does not answer are left out, and entered there by their place.
+
+    Raises:
+        UnknownQueueError, RedisUnavailable, RedisRefused
+    """
+    layouts = queue.layouts
+    calls = [ShardScripts(prefix).stats(now) for prefix in queue.prefixes_in(layouts)]
+    replies = list(ask_some(queue.client, calls, STATS_TOGETHER, silent))
+    return shards_of(replies, node_names(queue.backend), layouts)

@@ -5,7 +5,6 @@ has just started or died. Such a *suspicion* is reported when it was there at ev
 order takes: a heartbeat or a head start is never later than lease_ttl / 3.
 """
 
-import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,16 +13,12 @@ from typing import Any
 
 from lowq.backend import Backend
 from lowq.operate.integrity import Place, ShardSnapshot, read_shard_snapshots
-from lowq.operate.nodes import NodeInfo, nodes
-from lowq.operate.queues import QueueInfo, queue_info
+from lowq.operate.nodes import NodeEntries, NodeInfo, nodes, read_node_entries
+from lowq.operate.queues import QueueInfo, read_registry
 from lowq.sharding import Layout
-from lowq.store.keys import nodes_key, queues_key
-from lowq.store.scripts import time_of
 
 #: Seconds between two looks at what is suspicious.
 LOOK_INTERVAL = 0.5
-
-
 #: A suspicion: its code, and what distinguishes it from others of the same code. It may go on under the same name only.
 Suspicion = tuple[str, ...]
 
@@ -36,7 +31,7 @@ class Look:
     #: queue -> what can't be read of its entry.
     unreadable_queues: Mapping[str, str]
     nodes: Sequence[NodeInfo]
-    entries: "NodeEntries"
+    entries: NodeEntries
     shard_snapshots: Mapping[Place, ShardSnapshot]
 
     def of_queue(self, queue: str) -> list[ShardSnapshot]:
@@ -72,61 +67,6 @@ class Look:
         return layouts.next if layouts is not None and layouts.current.epoch == place.epoch else None
 
 
-def read_queues(backend: Backend) -> tuple[dict[str, QueueInfo], dict[str, str]]:
-    """The registry of queues, and the entries that can't be read.
-
-    Raises:
-        RedisUnavailable, RedisRefused
-    """
-    key = queues_key(backend.config.namespace)
-    raw = backend.client.command("HGETALL", key, key=key)
-    known: dict[str, QueueInfo] = {}
-    unreadable: dict[str, str] = {}
-    for field, data in sorted(zip(raw[::2], raw[1::2], strict=True)):
-        name, text = (item.decode("utf-8", "replace") for item in (field, data))
-        info = queue_info(field, data)
-        if info is None:
-            unreadable[name] = text[:100]
-        else:
-            known[name] = info
-    return known, unreadable
-
-
-@dataclass(frozen=True, slots=True)
-class NodeEntries:
-    """The registry of nodes, also of those that do not live."""
-
-    names: frozenset[str]
-    #: Node -> seconds since its last heartbeat, of those that were silent for longer than they said.
-    silent: Mapping[str, float]
-    unreadable: frozenset[str]
-
-
-def read_node_entries(backend: Backend) -> NodeEntries:
-    """The registry of nodes.
-
-    Raises:
-        RedisUnavailable, RedisRefused
-    """
-    key = nodes_key(backend.config.namespace)
-    raw, time = backend.client.commands([("HGETALL", key), ("TIME",)], key=key)
-    now = time_of(time)
-    names = [field.decode("utf-8", "replace") for field in raw[::2]]
-    silent, unreadable = {}, set()
-    for name, data in zip(names, raw[1::2], strict=True):
-        try:
-            heartbeat_at, silence, size, rest = data.split(b" ", 3)
-            if not isinstance(json.loads(rest[int(size) :]), dict):
-                raise ValueError
-            ago, silence = now - float(heartbeat_at), float(silence)
-        except (ValueError, RecursionError):
-            unreadable.add(name)
-        else:
-            if ago > silence:
-                silent[name] = ago
-    return NodeEntries(frozenset(names), silent, frozenset(unreadable))
-
-
 def look(backend: Backend, wanted: Sequence[str] | None, others: Sequence[Place] = ()) -> Look:
     """Looks at the registries and at the shards of the queues wanted (None: all), and at some others.
 
@@ -134,7 +74,7 @@ def look(backend: Backend, wanted: Sequence[str] | None, others: Sequence[Place]
         RedisUnavailable, RedisRefused, ScriptError
     """
     # The nodes last: one that comes meanwhile is seen, while its leases may not be.
-    queues, unreadable = read_queues(backend)
+    queues, unreadable = read_registry(backend)
     if wanted is not None:
         queues = {name: info for name, info in queues.items() if name in wanted}
         unreadable = {name: text for name, text in unreadable.items() if name in wanted}

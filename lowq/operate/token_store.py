@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from lowq.backend import Backend
 
 _NEXT = "next"
-
-
 _NAME = re.compile(r"([0-9]{1,4})-([A-Za-z0-9_-]{16})", re.ASCII)
 
 

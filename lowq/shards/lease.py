@@ -142,8 +142,9 @@ class ShardLease:
         self.deadline = deadline
         return lease
 
-    def acquire(self, lease_ttl: float, now: float | None = None) -> Lease | LeaseDenied:
-        """The lease, or who keeps it from us for how long. What a dead owner left in flight waits again.
+    def acquire(self, lease_ttl: float, now: float | None = None, *, charge: bool = True) -> Lease | LeaseDenied:
+        """The lease, or who keeps it from us for how long. What a dead owner left in flight waits again. ``charge``: as
+        of `acquire_call`.
 
         Raises:
             ShardsCountError: the queue has another number of shards.
@@ -152,7 +153,7 @@ class ShardLease:
         restored, poisoned = 0, list[str]()
         while True:
             deadline = self._clock() + lease_ttl
-            (reply,) = self._client.run_many([self.acquire_call(lease_ttl, now)])
+            (reply,) = self._client.run_many([self.acquire_call(lease_ttl, now, charge=charge)])
             got = self.acquired(reply, deadline)
             restored += got.restored
             poisoned += got.poisoned

@@ -8,10 +8,10 @@ from typing import Any
 
 import lowq
 from lowq import admin, inspection
+from lowq.admin import Moments
 from lowq.codec import lookup_id
 from lowq.operate.background import TaskState
 from lowq.options import QUEUE_OPTIONS
-from lowq.queue import Moments
 from lowq_web.journal import Actor, Entry, say
 from lowq_web.stats_cache import StatsCache
 from lowq_web.tasks import ActionName, Task, Tasks

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import lowq
 from lowq import inspection
+from lowq.admin import Moments
 from lowq.operate.token_store import TokenStore
-from lowq.queue import Moments
 from lowq.store.keys import confirmations_key
 
 #: Seconds after which a confirmation is asked for again.

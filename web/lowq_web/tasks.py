@@ -17,10 +17,11 @@ from typing import Any
 
 import lowq
 from lowq import admin, inspection
+from lowq.admin import ReshardProgress
 from lowq.operate import background as tasks
 from lowq.operate.actions import ActionName
 from lowq.operate.background import MAX_RUNNING, Task, TaskAction, TaskState, TooManyTasks
-from lowq.operate.reshard import ReshardProgress, reshard
+from lowq.operate.reshard import reshard
 from lowq_web.journal import Actor, Entry
 from lowq_web.stats_cache import StatsCache
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import lowq
-from lowq.operate.reshard import ReshardProgress, reshard
+from lowq.admin import ReshardProgress
+from lowq.operate.reshard import reshard
 from lowq.store import Call
 from tests.redis_cluster import RedisCluster
 from tests.redis_server import RedisServer
@@ -39,7 +40,7 @@ def test_replicas_confirm_each_step_where_there_are_any(
     cluster_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # They may be slow, and confirm it all the same.
-    monkeypatch.setattr("lowq.operate.reshard.CONFIRM_SECONDS", PATIENCE)
+    monkeypatch.setattr("lowq.operate.layout_switch.CONFIRM_SECONDS", PATIENCE)
     for url, expected in ((cluster_url, STEPS), (redis_url, set())):
         with case(url), closing(lowq.Lowq(redis_url=url)) as app:
             queue, start, confirmed = filled(app, 5), app.client.start, set[str]()

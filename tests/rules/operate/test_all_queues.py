@@ -10,7 +10,7 @@ import pytest
 from lowq import Lowq
 from lowq.errors import ConfigError
 from lowq.inspection import FoundPage
-from lowq.operate import paging as sifting
+from lowq.store import Client
 from lowq.store.keys import shard_prefix
 from tests.rows import case
 from tests.rules.support import NOW
@@ -101,13 +101,12 @@ def test_by_a_field_of_a_payload_or_what_is_shown_of_it(app: Lowq) -> None:
 def test_a_page_ends_after_so_many_jobs_and_steps_tell_how_far_it_is(
     app: Lowq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lowq.operate.all_queues.STEP", 10)
+    monkeypatch.setattr("lowq.operate.paging.STEP", 10)
     pages: list[FoundPage] = list(app.jobs_in_steps(payload="customer:4", limit=50, interval=0))
     assert [page.looked for page in pages] == [10, 20, 30, 40, 50, 60]
     assert [len(page) for page in pages] == sorted(len(page) for page in pages)
-    monkeypatch.setattr(sifting, "MAX_LOOKED", 6)
-    for module in ("jobs", "all_queues"):
-        monkeypatch.setattr(f"lowq.operate.{module}.STEP", 3)
+    monkeypatch.setattr("lowq.operate.paging.MAX_LOOKED", 6)
+    monkeypatch.setattr("lowq.operate.paging.STEP", 3)
     queue, found, looked = app.queue("Orders"), list[str](), list[int | None]()
     cursor: str | None = None
     while not looked or cursor:
@@ -118,6 +117,24 @@ def test_a_page_ends_after_so_many_jobs_and_steps_tell_how_far_it_is(
     assert (found, looked[0], len(looked)) == (["04", "09", "14", "19"], 6, 4)
     assert len(all_of(app, 10, payload="customer:4")) == 12
     assert app.jobs(payload="from:Bills", limit=1).looked == 3
+
+
+def test_a_page_that_nobody_watches_grow_is_read_once(app: Lowq, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripts: list[str] = []
+    run_many = Client.run_many
+
+    def noted(self: Client, calls: Any, **options: Any) -> Any:
+        scripts.extend(call.script for call in calls)
+        return run_many(self, calls, **options)
+
+    monkeypatch.setattr(Client, "run_many", noted)
+    rows: list[tuple[Any, int]] = [(app.queue("Orders"), 3), (app, 9)]
+    for place, shards in rows:
+        with case(shards):
+            scripts.clear()
+            assert len(place.jobs(match="0*", order_by="id")) == 10 * shards // 3
+            assert scripts.count("scan") == shards
+            assert scripts.count("fetch_jobs") <= shards
 
 
 def test_by_shard(app: Lowq) -> None:

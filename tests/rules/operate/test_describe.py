@@ -69,7 +69,7 @@ def test_a_paused_queue_a_failed_job_and_a_holder_that_is_in_no_registry(rig: Qu
 def test_it_takes_one_round_trip_where_the_number_of_shards_is_known_and_two_elsewhere(
     rig: QueueRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lowq.operate.jobs.READ_AGAIN", NEVER)  # else a slow machine reads the registry besides
+    monkeypatch.setattr("lowq.operate.queues.READ_AGAIN", NEVER)  # else a slow machine reads the registry besides
     everywhere(rig)
     rig.queue.stats()
     with counted_round_trips() as counted:

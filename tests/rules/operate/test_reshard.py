@@ -305,7 +305,7 @@ def test_what_has_expired_is_left_behind(app: lowq.Lowq) -> None:
 
 
 def test_jobs_that_are_being_moved_are_left_alone(app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lowq.queue.RESHARD_SECONDS", 0.0)
+    monkeypatch.setattr("lowq.operate.actions.RESHARD_SECONDS", 0.0)
     queue = filled(app, 2)
     shards = held(queue, app)
     steps = reshard(app, "Orders", 3)
@@ -377,7 +377,7 @@ def test_replicas_are_counted_before_anything_is_begun_and_waited_for_by_whoever
     def refuse(_client: Client, _keys: Sequence[str]) -> list[int]:
         raise RedisRefused("INFO is not allowed")
 
-    monkeypatch.setattr("lowq.operate.reshard.CONFIRM_SECONDS", 0.01)
+    monkeypatch.setattr("lowq.operate.layout_switch.CONFIRM_SECONDS", 0.01)
     queue = filled(app, 2)
     monkeypatch.setattr(Client, "replicas_of", refuse)
     with pytest.raises(RedisRefused, match="--unconfirmed"):

@@ -114,7 +114,7 @@ def test_an_action_that_a_fault_ends_has_failed(monkeypatch: pytest.MonkeyPatch)
         raise OddError("hunter2")
 
     rows: list[tuple[str, dict[str, Any], int]] = [
-        ("lowq.queue.act", {"ids": ["1"]}, 500), ("lowq.operate.bulk.act", {"all": {}}, 202),
+        ("lowq.operate.actions.act", {"ids": ["1"]}, 500), ("lowq.operate.bulk.act", {"all": {}}, 202),
     ]  # fmt: skip
     for where, wanted, status in rows:
         with case(where), dashboard() as (app, client), monkeypatch.context() as patch:

@@ -8,7 +8,8 @@ import pytest
 from starlette.testclient import TestClient
 
 import lowq
-from lowq.operate.reshard import ReshardProgress, reshard
+from lowq.admin import ReshardProgress
+from lowq.operate.reshard import reshard
 from tests.rows import case
 from tests.rules.web.confirming import ended
 from tests.rules.web.shown import parse
