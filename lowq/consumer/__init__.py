@@ -1,6 +1,8 @@
 """Jobs out by hand: a broker and the caller's own code.
 
-consumer        takes jobs, hands them over, reports them
+consumer        its life: shards, session, end
+takes           how it takes jobs and hands them over
+reports         what becomes of them: reported, or released
 in_hand         what was taken and not reported
 async_consumer  the same, awaitable
 job             a job as the caller gets it

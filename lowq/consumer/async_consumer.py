@@ -11,8 +11,9 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from lowq.consumer.consumer import Caller, Consumer
+from lowq.consumer.consumer import Consumer
 from lowq.consumer.job import ConsumerJob
+from lowq.consumer.takes import Caller
 from lowq.errors import ConsumerClosed
 from lowq.push.own_thread import run_in_own_thread
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from math import inf
 from threading import get_ident
 
+from lowq.shards.delivery import Delivery
 from lowq.shards.shard import Shard
 
 
@@ -17,29 +18,22 @@ class HeldDelivery:
     """What the jobs of one delivery have in common."""
 
     shard: Shard
-    #: Of the lease that they were taken under, or that was got when they were adopted.
-    token: str
-    number: int
+    #: Its lease is the one that they were taken under, or that was got when they were adopted. Without its jobs.
+    delivery: Delivery
     #: Monotonic time at which they are released; inf: never. See `InHand.touch`.
     deadline: float
     #: Of those that have failed before: id -> retry_count.
     retry_counts: dict[str, int] = field(default_factory=dict)
-    #: As `Delivery.expires`.
-    expires: dict[str, float] = field(default_factory=dict)
     #: What all their receipts begin with; the id follows.
     head: str = field(init=False)
 
     def __post_init__(self) -> None:
-        self.head = f"{self.shard!r}:{self.number}:"
+        self.head = f"{self.shard!r}:{self.delivery.number}:"
 
     @property
     def is_current(self) -> bool:
         """Whether the lease is the one under which jobs of the shard may be reported."""
-        return self.token == self.shard.in_flight.token
-
-    def has_expired(self, receipt: str, now: float) -> bool:
-        """Whether a payload of a job of this delivery may have expired: then it is given back, for Redis to say."""
-        return bool(self.expires) and self.expires.get(receipt[len(self.head) :], inf) <= now
+        return self.delivery.lease.token == self.shard.in_flight.token
 
     def ids_of(self, receipts: Iterable[str]) -> list[str]:
         """The ids of jobs of this delivery."""
@@ -102,7 +96,7 @@ class InHand:
         """These ids of a delivery are in hand from now on; returns their receipts. What is in hand of an earlier lease
         of the shard is lost with that.
         """
-        self.forget_earlier(held.shard, held.token)
+        self.forget_earlier(held.shard, held.delivery.lease.token)
         head = held.head
         receipts = [head + job_id for job_id in ids]
         self._held.update(dict.fromkeys(receipts, held))
@@ -135,7 +129,9 @@ class InHand:
         """What was taken of the shard under another lease than this one is somebody else's."""
         if self._tokens.get(shard) != token:
             self._tokens[shard] = token
-            self.forget([receipt for receipt in self.of_shard(shard) if self._held[receipt].token != token])
+            self.forget(
+                [receipt for receipt in self.of_shard(shard) if self._held[receipt].delivery.lease.token != token]
+            )
 
     def forget_replaced(self) -> None:
         """`forget_earlier` of each shard that is leased."""

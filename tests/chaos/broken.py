@@ -11,8 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from lowq.consumer import ConsumerJob
-from lowq.consumer.consumer import Caller, Consumer
+from lowq.consumer.consumer import Consumer
 from lowq.consumer.in_hand import InHand
+from lowq.consumer.reports import Reports
+from lowq.consumer.takes import Caller, Takes
 from lowq.push.producer import ANEW, Target
 from lowq.sharding import Layout
 from lowq.shards import dispatcher, maintenance
@@ -164,11 +166,9 @@ def overdue() -> None:
 def late_reports() -> None:
     """What a consumer acknowledges counts when its ttr has passed, too: it ends the job, whoever has that by then."""
     load_scripts().update(break_scripts(["ack_and_take"], function=ANY_DELIVERY))
-    release = Consumer._release
+    release = Reports._release
 
-    def keeping(
-        self: Consumer, receipts: Sequence[str], client: Client | None = None, *, crashed: bool = False
-    ) -> None:
+    def keeping(self: Reports, receipts: Sequence[str], client: Client | None = None, *, crashed: bool = False) -> None:
         held = {receipt: self._taken.get(receipt) for receipt in receipts if crashed}
         release(self, receipts, client, crashed=crashed)
         for receipt, delivery in held.items():
@@ -176,7 +176,7 @@ def late_reports() -> None:
                 self._taken.add(delivery, delivery.ids_of([receipt]))
                 self._taken.touch(receipt, math.inf)
 
-    Consumer._release = keeping  # type: ignore[method-assign]
+    Reports._release = keeping  # type: ignore[method-assign]
 
 
 def late_takes() -> None:
@@ -186,14 +186,14 @@ def late_takes() -> None:
 
 def company() -> None:
     """A consumer hands out a job whose process has died before together with others."""
-    chosen = Consumer._chosen
+    chosen = Takes._chosen
 
-    def together(self: Consumer, jobs: list[ConsumerJob], caller: Caller) -> list[ConsumerJob]:
+    def together(self: Takes, jobs: list[ConsumerJob], caller: Caller) -> list[ConsumerJob]:
         for job in jobs:
             job._is_solo = False
         return chosen(self, jobs, caller)
 
-    Consumer._chosen = together  # type: ignore[method-assign]
+    Takes._chosen = together  # type: ignore[method-assign]
 
 
 def not_ready() -> None:

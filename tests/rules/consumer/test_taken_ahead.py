@@ -11,7 +11,7 @@ import pytest
 import lowq
 from lowq.clock import now
 from lowq.consumer import Consumer, ConsumerJob
-from lowq.consumer import consumer as module
+from lowq.consumer import takes as module
 from lowq.errors import NotTaken, RedisUnavailable
 from lowq.queue import Queue
 from lowq.store.keys import shard_prefix
