@@ -18,8 +18,10 @@ holds the settings and the connections. `supervisor` runs several nodes as proce
 `testing` performs jobs in the calling thread.
 """
 
+import importlib
+import typing
+
 from lowq.application import Lowq, default
-from lowq.consumer import AsyncConsumer, AsyncConsumerJob, Consumer, ConsumerJob
 from lowq.errors import (
     ConfigError,
     ConsumerClosed,
@@ -50,7 +52,6 @@ from lowq.errors import (
 from lowq.every import every
 from lowq.job import Job, JobDict
 from lowq.limits import Concurrency, Rate
-from lowq.node.node import Node
 from lowq.observe.job_events import JobEvent
 from lowq.observe.log_context import LogContext
 from lowq.push.producer import Jobs
@@ -62,6 +63,26 @@ from lowq.store import Durability
 from lowq.version import VERSION
 from lowq.work.execution import Execution, current
 from lowq.workers import Worker
+
+#: What is imported when it is asked for: a process that only pushes needs none of it.
+_ON_DEMAND = {
+    "AsyncConsumer": "lowq.consumer",
+    "AsyncConsumerJob": "lowq.consumer",
+    "Consumer": "lowq.consumer",
+    "ConsumerJob": "lowq.consumer",
+    "Node": "lowq.node.node",
+}
+
+if typing.TYPE_CHECKING:
+    from lowq.consumer import AsyncConsumer, AsyncConsumerJob, Consumer, ConsumerJob
+    from lowq.node.node import Node
+else:  # hidden from type checkers: they would take every misspelt name for one that may be there
+
+    def __getattr__(name: str) -> object:
+        if name not in _ON_DEMAND:
+            raise AttributeError(f"module 'lowq' has no attribute {name!r}")
+        return getattr(importlib.import_module(_ON_DEMAND[name]), name)
+
 
 __version__ = VERSION
 #: The default application: ``lowq.worker`` and ``lowq.config`` are its own.

@@ -4,13 +4,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Generic, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Unpack, overload
 
 from lowq.backend import Backend
 from lowq.codec import decode_id
 from lowq.codec.error_text import dump_text
 from lowq.codec.ids import fresh_id
-from lowq.consumer import AsyncConsumer, Consumer, check_consumer
 from lowq.errors import ConfigError, JobError, UnknownQueueError
 from lowq.job import JobDict, JobId, JobOptions, P, State, Untyped, new_job
 from lowq.operate.actions import (
@@ -39,6 +38,9 @@ from lowq.shards.outage import Outage
 from lowq.shared_lookup import SharedLookup
 from lowq.store import Durability
 from lowq.store.scripts import time_argument
+
+if TYPE_CHECKING:
+    from lowq.consumer import AsyncConsumer, Consumer
 
 #: Jobs of the morgue that `kick_oldest` looks for at once.
 OLDEST_TOGETHER = 1000
@@ -356,7 +358,7 @@ class Queue(Queries, Generic[P]):
 
     # --- consuming ---
 
-    def consumer(self, *, ttr: float | timedelta | None = None, session: str | None = None) -> Consumer:
+    def consumer(self, *, ttr: float | timedelta | None = None, session: str | None = None) -> "Consumer":
         """Takes jobs by hand, without a worker::
 
             with queue.consumer(ttr=60) as consumer:
@@ -371,14 +373,18 @@ class Queue(Queries, Generic[P]):
         Raises:
             UnknownQueueError, and what `Consumer` raises.
         """
+        from lowq.consumer import Consumer, check_consumer  # only who takes jobs by hand needs it
+
         check_consumer(ttr, session)
         return Outage().start(
             lambda: Consumer(self._backend, self._register(anew=True), ttr=ttr, session=session), time.sleep,
             has_answered=lambda: self._backend.client.is_known,
         )  # fmt: skip
 
-    def aconsumer(self, *, ttr: float | timedelta | None = None, session: str | None = None) -> AsyncConsumer:
+    def aconsumer(self, *, ttr: float | timedelta | None = None, session: str | None = None) -> "AsyncConsumer":
         """As `consumer`, for coroutines: ``async with queue.aconsumer() as consumer``, and every verb is awaited."""
+        from lowq.consumer import AsyncConsumer
+
         return AsyncConsumer(lambda: self.consumer(ttr=ttr, session=session))
 
     # --- single jobs ---
