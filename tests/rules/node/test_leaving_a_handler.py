@@ -1,17 +1,21 @@
 """What leaves a handler concerns its job alone: not a process that it forked, not the memory."""
 
 import gc
+import itertools
 import logging
 import subprocess
 import sys
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import lowq
 from lowq.testing import drain
-from tests.rules.node.drivers import Driver, running
+from tests.rows import case
+from tests.rules.node.conftest import MakeApp
+from tests.rules.node.drivers import Driver, job_of, running, states
 from tests.waiting import PATIENCE, until
 
 
@@ -96,3 +100,49 @@ def test_a_forked_child_that_leaves_the_handler_ends_there() -> None:
     assert done.stdout.splitlines() == ["ByBatch 3 0 3", "ById 3 0 3", "Awaits 3 0 3", f"{codes}"], done.stderr
     assert done.returncode == 0
     assert done.stderr.count("has left the handler") == 9
+
+
+def test_what_an_async_handler_returns_and_nobody_runs_fails_its_job_also_behind_a_middleware(
+    make_app: MakeApp,
+) -> None:
+    async def later() -> None:
+        raise AssertionError("nobody awaits it")
+
+    async def around(_worker: Any, _batch: Any, call_next: Callable[[], Any]) -> None:
+        await call_next()
+
+    async def orders(_payloads_by_id: dict[str, list[Any]]) -> Any:
+        return later()
+
+    for middlewares in ([], [around]):
+        with case(len(middlewares)):
+            worker: Any = make_app(server_middlewares=middlewares).worker(shards_count=1)(orders)
+            worker.push("1")
+            lowq.testing.drain(worker)
+            assert states(worker, "1") == {"1": ("retrying", 0)}
+            assert "returned a coroutine, which nobody runs" in (job_of(worker).error or "")
+
+
+def test_a_stop_iteration_out_of_a_plain_handler_is_itself(make_app: MakeApp) -> None:
+    """Python makes another error of one that leaves a coroutine."""
+    told: list[type] = []
+
+    def around(_worker: Any, _batch: Any, call_next: Callable[[], Any]) -> None:
+        try:
+            call_next()
+        except StopIteration as error:
+            told.append(type(error))
+            raise
+
+    def handler(*_args: Any) -> None:
+        next(iter(()))
+
+    for middlewares, per_id in itertools.product(([], [around]), (False, True)):
+        with case(len(middlewares), per_id):
+            driver = Driver("drain")
+            app = make_app(server_middlewares=middlewares)
+            worker = driver.worker(app, handler, per_id=per_id, bury_on=(StopIteration,))
+            worker.push("1")
+            driver.perform(app, worker)
+            assert states(worker, "1") == {"1": ("morgue", -1)}
+    assert told == [StopIteration, StopIteration]

@@ -8,6 +8,7 @@ import pytest
 
 import lowq
 from lowq import clock
+from lowq.errors import TimeLimitExceeded
 from lowq.testing import drain
 from lowq.work.handler import WorkerRuntime
 from lowq.workers import Worker
@@ -129,6 +130,20 @@ def test_an_id_that_expires_behind_a_slow_one_does_not_begin(app: lowq.Lowq) -> 
     worker.perform_async({"id": job_id, "score": 1, **({"ttl": NEVER} if job_id == "c" else {})} for job_id in IDS)
     ThreadRig(app, worker, lambda: clock.now() + ahead).turn()
     assert seen == ["a", "b", "d"]
+
+
+def test_an_id_that_raises_the_error_of_a_time_limit_itself_is_charged_alone(app: lowq.Lowq) -> None:
+    for driver in (Driver("drain"), Driver("async drain")):
+        with case(driver.is_async):
+
+            def handler(job_id: str, _payloads: list[Any]) -> None:
+                if job_id == "b":
+                    raise TimeLimitExceeded
+
+            worker = driver.worker(app, handler, per_id=True, queue_name=f"Orders{driver.is_async}")
+            push(worker)
+            driver.perform(app, worker)
+            assert states(worker, IDS) == {"a": None, "b": ("retrying", 0), "c": ("due", -1), "d": ("due", -1)}
 
 
 def test_a_batch_that_is_cancelled_acknowledges_what_is_done_and_charges_nothing(app: lowq.Lowq) -> None:
