@@ -53,350 +53,170 @@ class Key:
         return self.head == self.name and self.types != ("channel",)
 
 
+#: The packages that change most keys of a shard.
+EVERYBODY = ("push", "shards", "operate")
+# fmt: off
 #: Below the prefix of a shard.
 SHARD_KEYS: tuple[Key, ...] = (
-    Key(
-        "due",
-        ("zset",),
+    Key("due", ("zset",),
         "id -> priority * 2**33 + perform_at (Unix time, seconds): everything that waits",
-        ("push", "shards", "operate"),
-        "while a job waits",
-        has_ids=True,
-    ),
-    Key(
-        "payloads:<id>",
-        ("zset", "string"),
+        EVERYBODY, "while a job waits", has_ids=True),
+    Key("payloads:<id>", ("zset", "string"),
         "payload bytes -> score: what waits for the id. See below",
-        ("push", "shards", "operate"),
-        "while the id waits",
-    ),
-    Key(
-        "retries",
-        ("zset",),
+        EVERYBODY, "while the id waits"),
+    Key("retries", ("zset",),
         "id -> retry_count, of waiting ids that failed at least once",
-        ("shards", "operate"),
-        "until the id is performed, buried or deleted",
-        has_ids=True,
-    ),
-    Key(
-        "errors",
-        ("hash",),
+        ("shards", "operate"), "until the id is performed, buried or deleted", has_ids=True),
+    Key("errors", ("hash",),
         "id -> last error, of ids that failed",
-        ("shards", "operate"),
-        "as `retries`",
-        has_ids=True,
-    ),
-    Key(
-        "solo",
-        ("set",),
+        ("shards", "operate"), "as `retries`", has_ids=True),
+    Key("solo", ("set",),
         "ids that must be taken alone",
-        ("shards", "operate"),
-        "until the id is performed, fails alone, or is buried or deleted",
-        has_ids=True,
-    ),
-    Key(
-        "debounced",
-        ("zset",),
+        ("shards", "operate"), "until the id is performed, fails alone, or is buried or deleted", has_ids=True),
+    Key("debounced", ("zset",),
         "id -> until when it may be put off by more payloads (Unix time, seconds): of a queue with `debounce`",
-        ("push", "shards", "operate"),
-        "while the id waits for more",
-        has_ids=True,
-    ),
-    Key(
-        "taken",
-        ("hash",),
+        EVERYBODY, "while the id waits for more", has_ids=True),
+    Key("taken", ("hash",),
         'id -> "delivery perform_at retry_count level[,expires] taken_at": what is in flight. See below',
-        ("shards", "operate"),
-        "while a job is in flight",
-        has_ids=True,
-    ),
-    Key(
-        "taken:payloads:<id>",
-        ("zset",),
+        ("shards", "operate"), "while a job is in flight", has_ids=True),
+    Key("taken:payloads:<id>", ("zset",),
         "payload bytes -> score: what is in flight for the id, unless `taken` holds it",
-        ("shards", "operate"),
-        "while the id is in flight",
-    ),
-    Key(
-        "crashes",
-        ("hash",),
-        "id -> times that an owner died with it in flight; behind that, after a space, times that one stopped with it "
-        "in flight, uncharged",
-        ("shards", "operate"),
-        "until the id is performed, buried or deleted",
-        has_ids=True,
-    ),
-    Key(
-        "morgue",
-        ("zset",),
+        ("shards", "operate"), "while the id is in flight"),
+    Key("crashes", ("hash",),
+        "id -> times that an owner died with it in flight; behind that, after a space, times that one stopped with "
+        "it in flight, uncharged",
+        ("shards", "operate"), "until the id is performed, buried or deleted", has_ids=True),
+    Key("morgue", ("zset",),
         "id -> buried_at (Unix time, seconds)",
-        ("shards", "operate"),
-        "until the last id is kicked or deleted",
-        has_ids=True,
-    ),
-    Key(
-        "morgue:payloads:<id>",
-        ("zset", "string"),
+        ("shards", "operate"), "until the last id is kicked or deleted", has_ids=True),
+    Key("morgue:payloads:<id>", ("zset", "string"),
         "payload bytes -> score",
-        ("shards", "operate"),
-        "until the id is kicked or deleted",
-    ),
-    Key(
-        "morgue:errors",
-        ("hash",),
-        "id -> why it was buried",
-        ("shards", "operate"),
-        "as `morgue`",
-        has_ids=True,
-    ),
-    Key(
-        "expires",
-        ("zset",),
+        ("shards", "operate"), "until the id is kicked or deleted"),
+    Key("morgue:errors", ("hash",), "id -> why it was buried", ("shards", "operate"), "as `morgue`", has_ids=True),
+    Key("expires", ("zset",),
         "id -> when the first of its payloads that wait expires (Unix time, seconds): those with a ttl",
-        ("push", "shards", "operate"),
-        "while such a payload waits",
-        has_ids=True,
-    ),
-    Key(
-        "expires:<id>",
-        ("zset",),
+        EVERYBODY, "while such a payload waits", has_ids=True),
+    Key("expires:<id>", ("zset",),
         "payload bytes -> when it expires: where several payloads wait for the id, or a long one",
-        ("push", "shards", "operate"),
-        "as `expires`",
-    ),
-    Key(
-        "taken:expires:<id>",
-        ("zset",),
+        EVERYBODY, "as `expires`"),
+    Key("taken:expires:<id>", ("zset",),
         "payload bytes -> when it expires, unless `taken` says it",
-        ("shards", "operate"),
-        "while the id is in flight",
-    ),
-    Key(
-        "traces:<id>",
-        ("string",),
+        ("shards", "operate"), "while the id is in flight"),
+    Key("traces:<id>", ("string",),
         '"context\\n" each, oldest first: the spans that pushed what waits. The latest 32, of up to 256 bytes',
-        ("push", "shards", "operate"),
-        "while the id waits, a week at most",
-    ),
-    Key(
-        "taken:traces:<id>",
-        ("string",),
+        EVERYBODY, "while the id waits, a week at most"),
+    Key("taken:traces:<id>", ("string",),
         "the same of what is in flight",
-        ("shards", "operate"),
-        "while the id is in flight, a week at most",
-    ),
-    Key(
-        "pushed",
-        ("list",),
+        ("shards", "operate"), "while the id is in flight, a week at most"),
+    Key("pushed", ("list",),
         "tokens of the latest push calls, newest first: of the last `keep` seconds at least, and never fewer than "
         "1,000. At most 500,000",
-        ("push",),
-        "for good",
-    ),
-    Key(
-        "repeated",
-        ("zset",),
+        ("push",), "for good"),
+    Key("repeated", ("zset",),
         "token -> slot: of push calls that were repeated lately, for as long. At most 10,000",
-        ("push",),
-        "until no such token is left",
-    ),
-    Key(
-        "superseded",
-        ("zset",),
+        ("push",), "until no such token is left"),
+    Key("superseded", ("zset",),
         "attempt of an operator's call -> when it was repeated (Unix time, seconds)",
-        ("operate",),
-        "expires an hour after the last",
-    ),
-    Key(
-        "schedules",
-        ("hash",),
-        "schedule -> its record: JSON, percent-encoded where it has spaces or equals signs. `table` is its time table, "
-        "`settled` the moment up to which all ticks were pushed or skipped, `last` the tick that was pushed last (Unix "
-        "time, seconds); `paused_at`, `paused_by`, and `unknown_since` when no node knows it",
-        ("push", "node", "operate"),
-        "an entry until no node has known the schedule for an hour",
-    ),
-    Key(
-        "meta",
-        ("hash",),
-        "",
-        ("push", "shards", "operate"),
-        "for good",
-        fields={
-            "shards_count": "",
-            "clock": "of default scores",
-            "server_time": "the server's time at the last push",
-            "server_time_since": "since when it had come there without a jump",
-            "fence": "",
-            "owner": "",
-            "lease_ttl": "milliseconds",
-            "leased_until": "",
-            "delivery": "",
-            "paused": "",
-            "paused_by": "",
+        ("operate",), "expires an hour after the last"),
+    Key("schedules", ("hash",),
+        "schedule -> its record: JSON, percent-encoded where it has spaces or equals signs. `table` is its time "
+        "table, `settled` the moment up to which all ticks were pushed or skipped, `last` the tick that was pushed "
+        "last (Unix time, seconds); `paused_at`, `paused_by`, and `unknown_since` when no node knows it",
+        ("push", "node", "operate"), "an entry until no node has known the schedule for an hour"),
+    Key("meta", ("hash",), "",
+        EVERYBODY, "for good", fields={
+            "shards_count": "", "clock": "of default scores", "server_time": "the server's time at the last push",
+            "server_time_since": "since when it had come there without a jump", "fence": "", "owner": "",
+            "lease_ttl": "milliseconds", "leased_until": "", "delivery": "", "paused": "", "paused_by": "",
             "uncharged": "1: the last owner has stopped with jobs in flight, and twice in a row that is charged to "
-            "nobody; 2: what is still in flight is charged to nobody",
+                "nobody; 2: what is still in flight is charged to nobody",
             "detached": "1: a consumer has left and may come back, with the session that `owner` begins with",
-            "pushed": "payloads that came in",
-            "processed": "",
-            "failed": "",
-            "buried": "",
-            "expired": "",
-            "released": "",
-            "kicked": "",
-            "deleted": "",
-            "repeated": "1: there is such a key",
+            "pushed": "payloads that came in", "processed": "", "failed": "", "buried": "", "expired": "",
+            "released": "", "kicked": "", "deleted": "", "repeated": "1: there is such a key",
             "slot": "in which `pushed` and `repeated` are remembered: `lib/repeats.lua`",
             "features": "what the shard uses that most don't: `lib/features.lua`",
             "scores": '"explicit": payloads have versions as scores; "clock": there is one with the time as its score',
             "sealed": '"m e": the jobs of the shard belong to a layout of m shards with the epoch e',
-            "step": "the step in which they are moved there that is under way, counted from the time of the seal in µs",
-            "page": '"kind jobs payloads" of that step',
-            "moved": "1: all of them were moved",
+            "step": "the step in which they are moved there that is under way, counted from the time of the seal in "
+                "µs",
+            "page": '"kind jobs payloads" of that step', "moved": "1: all of them were moved",
             "fed": "1: jobs are being moved to this shard, so nothing is taken of it",
             "moved:<shard>": "the last step that has come from that shard of the layout before",
             "came": "the last step that had come from any of them when the shard was opened",
-        },
-    ),
-    Key("lease", ("string",), 'the owner\'s token "nonce:fence"', ("shards", "operate"), "expires (PX) if not renewed"),
-    Key(
-        "consumer",
-        ("string",),
+        }),
+    Key("lease", ("string",),
+        "the owner's token \"nonce:fence\"",
+        ("shards", "operate"), "expires (PX) if not renewed"),
+    Key("consumer", ("string",),
         "1: a consumer holds the shard, which is woken also while something is in flight",
-        ("shards",),
-        "expires (PX) if not renewed with the lease",
-    ),
-    Key(
-        "wake",
-        ("channel",),
+        ("shards",), "expires (PX) if not renewed with the lease"),
+    Key("wake", ("channel",),
         "the shard may have work earlier than its owner believes: delay, seconds, and a priority above 0",
-        ("push", "shards", "operate"),
-        "",
-    ),
-    Key(
-        "lease_released",
-        ("channel",),
+        EVERYBODY, ""),
+    Key("lease_released", ("channel",),
         "the lease was given up: those who wait may try, in so many milliseconds",
-        ("shards",),
-        "",
-    ),
-    Key(
-        "room",
-        ("channel",),
+        ("shards",), ""),
+    Key("room", ("channel",),
         "there may be room in a queue with `capacity`, in which a push did not fit: nothing",
-        ("shards", "operate"),
-        "",
-    ),
+        ("shards", "operate"), ""),
 )
 
-QUEUES = Key(
-    "queues",
-    ("hash",),
+QUEUES = Key("queues", ("hash",),
     'queue -> JSON {"shards_count": n, "epoch": e, "reshard": {"shards_count": m, "epoch": f, "began_at": Unix '
-    'seconds, "by": who, "replicas": [[slot, count], ...]}, "options": {...}}: the epoch grows with each reshard that '
-    "has ended (absent: 0), and `reshard` is there while one is under way; `replicas`, if there are any, says how many "
-    "of a primary confirm what it writes, each count for the slots up to its own",
-    ("application", "shards", "operate"),
-    "an entry until its queue is dropped",
-)
-NODES = Key(
-    "nodes",
-    ("hash",),
-    'node -> "heartbeat_at silence bytes part details": Unix seconds of the server; seconds of silence after which it '
-    "is dead; the length of the part; two JSON objects, of which the part says what the node serves",
-    ("shards", "operate"),
-    "an entry until its node ends, or others have found it dead",
-)
-NODES_CHANNEL = Key(
-    "nodes",
-    ("channel",),
-    "what a node has a part in has changed: the node that noticed; or a command to a node: JSON "
-    '{"to": node, "do": "quiet", "stop" or "reload"}',
-    ("shards", "application"),
-    "",
-)
-HISTORY = Key(
-    "history:<queue>",
-    ("hash",),
+    'seconds, "by": who, "replicas": [[slot, count], ...]}, "options": {...}}: the epoch grows with each reshard '
+    "that has ended (absent: 0), and `reshard` is there while one is under way; `replicas`, if there are any, says "
+    "how many of a primary confirm what it writes, each count for the slots up to its own",
+    ("application", "shards", "operate"), "an entry until its queue is dropped")
+NODES = Key("nodes", ("hash",),
+    'node -> "heartbeat_at silence bytes part details": Unix seconds of the server; seconds of silence after which '
+    "it is dead; the length of the part; two JSON objects, of which the part says what the node serves",
+    ("shards", "operate"), "an entry until its node ends, or others have found it dead")
+NODES_CHANNEL = Key("nodes", ("channel",),
+    'what a node has a part in has changed: the node that noticed; or a command to a node: JSON {"to": node, "do": '
+    '"quiet", "stop" or "reload"}',
+    ("shards", "application"), "")
+HISTORY = Key("history:<queue>", ("hash",),
     '"width:slot" -> "number processed failed lag" of a stretch of time (lag -1: not known), three rings; '
-    '"perform:bucket", "wait:bucket" -> how many batches ran, and jobs waited, so long; '
-    '"perform:seconds", "wait:seconds": all of that together; '
-    '"times:width:slot" -> "number waits performs", each "bucket:count,..." or "-"; '
-    '"slow:slot:n" -> "at seconds count shard id", a slow batch',
-    ("observe", "operate"),
-    "expires a month after a node last wrote to it",
-)
-ERROR_GROUPS = Key(
-    "error_groups:<queue>",
-    ("hash",),
+    '"perform:bucket", "wait:bucket" -> how many batches ran, and jobs waited, so long; "perform:seconds", '
+    '"wait:seconds": all of that together; "times:width:slot" -> "number waits performs", each "bucket:count,..." or '
+    '"-"; "slow:slot:n" -> "at seconds count shard id", a slow batch',
+    ("observe", "operate"), "expires a month after a node last wrote to it")
+ERROR_GROUPS = Key("error_groups:<queue>", ("hash",),
     'fingerprint -> "count first last hours size sample_id text": failures that are alike; times are Unix seconds, '
     'hours "n:count;..." of the last 24, size the bytes of sample_id. At most 200',
-    ("observe", "operate"),
-    "expires a month after the last failure",
-)
-AUDIT = Key(
-    "audit",
-    ("list",),
+    ("observe", "operate"), "expires a month after the last failure")
+AUDIT = Key("audit", ("list",),
     '"time JSON": what people did on the dashboard and the command line, newest first, at most 1,000',
-    ("operate",),
-    "for good",
-)
-TASKS = Key(
-    "tasks",
-    ("hash",),
+    ("operate",), "for good")
+TASKS = Key("tasks", ("hash",),
     'task -> "state began_at heartbeat_at ended_at done total cancel size facts error": a bulk action of the '
     "dashboard; times are Unix seconds; `facts`, of `size` bytes, are JSON; `-` is not known yet; cancel 1: it is to "
     "end. At most 4 that run and 100 others",
-    ("operate",),
-    "expires 30 days after the last report",
-)
-LOGINS = Key(
-    "logins",
-    ("hash",),
+    ("operate",), "expires 30 days after the last report")
+LOGINS = Key("logins", ("hash",),
     'digest of an address and a user -> "count time attempt": failed logins of the dashboard in a row, Unix time of '
     "the last. At most 1,000",
-    ("operate",),
-    "expires 15 minutes after the latest",
-)
-NOTICES = Key(
-    "notices",
-    ("hash",),
-    'slot -> "token JSON": a sentence of the dashboard about the action that was just done, until a page has shown it; '
-    "`next` counts. At most 200",
-    ("operate",),
-    "expires 5 minutes after the latest",
-)
-CONFIRMATIONS = Key(
-    "confirmations",
-    ("hash",),
-    'slot -> "token JSON fingerprints": the jobs that a question of the dashboard is about and that were not due, '
-    "8 bytes each; `next` counts. At most 10 of up to 2 MB",
-    ("operate",),
-    "expires an hour after the latest",
-)
-SESSION = Key(
-    "session:<session>",
-    ("string",),
+    ("operate",), "expires 15 minutes after the latest")
+NOTICES = Key("notices", ("hash",),
+    'slot -> "token JSON": a sentence of the dashboard about the action that was just done, until a page has shown '
+    "it; `next` counts. At most 200",
+    ("operate",), "expires 5 minutes after the latest")
+CONFIRMATIONS = Key("confirmations", ("hash",),
+    'slot -> "token JSON fingerprints": the jobs that a question of the dashboard is about and that were not due, 8 '
+    "bytes each; `next` counts. At most 10 of up to 2 MB",
+    ("operate",), "expires an hour after the latest")
+SESSION = Key("session:<session>", ("string",),
     "which consumer has the session: random, one for each start of one. The session in the name is a digest of it",
-    ("shards",),
-    "expires (PX) if not renewed",
-)
-LIMIT = Key(
-    "limit:<limit>",
-    ("hash",),
-    '"holder:name" -> "call held granted slot since waits_until asked ttl": what a queue of a node has of a limit over '
-    'all nodes; "slot:number" -> how many permits of a rate were granted in that 400th of its time',
-    ("shards",),
-    "expires (PX) after twice the time of the rate, or of a lease",
-)
-LIMIT_CHANNEL = Key(
-    "limit:<limit>",
-    ("channel",),
-    'there may be permits for these holders, parted by spaces; "? holder": that one waits, so what is not needed is to '
-    "be given back",
-    ("shards",),
-    "",
-)
+    ("shards",), "expires (PX) if not renewed")
+LIMIT = Key("limit:<limit>", ("hash",),
+    '"holder:name" -> "call held granted slot since waits_until asked ttl": what a queue of a node has of a limit '
+    'over all nodes; "slot:number" -> how many permits of a rate were granted in that 400th of its time',
+    ("shards",), "expires (PX) after twice the time of the rate, or of a lease")
+LIMIT_CHANNEL = Key("limit:<limit>", ("channel",),
+    'there may be permits for these holders, parted by spaces; "? holder": that one waits, so what is not needed is '
+    "to be given back",
+    ("shards",), "")
+# fmt: on
 #: Below the namespace.
 NAMESPACE_KEYS: tuple[Key, ...] = (
     QUEUES,
@@ -412,7 +232,7 @@ NAMESPACE_KEYS: tuple[Key, ...] = (
     SESSION,
     LIMIT,
     LIMIT_CHANNEL,
-)
+)  # fmt: skip
 
 
 def shard_prefix(namespace: str, queue: str, shard: int, epoch: int = 0) -> str:
