@@ -19,6 +19,7 @@ import selectors
 import socket
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -106,6 +107,8 @@ class Subscription:
         self._reading = threading.Lock()
         #: A byte in it wakes the thread that reads.
         self._waker, self._woken = socket.socketpair()
+        # Also those of a subscription that nobody has closed.
+        weakref.finalize(self, _close_sockets, self._waker, self._woken).atexit = False
         self._waker.setblocking(False)
         self._woken.setblocking(False)
         #: What threads have done: a pool and a connection of it, or why there is none. Without a pool: the nodes were
@@ -375,8 +378,7 @@ class Subscription:
                 link.connection.disconnect()
             self._links.clear()
             self._forget_done()
-            self._waker.close()
-            self._woken.close()
+            _close_sockets(self._waker, self._woken)
 
     def _forget_done(self) -> None:
         while self._done:
@@ -386,6 +388,11 @@ class Subscription:
                 return  # another thread does the same
             if connection is not None:
                 connection.disconnect()
+
+
+def _close_sockets(*sockets: socket.socket) -> None:
+    for each in sockets:
+        each.close()
 
 
 def _connect(pool: Pool) -> Any:

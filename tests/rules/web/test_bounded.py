@@ -44,19 +44,14 @@ def big(app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> lowq.Lowq:
 def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     """How often each script is sent, and each command as COMMAND."""
     counts: Counter[str] = Counter()
-    start, commands = Client.start, Client.commands
+    start = Client.start
 
     def counted(self: Client, calls: Any, **options: Any) -> Any:
         counts.update(call.script for call in calls)
         return start(self, calls, **options)
 
-    def counted_commands(self: Client, some: Any, *args: Any, **options: Any) -> Any:
-        counts.update(str(command[0]) for command in some)
-        return commands(self, some, *args, **options)
-
     with monkeypatch.context() as patch:
         patch.setattr(Client, "start", counted)
-        patch.setattr(Client, "commands", counted_commands)
         yield counts
 
 
