@@ -44,14 +44,8 @@ class AcquireReply(NamedTuple):
             return cls(state, reply[1] if len(reply) == 2 else b"")
         _, fence, restored, *poisoned = reply
         ids = restored if isinstance(restored, list) else ()
-        return cls(
-            state,
-            fence if state == "acquired" else b"",
-            0,
-            len(ids) if isinstance(restored, list) else restored,
-            ids,
-            poisoned,
-        )
+        count = len(ids) if isinstance(restored, list) else restored
+        return cls(state, fence if state == "acquired" else b"", 0, count, ids, poisoned)
 
 
 class RenewReply(NamedTuple):
@@ -341,9 +335,6 @@ class WhyReply(NamedTuple):
             moved=moved is not None,
             fed=fed is not None,
         )
-
-
-# --- bulk actions, the doctor ---
 
 
 class BoundsReply(NamedTuple):

@@ -12,6 +12,7 @@ from redis import exceptions
 from redis.sentinel import MasterNotFoundError
 
 from lowq.store import sentinels as module
+from lowq.store.pool import Pool
 from lowq.store.sentinels import FollowedPrimary, Word
 from tests.waiting import PATIENCE, until
 
@@ -119,6 +120,23 @@ def test_nobody_names_a_primary(sentinels: Sentinels) -> None:
     assert failure().endswith("'main'")
     sentinels.says = [exceptions.ConnectionError("nobody there")] * 3
     until(lambda: "nobody there" in failure(), "why none answers")
+
+
+def test_the_threads_end_with_the_last_user_and_come_back_with_the_next(sentinels: Sentinels) -> None:
+    def asking() -> int:
+        return [thread.name for thread in set(threading.enumerate()) - before].count("lowq-sentinel")
+
+    before = set(threading.enumerate())
+    one, other = (Pool(Connection, 1, 0.0, shebang=False) for _ in range(2))
+    for user in (one, other):
+        sentinels.primary.follow(user)
+    sentinels.primary.leave(one)
+    sentinels.hear_all()
+    assert asking() == 3
+    sentinels.primary.leave(other)
+    until(lambda: not asking(), "the end of the threads")
+    sentinels.primary.follow(one)
+    assert asking() == 3
 
 
 FORK = """
