@@ -13,7 +13,8 @@ from typing import Any
 from playwright.sync_api import expect, sync_playwright
 
 import lowq
-from lowq.observe.counters import BOUNDS, RINGS, Counted, record_call
+from lowq.observe.histories import BOUNDS, RINGS
+from lowq.observe.tallies import Counted, record_call
 from tests.browser.chromium import launch
 from tests.browser.stage import TRACEBACK, Stage
 from tests.redis_server import RedisServer

@@ -52,7 +52,7 @@ from lowq.errors import (
 from lowq.every import every
 from lowq.job import Job, JobDict
 from lowq.limits import Concurrency, Rate
-from lowq.observe.job_events import JobEvent
+from lowq.observe.callbacks import JobEvent
 from lowq.observe.log_context import LogContext
 from lowq.push.producer import Jobs
 from lowq.queue import Queue

@@ -21,10 +21,11 @@ from lowq.codec.types import PayloadType
 from lowq.errors import ConfigError, ScriptError, ShardsCountError, UnknownNodeError
 from lowq.job import State
 from lowq.logs import get_log
+from lowq.observe.callbacks import FLUSH_SECONDS, Callbacks
+from lowq.observe.emit import QueueEvents
 from lowq.observe.error_groups import ErrorGroup, read_error_groups
+from lowq.observe.events import Observer
 from lowq.observe.graphite_statsd import MetricsExporter
-from lowq.observe.job_events import FLUSH_SECONDS, JobEvents, QueueEvents
-from lowq.observe.observers import Observer
 from lowq.operate import audit as audit_log
 from lowq.operate.doctor import examine
 from lowq.operate.findings import Finding
@@ -116,7 +117,7 @@ class Lowq:
         self._warned: set[tuple[str, int, int]] = set()
         self._queues: dict[str, Queue] = {}
         self._exporter = MetricsExporter(self.config)
-        self._events = JobEvents()
+        self._callbacks = Callbacks()
         #: Those who follow pushes and batches: `lowq.contrib` adds them, at any time.
         self.observers: list[Observer] = []
         self._with_own_pools: weakref.WeakSet[Lowq] = weakref.WeakSet()
@@ -615,12 +616,13 @@ class Lowq:
         """Has the source's figures sent to Graphite and StatsD, if the settings say so; returns what ends that."""
         return self._exporter.add(source)
 
-    def events_of(self, queue: str) -> QueueEvents | None:
-        """Where events of the queue's jobs are emitted; None: nobody listens."""
+    def events_of(self, queue: str) -> QueueEvents:
+        """What emits the events of the queue."""
         if is_internal(queue):
-            return None
+            return QueueEvents(queue)
         worker = self.workers.get(queue)
-        return self._events.of(queue, self.config.on_job_event, None if worker is None else worker.on_event)
+        callbacks = self._callbacks.of(queue, self.config.on_job_event, None if worker is None else worker.on_event)
+        return QueueEvents(queue, self.observers, callbacks)
 
     def payload_type_of(self, queue: str) -> PayloadType | None:
         """How payloads of the queue are encoded; None: as the settings say, also when its worker is not known here."""
@@ -629,7 +631,7 @@ class Lowq:
 
     def flush_events(self, timeout: float = FLUSH_SECONDS) -> bool:
         """Waits until the callbacks have had all events so far; False: not within so many seconds."""
-        return self._events.flush(timeout)
+        return self._callbacks.flush(timeout)
 
     def selected_workers(self) -> list[type[Worker[Any]]]:
         """The workers that a node runs: those in the setting ``workers``, or all that were decorated."""
@@ -677,7 +679,7 @@ class _WithOwnPool(Lowq):
     def __init__(self, app: Lowq, size: int) -> None:
         super().__init__()
         self.config, self.workers = app.config, app.workers
-        self._exporter, self._events = app._exporter, app._events
+        self._exporter, self._callbacks = app._exporter, app._callbacks
         self.observers = app.observers
         self._app = app
         self._size = size

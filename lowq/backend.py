@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from lowq.codec.types import PayloadType
-from lowq.observe.job_events import FLUSH_SECONDS, QueueEvents
-from lowq.observe.observers import Observer
+from lowq.observe.callbacks import FLUSH_SECONDS
+from lowq.observe.emit import QueueEvents
 from lowq.options import QueueOptions
 from lowq.push.group_commit import GroupCommit
 from lowq.settings import Config
@@ -33,8 +33,6 @@ class Backend(Protocol):
     """What a queue's handle needs of the application."""
 
     config: Config
-    #: Those who follow pushes and batches.
-    observers: list[Observer]
 
     @property
     def client(self) -> Client:
@@ -94,8 +92,8 @@ class Backend(Protocol):
         """Has the source's figures sent to Graphite and StatsD, if the settings say so; returns what ends that."""
         ...
 
-    def events_of(self, queue: str) -> QueueEvents | None:
-        """Where events of the queue's jobs are emitted; None: nobody listens."""
+    def events_of(self, queue: str) -> QueueEvents:
+        """What emits the events of the queue."""
         ...
 
     def payload_type_of(self, queue: str) -> PayloadType | None:

@@ -1,10 +1,16 @@
 """What people are shown: the values that handles and the application return to those who look."""
 
-from lowq.observe.counters import Span
 from lowq.observe.error_groups import ErrorGroup
-from lowq.observe.history import History, HistoryPoint
-from lowq.observe.slowest import SlowBatch
-from lowq.observe.times import Histogram, StretchTimes, Times, TotalTimes
+from lowq.observe.histories import (
+    Histogram,
+    History,
+    HistoryPoint,
+    SlowBatch,
+    Span,
+    StretchTimes,
+    Times,
+    TotalTimes,
+)
 from lowq.operate.explain import Description, LimitState, Why
 from lowq.operate.job_filter import JobFilter, Snapshot
 from lowq.operate.nodes import NodeInfo, RunningBatch, StuckBatch

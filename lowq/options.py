@@ -16,7 +16,7 @@ from lowq import drivers
 from lowq.codec import MAX_PRIORITY, MAX_TIME, Rest, encode_priority, encode_ttl, rest_words
 from lowq.errors import ConfigError, LowqError
 from lowq.limits import Limit, checked_limits
-from lowq.observe.job_events import Listener
+from lowq.observe.callbacks import Listener
 from lowq.retry import MAX_RETRY_COUNT, BuryOn, ReleaseOn, checked_bury_on, checked_release_on
 from lowq.store import DURABILITIES, Durability
 from lowq.store.keys import MAX_SHARDS, is_queue_name

@@ -294,7 +294,6 @@ class Queue(Queries, Generic[P]):
             backend.events_of(self.name),
             options.push_words(),
             backend.payload_type_of(self.name),
-            observers=backend.observers,
             learn_anew=self._learn_anew,
         )
         self._last_target = target

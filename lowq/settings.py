@@ -18,7 +18,7 @@ from lowq.codec import dump_payload, load_payload
 from lowq.codec.error_text import dump_error, format_error
 from lowq.errors import ConfigError
 from lowq.logs import get_log
-from lowq.observe.job_events import Listener
+from lowq.observe.callbacks import Listener
 from lowq.options import LISTENER, Kind, Option, driver, kind, number, whole
 from lowq.retry import (
     BuryOn,

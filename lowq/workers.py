@@ -16,7 +16,7 @@ from lowq.codec.types import PayloadType, annotated_type, payload_type, type_arg
 from lowq.errors import ConfigError, JobError
 from lowq.job import Job, JobDict, JobId, JobOptions, P, Untyped, new_job
 from lowq.limits import Limit
-from lowq.observe.job_events import Listener
+from lowq.observe.callbacks import Listener
 from lowq.options import WORKER_OPTIONS, QueueOptions, seconds_of, takes
 from lowq.push.own_thread import in_own_thread
 from lowq.push.producer import Jobs

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 import lowq
-from lowq.observe.counters import BOUNDS, WAIT_BOUNDS, Counted, record_call
-from lowq.observe.slowest import EndedBatch
+from lowq.observe.histories import BOUNDS, WAIT_BOUNDS
+from lowq.observe.tallies import Counted, EndedBatch, record_call
 from lowq.shards.inflow import Inflow
 from lowq.store.keys import history_key
 

@@ -11,10 +11,8 @@ from lowq.cli.group import json_option, queue_argument, with_app
 from lowq.cli.look import bound, server_time
 from lowq.cli.output import echo_json, echo_lines, number, say, table
 from lowq.duration import ago, duration
-from lowq.observe.counters import Span
 from lowq.observe.error_groups import most_frequent_first
-from lowq.observe.history import SPANS, HistoryPoint
-from lowq.observe.times import PERCENTILES, Histogram, StretchTimes, Times, join
+from lowq.observe.histories import PERCENTILES, SPANS, Histogram, HistoryPoint, Span, StretchTimes, Times, join
 
 #: Lines that a table of rates is drawn together to.
 LINES = 24

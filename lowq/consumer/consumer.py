@@ -110,17 +110,14 @@ class Consumer(Takes):
             has_session = True
             digest = self._session.digest
             nonce = digest + secrets.token_hex(4)
-            events = backend.events_of(self.queue)
             failed = ErrorCounts(self._config.load_error)
+            events = backend.events_of(self.queue).joined_by(failed)
 
             def make_shards(_queue: str, layout: Layout) -> list[Shard]:
-                made = shards_of(
+                return shards_of(
                     self._client, self._config, options, nonce, layout=layout, session=digest, events=events,
                     payload_type=backend.payload_type_of(self.queue),
                 )  # fmt: skip
-                for shard in made:
-                    shard.in_flight.on_failed = failed.add
-                return made
 
             routes = backend.routes_of(self.queue)
             layouts = Layouts.plain(options.shards_count) if routes is None else routes.layouts
@@ -134,7 +131,7 @@ class Consumer(Takes):
                 shares={}, activities=list, queues=[options],
                 registrations=lambda: [backend.registration(self.queue, options.shards_count)],
                 heartbeat_extras=[
-                    ErrorRecorder(self._config.namespace, {self.queue: failed}, {self.queue: events} if events else {})
+                    ErrorRecorder(self._config.namespace, {self.queue: failed}, backend.events_of)
                 ],
                 layouts={self.queue: layouts}, make_shards=make_shards, read_layouts=backend.registered_layouts,
                 more_details=self._details, chore=self._chore, on_ready=ready.set, on_command=self._on_command,

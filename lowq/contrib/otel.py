@@ -20,7 +20,7 @@ from typing import Any
 
 from lowq.application import Lowq, default
 from lowq.errors import ConfigError
-from lowq.observe.observers import MAX_TRACE_BYTES, Batch, BatchObservation, BatchResult, Observer, PushObservation
+from lowq.observe.events import MAX_TRACE_BYTES, Batch, BatchObservation, BatchResult, Observer, PushObservation
 from lowq.version import VERSION
 
 try:
@@ -105,10 +105,10 @@ class _OtelObserver(Observer):
         self._tracer = trace.get_tracer("lowq", VERSION, tracer_provider)
         self._meters = _Meters(meter_provider)
 
-    def push(self, queue: str, jobs: object) -> PushObservation | None:
+    def push_began(self, queue: str, jobs: object) -> PushObservation | None:
         return _OtelPush(self._tracer, self._meters, queue, jobs)
 
-    def batch(self, batch: Batch) -> BatchObservation | None:
+    def batch_began(self, batch: Batch) -> BatchObservation | None:
         return _OtelBatch(self._tracer, self._meters, batch)
 
 
@@ -185,7 +185,7 @@ class _OtelBatch(BatchObservation):
         )
         self._token: Token[Context] = context.attach(trace.set_span_in_context(self._span))
 
-    def leave(self) -> None:
+    def left(self) -> None:
         context.detach(self._token)
         self._seconds, self._ended_at = time.perf_counter() - self._began, time.time_ns()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from lowq.application import Lowq, default
 from lowq.errors import ConfigError
-from lowq.observe.observers import Batch, BatchObservation, BatchResult, JobFailure, Observer
+from lowq.observe.events import Batch, BatchObservation, BatchResult, JobFailure, Observer
 
 try:
     import sentry_sdk
@@ -54,7 +54,7 @@ class _SentryObserver(Observer):
     def __init__(self, *, capture_released: bool) -> None:
         self._captured = _CHARGED | ({"released"} if capture_released else set())
 
-    def batch(self, batch: Batch) -> BatchObservation | None:
+    def batch_began(self, batch: Batch) -> BatchObservation | None:
         return _SentryBatch(batch, self._captured) if sentry_sdk.get_client().is_active() else None
 
 
@@ -83,7 +83,7 @@ class _SentryBatch(BatchObservation):
             context["ids_count"] = len(ids)
         scope.set_context("lowq", context | more)
 
-    def begin_id(self, job_id: str) -> None:
+    def id_began(self, job_id: str) -> None:
         self._leave_id()
         inner = sentry_sdk.isolation_scope()
         self._of_ids[job_id] = inner.__enter__()
@@ -96,7 +96,7 @@ class _SentryBatch(BatchObservation):
         if inner is not None:
             inner.__exit__(None, None, None)
 
-    def leave(self) -> None:
+    def left(self) -> None:
         self._leave_id()
         self._outer.__exit__(None, None, None)
 

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -27,13 +27,13 @@ from lowq.duration import duration
 from lowq.errors import ConfigError, LowqError, QueueInUse, RedisRefused
 from lowq.logs import describe, flush, get_log
 from lowq.node.process_end import LEEWAY, end_process_by
-from lowq.node.readings import node_source
 from lowq.node.reload import NewCode, Reload
 from lowq.node.schedules import QueueSchedules
 from lowq.node.signals import HeldSignals, Request, Signals
 from lowq.node.watchdog import Watchdog
-from lowq.observe.counters import Recorder, Tally
+from lowq.observe.emit import QueueEvents
 from lowq.observe.error_groups import ErrorCounts, ErrorRecorder
+from lowq.observe.tallies import Recorder, node_source
 from lowq.operate.nodes import StuckLimits
 from lowq.operate.queues import QueueInfo, all_queues
 from lowq.schedules import is_internal, schedules_queue
@@ -236,18 +236,20 @@ class Node:
         self._has_init = True
         self.client = app.connect(self.threads + 3 + bool(self._schedules))
         maintenance_client = app.connect(2, socket_timeout=max(config.lease_ttl / 4, 0.1))
+        #: What goes into the histories of its queues.
+        self._recorder = Recorder(
+            config.namespace, self._workers, lambda queue: lag_of(self.broker.shards, queue),
+            take_inflow=lambda queue: take_inflow(shard for shard in self.broker.shards if shard.queue == queue),
+        )  # fmt: skip
         failed = {name: ErrorCounts(config.load_error) for name in self._workers}
 
         def make_shards(queue: str, layout: Layout) -> list[Shard]:
-            worker = self._all_workers[queue]
-            made = shards_of(
-                self.client, config, worker, nonce, layout=layout, events=app.events_of(queue),
+            worker, events = self._all_workers[queue], app.events_of(queue)
+            return shards_of(
+                self.client, config, worker, nonce, layout=layout,
+                events=events.joined_by(failed[queue]) if queue in failed else events,
                 payload_type=payload_type_of(worker),
             )  # fmt: skip
-            for shard in made:
-                if queue in failed:
-                    shard.in_flight.on_failed = failed[queue].add
-            return made
 
         layouts = {name: self._layouts_of(name) for name in self._all_workers}
         shards = [shard for name, each in layouts.items() for layout in each.all for shard in make_shards(name, layout)]
@@ -255,9 +257,7 @@ class Node:
         loop_queues = [name for name, worker in self._workers.items() if is_async(worker)]
         thread_queues = [name for name in self._workers if name not in loop_queues]
         self.threads = self.threads if thread_queues else 0
-        activities = self._activities = [
-            BatchActivity(number, tallies={name: Tally() for name in thread_queues}) for number in range(self.threads)
-        ]
+        activities = self._activities = [BatchActivity(number) for number in range(self.threads)]
         groups = {
             "threads": WorkerGroup(
                 thread_queues, [{name: self._new_scheduler() for name in thread_queues} for _ in activities]
@@ -267,8 +267,6 @@ class Node:
         schedule_queues = [item.worker.queue_name for item in self._schedules]
         groups["schedules"] = WorkerGroup(schedule_queues, [{name: LagScheduler() for name in schedule_queues}])
         groups = {name: group for name, group in groups.items() if group.queues}
-        tallies = {name: [activity.tallies[name] for activity in activities] for name in thread_queues}
-        tallies |= {name: [Tally()] for name in loop_queues}
         served = {layout.name(name): layout.shards_count for name, each in layouts.items() for layout in each.all}
         identity = Identity(nonce, served, self.threads, VERSION)
         self.name = identity.name
@@ -287,7 +285,7 @@ class Node:
             ],
             chore=self._enter_schedules if self._schedules else None,
             layouts=layouts, make_shards=make_shards, read_layouts=app.registered_layouts,
-            heartbeat_extras=[self._recorder(tallies), self._error_recorder(failed)],
+            heartbeat_extras=[self._recorder, ErrorRecorder(config.namespace, failed, app.events_of)],
             more_details=self._details,
             on_ready=self._on_ready, on_command=self._on_command, on_fatal=self.fail, resumes=self._resumes,
         )  # fmt: skip
@@ -300,13 +298,12 @@ class Node:
         ]
         if self._schedules:
             self._schedule_thread = WorkerThread(
-                self, 0, BatchActivity(0, tallies={name: Tally() for name in schedule_queues}),
-                dispatchers["schedules"], {name: self.new_runtime(name) for name in schedule_queues}, name="schedules",
+                self, 0, BatchActivity(0), dispatchers["schedules"],
+                {name: self.new_runtime(name) for name in schedule_queues}, name="schedules",
             )  # fmt: skip
         if loop_queues:
             self._loop = EventLoop(
-                self, dispatchers["loop"], {name: self.new_runtime(name) for name in loop_queues},
-                {name: some[0] for name, some in tallies.items() if name in loop_queues}, config.concurrency,
+                self, dispatchers["loop"], {name: self.new_runtime(name) for name in loop_queues}, config.concurrency
             )  # fmt: skip
         self._watchdog = Watchdog(
             self._all_activities,
@@ -332,7 +329,7 @@ class Node:
             performer.start()
         self._watchdog.start()
         self._stop_export = app.export_metrics(
-            node_source(tallies, lambda: self.broker.shards, self._all_activities, self.threads)
+            node_source(self._recorder.tallies, lambda: self.broker.shards, self._all_activities, self.threads)
         )
         for request in self._too_early:
             self._signals.wake(request)
@@ -353,7 +350,7 @@ class Node:
         self._new_splitter()
         self._new_scheduler()
         for queue, worker in self._workers.items():
-            runtime = self.new_runtime(queue)
+            runtime = self.new_runtime(queue, self.app.events_of(queue))
             if has_life(worker):
                 self._rehearse_setup(worker, runtime)
 
@@ -438,25 +435,16 @@ class Node:
     def _enter_schedules(self, client: Client, _now: float) -> float:
         return min(schedules.enter(client) for schedules in self._schedules)
 
-    def _error_recorder(self, failed: Mapping[str, ErrorCounts]) -> ErrorRecorder:
-        events = {name: self.app.events_of(name) for name in failed}
-        present = {name: to for name, to in events.items() if to is not None}
-        return ErrorRecorder(self.app.config.namespace, failed, present)
-
-    def _recorder(self, tallies: Mapping[str, Sequence[Tally]]) -> Recorder:
-        """What goes into the histories of the node's queues."""
-        return Recorder(
-            self.app.config.namespace, tallies, lambda queue: lag_of(self.broker.shards, queue),
-            take_inflow=lambda queue: take_inflow(shard for shard in self.broker.shards if shard.queue == queue),
-        )  # fmt: skip
-
-    def new_runtime(self, queue: str) -> WorkerRuntime:
-        """With a new instance of the queue's worker. It raises what that raises."""
-        return WorkerRuntime.of(
-            self._all_workers[queue], self.app.config, self.stopping.is_set,
-            observers=() if is_internal(queue) else self.app.observers,
-            server_offset=lambda: self.broker.maintenance.server_clock.offset,
-        )  # fmt: skip
+    def new_runtime(self, queue: str, events: QueueEvents | None = None) -> WorkerRuntime:
+        """With a new instance of the queue's worker. ``events``: of the thread that is replaced. It raises what that
+        raises.
+        """
+        if events is None:
+            events = self.app.events_of(queue)
+            if queue in self._workers:
+                offset = lambda: self.broker.maintenance.server_clock.offset  # noqa: E731
+                events = events.joined_by(self._recorder.new_tally(queue), server_offset=offset)
+        return WorkerRuntime.of(self._all_workers[queue], self.app.config, self.stopping.is_set, events=events)
 
     def _on_command(self, command: str) -> None:
         log.warning(
@@ -602,7 +590,7 @@ class Node:
         # `on_thread_written_off`.
         self._stacks[old] = _stack_of(old)
         self._written_off = [*self.hanging(), old]
-        successor = old.successor(BatchActivity(number, tallies=old.activity.tallies))
+        successor = old.successor(BatchActivity(number))
         try:
             successor.start()
         except RuntimeError as error:  # no more threads: the shard would stay claimed

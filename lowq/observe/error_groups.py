@@ -14,7 +14,8 @@ from typing import Any
 
 from lowq.backend import Backend
 from lowq.codec import decode_id
-from lowq.observe.job_events import QueueEvents
+from lowq.observe.emit import QueueEvents
+from lowq.observe.events import Observer
 from lowq.store import Call, Command, registry, untrusted
 from lowq.store.keys import error_groups_key
 from lowq.store.scripts import time_of
@@ -88,7 +89,7 @@ class _Gathered:
     sample_id: bytes
 
 
-class ErrorCounts:
+class ErrorCounts(Observer):
     """The failures of a queue that this process has reported since the last heartbeat. Safe for threads.
 
     ``load_error``: as of the settings; what it can't read is shown as bytes are.
@@ -99,8 +100,7 @@ class ErrorCounts:
         self._lock = threading.Lock()
         self._groups: dict[str, _Gathered] = {}
 
-    def add(self, failures: Iterable[tuple[bytes, bytes]]) -> None:
-        """Counts failed jobs: id and error, as Redis keeps them."""
+    def jobs_failed(self, failures: Iterable[tuple[bytes, bytes]]) -> None:
         for job_id, error in failures:
             text = error_text(self._read(error))
             key = fingerprint(text)
@@ -130,15 +130,15 @@ class ErrorCounts:
 
 class ErrorRecorder:
     """What a node adds with each heartbeat: of each queue that had failures, one call. ``counts``: queue -> its.
-    ``events``: queue -> where to emit that errors are of a new group; queues that nobody listens to are left out.
+    ``events_of``: what emits that errors are of a new group.
     """
 
     def __init__(
-        self, namespace: str, counts: Mapping[str, ErrorCounts], events: Mapping[str, QueueEvents] | None = None
+        self, namespace: str, counts: Mapping[str, ErrorCounts], events_of: Callable[[str], QueueEvents] = QueueEvents
     ) -> None:
         self._namespace = namespace
         self._counts = counts
-        self._events = {error_groups_key(namespace, queue): to for queue, to in (events or {}).items()}
+        self._events = {error_groups_key(namespace, queue): events_of(queue) for queue in counts}
 
     def __call__(self) -> list[Call[Any]]:
         calls: list[Call[Any]] = []
@@ -151,15 +151,14 @@ class ErrorRecorder:
 
     def answered(self, call: Call[Any], reply: Sequence[bytes]) -> None:
         """Emits which groups there were not: once for all nodes, as Redis says it to whoever was first."""
-        to = self._events.get(call.key)
-        if to is None or not reply:
+        if not reply:
             return
         assert isinstance(call, registry.RecordErrors)
         args: Sequence[Any] = call.groups
         fresh = {name.decode() for name in reply}
         for name, job_id, text in zip(args[::4], args[2::4], args[3::4], strict=True):
             if name in fresh:
-                to.emit("new_error", [job_id], error=text.decode())
+                self._events[call.key].jobs_changed("new_error", [job_id], error=text.decode())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,44 +1,55 @@
 """A line for each job that begins, and for each that ends, at DEBUG. The logger ``lowq.jobs`` is for nothing else."""
 
 import logging
-from collections.abc import Iterable
+from typing import Any
 
+from lowq import clock
 from lowq.logs import get_log
-from lowq.shards.delivery import TakenJob
-from lowq.shards.shard import Shard
-from lowq.work.outcome import Outcome
+from lowq.observe.events import Batch, BatchObservation, BatchResult, Observer
 
 log = get_log("lowq.jobs")
 _logger = logging.getLogger("lowq.jobs")
 
 
 def is_on() -> bool:
-    """Whether anybody wants the lines. To be called once for a delivery, as each call costs
-    as much as a batch of one job may."""
+    """Whether anybody wants the lines."""
     return _logger.isEnabledFor(logging.DEBUG)
 
 
-def begins(shard: Shard, ids: Iterable[str], delivery: int) -> None:
-    """These are handed over."""
-    for job_id in ids:
-        log.debug("%r: id %s begins", shard, job_id, extra=_extra("job_start", shard, job_id, delivery))
+class _JobLog(Observer):
+    def batch_began(self, batch: Batch) -> BatchObservation:
+        return _LoggedBatch(batch)
 
 
-def ends(shard: Shard, jobs: Iterable[TakenJob], delivery: int, outcome: Outcome, seconds: float) -> None:
-    """What became of them. ``seconds``: of their batch."""
-    words = dict.fromkeys(outcome.finished, "finished")
-    words |= {failure.id: "failed" if failure.verdict == "retry" else failure.verdict for failure in outcome.failures}
-    words |= dict.fromkeys([job_id for job_id, _ in outcome.releases], "released")
-    words |= dict.fromkeys([job_id for job_id, _ in outcome.buries], "buried")
-    words |= dict.fromkeys(outcome.crashed, "crashed")
-    for job in jobs:
-        word = words.get(job.id, "unknown")
-        extra = _extra("job_end", shard, job.id, delivery)
-        log.debug(
-            "%r: id %s ends: %s, %.3f s", shard, job.id, word, seconds,
-            extra={**extra, "outcome": word, "seconds": seconds},
-        )  # fmt: skip
+JOB_LOG = _JobLog()
 
 
-def _extra(event: str, shard: Shard, job_id: str, delivery: int) -> dict[str, object]:
-    return {"event": event, "queue": shard.queue, "shard": shard.index, "ids": [job_id], "delivery": delivery}
+class _LoggedBatch(BatchObservation):
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._began = clock.now()
+        self._seconds: float | None = None
+        if not batch.is_per_id or len(batch.jobs) == 1:  # else each when it is called
+            for job in batch.jobs:
+                self.id_began(job.id)
+
+    def id_began(self, job_id: str) -> None:
+        log.debug("%s: id %s begins", self._batch.place, job_id, extra=self._extra("job_start", job_id))
+
+    def left(self) -> None:
+        self._seconds = clock.now() - self._began
+
+    def ended(self, result: BatchResult | None) -> None:
+        seconds = clock.now() - self._began if self._seconds is None else self._seconds
+        words: dict[str, str] = {}
+        if result is not None and result.is_written:
+            words = dict.fromkeys(result.finished, "finished")
+            words |= {item.id: "failed" if item.verdict == "retry" else item.verdict for item in result.failures}
+        for job in self._batch.jobs:
+            word = words.get(job.id, "unknown")
+            extra = {**self._extra("job_end", job.id), "outcome": word, "seconds": seconds}
+            log.debug("%s: id %s ends: %s, %.3f s", self._batch.place, job.id, word, seconds, extra=extra)
+
+    def _extra(self, event: str, job_id: str) -> dict[str, Any]:
+        batch = self._batch
+        return {"event": event, "queue": batch.queue, "shard": batch.shard, "ids": [job_id], "delivery": batch.delivery}

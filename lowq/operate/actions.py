@@ -13,7 +13,8 @@ from uuid import UUID
 from lowq.codec import decode_id, lookup_id
 from lowq.errors import LeaseLost, LowqError, QueueInUse, Resharding
 from lowq.job import JobId
-from lowq.observe.job_events import JobEventKind, QueueEvents
+from lowq.observe.emit import QueueEvents
+from lowq.observe.events import JobEventKind
 from lowq.operate.queues import QueueShards
 from lowq.operate.walk import ask
 from lowq.sharding import Layout
@@ -149,9 +150,9 @@ def act(client: Client, prefix: str, action: Action, ids: Sequence[bytes], not_a
             except LowqError as error:
                 error.done += done
                 raise
-            if action.events is not None and action.name in EVENT_KINDS:
+            if action.events is not None and action.events.follows_jobs and action.name in EVENT_KINDS:
                 finished = [job_id for job_id, code in zip(pending, reply, strict=True) if code == shard_replies.DONE]
-                action.events.emit(EVENT_KINDS[action.name], finished)
+                action.events.jobs_changed(EVENT_KINDS[action.name], finished)
             again = []
             for job_id, code in zip(pending, reply, strict=True):
                 if code == shard_replies.DONE:

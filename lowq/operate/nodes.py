@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, TypedDict
 from lowq.backend import Backend
 from lowq.clock import Clock, now
 from lowq.errors import RedisRefused, RedisUnavailable
-from lowq.observe.counters import BOUNDS
-from lowq.observe.times import TotalTimes, perform_times
+from lowq.observe.histories import BOUNDS, TotalTimes, total_times
 from lowq.operate.queues import QueueInfo, all_queues, entry_call, entry_of
 from lowq.operate.walk import read_stats
 from lowq.store import Call, Client, Command, untrusted
@@ -325,9 +324,8 @@ def stuck_batches(backend: Backend, living: Sequence[NodeInfo] | None = None) ->
         for thread, performed in [*enumerate(node.performing), *((None, task) for task in node.longest_tasks)]
         if performed is not None and performed["seconds"] > STUCK_SECONDS
     ]
-    limits = {
-        queue: stuck_limit(perform_times(backend, queue)) for queue in {performed["queue"] for _, _, performed in found}
-    }
+    times = total_times(backend, [*{performed["queue"] for _, _, performed in found}])
+    limits = {queue: stuck_limit(runs) for queue, (_, runs) in times.items()}
     found = [item for item in found if item[2]["seconds"] > limits[item[2]["queue"]]]
     found = sorted(found, key=lambda item: item[2]["seconds"], reverse=True)[:MOST_STUCK]
     waiting = _waiting(backend, {(performed["queue"], performed["shard"]) for _, _, performed in found})
@@ -394,7 +392,7 @@ class StuckLimits:
     def _limit(self, queue: str) -> float:
         read_at, limit = self._read.get(queue, (-inf, inf))
         if self._clock() - read_at > self.AGE:
-            times = perform_times(self._backend, queue)
+            times = total_times(self._backend, [queue])[queue][1]
             limit = stuck_limit(times) if times.count >= self.KNOWN else inf
             self._read[queue] = self._clock(), limit
         return limit

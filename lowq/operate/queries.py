@@ -10,11 +10,18 @@ from lowq.backend import Backend
 from lowq.codec import lookup_id
 from lowq.errors import ConfigError
 from lowq.job import Job, JobId, State
-from lowq.observe.counters import Span
 from lowq.observe.error_groups import ErrorGroup, read_error_groups
-from lowq.observe.history import History, history
-from lowq.observe.slowest import SlowBatch, read_slowest
-from lowq.observe.times import Times, TotalTimes, perform_times, read_times, wait_times
+from lowq.observe.histories import (
+    History,
+    SlowBatch,
+    Span,
+    Times,
+    TotalTimes,
+    history,
+    read_slowest,
+    read_times,
+    total_times,
+)
 from lowq.operate.actions import as_ids
 from lowq.operate.explain import Description, LimitState, Why, describe_all, max_retry_count, read_limits, read_why
 from lowq.operate.job_filter import STATES, FilterOptions, JobFilter
@@ -136,7 +143,7 @@ class Queries:
         Raises:
             RedisUnavailable
         """
-        return perform_times(self._backend, self.name)
+        return total_times(self._backend, [self.name])[self.name][1]
 
     def wait_times(self) -> TotalTimes:
         """How long its jobs had waited since they were due, when a node took them. As `perform_times`.
@@ -144,7 +151,7 @@ class Queries:
         Raises:
             RedisUnavailable
         """
-        return wait_times(self._backend, self.name)
+        return total_times(self._backend, [self.name])[self.name][0]
 
     def times(self, span: Span = "hour", *, now: float | None = None) -> Times:
         """How long its jobs waited and were performed over the last "hour", "day" or "month" (30 days), as its nodes

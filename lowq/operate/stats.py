@@ -8,7 +8,7 @@ from typing import Any
 from lowq.backend import Backend
 from lowq.codec import decode_id
 from lowq.errors import RedisUnavailable, ScriptError
-from lowq.observe.flow import Flow, read_flows
+from lowq.observe.histories import Flow, read_flows
 from lowq.operate.queues import QueueShards, entry_call, entry_of, queues
 from lowq.operate.walk import STATS_TOGETHER, Silent, answers, ask, ask_some
 from lowq.sharding import Layouts

@@ -38,8 +38,7 @@ from lowq.errors import (
     TimeLimitExceeded,
 )
 from lowq.middleware import all_async, wrap
-from lowq.observe.job_events import QueueEvents
-from lowq.observe.observers import Observer, observed_push
+from lowq.observe.emit import QueueEvents, observed_push
 from lowq.options import QueueOptions
 from lowq.push.group_commit import (
     EXTENDED,
@@ -93,8 +92,8 @@ class Target:
     #: The worker's class, or the queue's name when the producer doesn't know the class.
     worker: Any
     options: QueueOptions
-    #: Where it is emitted which jobs are in; None: nobody listens.
-    events: QueueEvents | None = None
+    #: What emits which jobs are in, and has pushes observed.
+    events: QueueEvents
     #: What of them a push tells Redis.
     words: bytes = b""
     #: How its payloads are encoded; None: as the setting ``dump_payload`` says.
@@ -103,8 +102,6 @@ class Target:
     prefixes: dict[tuple[int, int], str] = field(default_factory=dict)
     #: The prefixes of shards that are known to be there.
     found: set[str] = field(default_factory=set)
-    #: Those who follow pushes; others may come.
-    observers: Sequence[Observer] = ()
     #: Reads the registry, or enters the queue anew, when a shard that jobs went to is not there any more.
     learn_anew: Callable[[], Layouts] | None = None
     #: ttl and priority of jobs that say none, encoded.
@@ -197,7 +194,7 @@ class Target:
     def observed(self, trace: str) -> "Target":
         """The same for a push that is observed already. ``trace``: what is kept beside its payloads."""
         words = self.words + b" trace=" + trace.encode() if trace else self.words
-        return replace(self, observers=(), words=words)
+        return replace(self, events=self.events.unobserved(), words=words)
 
 
 def push(
@@ -215,8 +212,8 @@ def push(
         NotReplicated: jobs are in, and what the target's durability is to wait for was not confirmed in time.
         ShardsCountError: the queue exists with another number of shards; nothing was written.
     """
-    if target.observers:
-        with observed_push(target.observers, target.queue, jobs) as observed:
+    if target.events.observers:
+        with observed_push(target.events.observers, target.queue, jobs) as observed:
             observed.accepted = push(target.observed(observed.trace), jobs, on_progress, timeout)
         return observed.accepted
     if type(jobs) is dict and on_progress is None and target.group.is_busy:
@@ -225,7 +222,7 @@ def push(
             part, size = single
             _check_in_time(target, part.jobs)
             outcomes = target.group.push([part], 1, size, room_until(timeout))
-            if outcomes[0] is True and target.events is None:
+            if outcomes[0] is True and not target.events.follows_jobs:
                 return 1
             return _Push(target, [], None, timeout).count_accepted([part], outcomes)
     return _Push(target, jobs, on_progress, timeout).run()
@@ -282,8 +279,8 @@ def push_ticks(
         raise QueueFull(target.queue, 0, jobs, target.options.capacity or 0)
     if isinstance(result, Exception):
         raise result
-    if result and target.events is not None:
-        target.events.emit("pushed", [item[0] for item in parts[0].items], 1)
+    if result and target.events.follows_jobs:
+        target.events.jobs_changed("pushed", [item[0] for item in parts[0].items], 1)
     return bool(result)
 
 
@@ -324,8 +321,8 @@ async def apush(
 
     When it is cancelled before it was sent, nothing is written. What is under way may be in, and no chunk follows.
     """
-    if target.observers:
-        with observed_push(target.observers, target.queue, jobs) as observed:
+    if target.events.observers:
+        with observed_push(target.events.observers, target.queue, jobs) as observed:
             observed.accepted = await apush(target.observed(observed.trace), jobs, on_progress, timeout)
         return observed.accepted
     if type(jobs) is dict and on_progress is None:
@@ -334,7 +331,7 @@ async def apush(
             part, size = single
             _check_in_time(target, part.jobs)
             outcomes = await target.group.apush([part], 1, size, room_until(timeout))
-            if outcomes[0] is True and target.events is None:
+            if outcomes[0] is True and not target.events.follows_jobs:
                 return 1
             return _Push(target, [], None, timeout).count_accepted([part], outcomes)
     return await _Push(target, jobs, on_progress, timeout).arun()
@@ -680,7 +677,7 @@ class _Push:
         else:  # as nearly always
             self._accepted += sum(results)
             self._target.found.update([part.prefix for part in parts])
-            if self._target.events is not None:
+            if self._target.events.follows_jobs:
                 for part in parts:
                     self._emit_pushed(part)
             if self._on_progress is not None:
@@ -782,8 +779,8 @@ class _Push:
         )  # fmt: skip
 
     def _emit_pushed(self, part: Part) -> None:
-        if self._target.events is not None:
-            self._target.events.emit("pushed", [item[0] for item in part.items], 1)
+        if self._target.events.follows_jobs:
+            self._target.events.jobs_changed("pushed", [item[0] for item in part.items], 1)
 
     def error(self, pending: list[Mapping[str, Any]], reason: BaseException) -> PushError:
         kind = PushInterrupted if isinstance(reason, RedisUnavailable | TimeLimitExceeded) else PushError

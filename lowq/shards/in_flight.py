@@ -18,7 +18,8 @@ from lowq.clock import now as clock_now
 from lowq.codec import APPENDED, decode_id, original_payload
 from lowq.errors import LeaseLost
 from lowq.logs import describe, get_log
-from lowq.observe.job_events import JobEventKind, QueueEvents
+from lowq.observe.emit import QueueEvents
+from lowq.observe.events import JobEventKind
 from lowq.shards.delivery import Delivery, Failure, TakenJob, Undecodable
 from lowq.shards.lease import ShardLease
 from lowq.store import Call, Client
@@ -77,13 +78,10 @@ class InFlight:
         #: Of calls that only acknowledge, or ask.
         self._no_jobs = TakeLimits(0, max_payloads, MAX_DELIVERY_BYTES)
         self._max_crash_count = max_crash_count
-        #: None: nobody listens.
-        self.events = events
-        #: Is told of failed jobs once that is written: ids and errors as Redis keeps them. None: nobody counts them.
-        self.on_failed: Callable[[Iterable[tuple[bytes, bytes]]], object] | None = None
+        self.events = events or QueueEvents(queue)
         #: Is told when a reply says that the shard is sealed.
         self.on_sealed: Callable[[], object] = lambda: None
-        #: While somebody listens: how many payloads of an id are in hand.
+        #: While somebody follows jobs: how many payloads of an id are in hand.
         self._counts: dict[str, int] = {}
         self._delivery = 0
         self._token_in_hand = ""
@@ -133,7 +131,7 @@ class InFlight:
             raise LeaseLost(f"queue {self._queue!r}, shard {self._index}: the lease was lost during take")
         taken = TakeReply.of(reply)
         number = taken.delivery
-        if self.events is not None:
+        if self.events.follows_jobs:
             self._emit("acked", list(self._finished))
         self._finished.clear()
         self._note_state(taken)
@@ -162,8 +160,8 @@ class InFlight:
                 except Exception:
                     jobs.append(self._decode(raw, delivery))
             self._in_hand.update(dict.fromkeys([job.id for job in jobs], number))
-            if self.events is not None:
-                self._emit_taken(self.events, delivery)
+            if self.events.follows_jobs:
+                self._emit_taken(delivery)
         return delivery
 
     def has_expired(self, job_id: str) -> bool:
@@ -317,43 +315,40 @@ class InFlight:
             for job_id in report.ids:
                 if self._in_hand.get(job_id) == report.delivery:
                     del self._in_hand[job_id]
-            if self.events is not None:
+            if self.events.follows_jobs:
                 self._emit_report(report, reply)
             if report.kind == "released":
                 states = zip(report.ids, reply, strict=True)
                 self.poisoned([job_id for job_id, state in states if state == POISONED], report.delivery)
-            elif self.on_failed is not None and report.kind != "acked":
+            elif report.kind != "acked":
                 failed = [(_bytes(item.id), item.error) for item in report.failures if item.verdict != "solo"]
-                self.on_failed(failed + [(_bytes(job_id), reason) for job_id, reason, _ in report.burials])
+                self.events.jobs_failed(failed + [(_bytes(job_id), reason) for job_id, reason, _ in report.burials])
 
     def poisoned(self, ids: Sequence[str], delivery: int | None = None) -> None:
         """Takes note of ids that are in the morgue now, as their process died too often. ``delivery``: under which
         this process took them; None: a former owner did.
         """
         log_poisoned(self._queue, self._index, ids, {} if delivery is None else {"delivery": delivery})
-        if self.on_failed is not None:
-            reason = _POISON % self._max_crash_count
-            self.on_failed((_bytes(job_id), reason) for job_id in ids)
+        reason = _POISON % self._max_crash_count
+        self.events.jobs_failed([(_bytes(job_id), reason) for job_id in ids])
 
-    def _emit_taken(self, events: QueueEvents, delivery: Delivery) -> None:
+    def _emit_taken(self, delivery: Delivery) -> None:
         counts = {job.id: (len(job.raw) - 3) // 2 for job in delivery.jobs}
         # What can't be decoded is buried by itself, and then no longer in hand.
         self._counts.update((job_id, count) for job_id, count in counts.items() if count)
         for item in delivery.undecodable:
             counts[item.id] += 1
-        events.emit("taken", [*counts], [*counts.values()])
+        self.events.jobs_changed("taken", [*counts], [*counts.values()])
 
     def _emit(self, kind: JobEventKind, ids: Sequence[str]) -> None:
         """They are in hand no more."""
-        if self.events is not None:
-            self.events.emit(kind, ids, [self._counts.pop(job_id, None) for job_id in ids])
+        self.events.jobs_changed(kind, ids, [self._counts.pop(job_id, None) for job_id in ids])
 
     def _emit_report(self, report: Report, reply: Any) -> None:
         """What a report says of its jobs, as they are written now."""
-        assert self.events is not None
         if report.kind == "failed":
             self._emit("failed", [item.id for item in report.failures if item.verdict != "solo"])
-            self.events.emit("buried", [item.id for item in report.failures if item.verdict == "exhausted"], 1)
+            self.events.jobs_changed("buried", [item.id for item in report.failures if item.verdict == "exhausted"], 1)
             self._emit("released", [item.id for item in report.failures if item.verdict == "solo"])
         elif report.kind == "released":
             states = list(zip(report.ids, reply, strict=True))
@@ -364,7 +359,7 @@ class InFlight:
             self._emit("buried", report.ids)
             for job_id, _, payloads in report.burials:
                 if payloads:
-                    self.events.emit("buried", [job_id], len(payloads))
+                    self.events.jobs_changed("buried", [job_id], len(payloads))
         else:
             self._emit("acked", report.ids)
 

@@ -14,7 +14,7 @@ from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.codec import decode_id
 from lowq.errors import ShardsCountError
-from lowq.observe.job_events import QueueEvents
+from lowq.observe.emit import QueueEvents
 from lowq.store import Call, Client, Refusal
 from lowq.store.shard import Reshard, ShardScripts
 from lowq.store.shard_replies import AcquireReply, RenewReply
@@ -96,7 +96,7 @@ class ShardLease:
         self._max_crash_count = max_crash_count
         #: Of a consumer: what its nonce begins with. Redis keeps more for it then, and of it.
         self._session = session
-        self._events = events
+        self._events = events or QueueEvents(queue)
         self.reshard: Reshard = reshard
         #: Of the last lease.
         self._fence = 0
@@ -106,7 +106,7 @@ class ShardLease:
         return self._scripts.acquire(
             self._nonce, _milliseconds(lease_ttl), self._shards_count, self._max_crash_count, now=now, charge=charge,
             jitter_seed=random.getrandbits(31), last_fence=self._fence, session=self._session,
-            wants_ids=self._events is not None, reshard=self.reshard,
+            wants_ids=self._events.follows_jobs, reshard=self.reshard,
         )  # fmt: skip
 
     def acquired(self, reply: Any, deadline: float) -> Lease | LeaseDenied:
@@ -120,9 +120,9 @@ class ShardLease:
         if isinstance(reply, Exception):
             raise reply
         got = AcquireReply.of(reply)
-        if self._events is not None and got.state in ("acquired", "restoring"):
-            self._events.emit("restored", got.restored_ids)
-            self._events.emit("buried", got.poisoned)
+        if got.state in ("acquired", "restoring"):
+            self._events.jobs_changed("restored", got.restored_ids)
+            self._events.jobs_changed("buried", got.poisoned)
         ids = tuple(map(decode_id, got.poisoned))
         if got.state not in ("acquired", "resumed", "adopted"):
             self.lose()

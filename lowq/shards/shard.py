@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.codec.types import PayloadType
-from lowq.observe.job_events import QueueEvents
+from lowq.observe.emit import QueueEvents
 from lowq.settings import Config
 from lowq.sharding import Layout
 from lowq.shards.delivery import urgent_level

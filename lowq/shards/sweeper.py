@@ -72,9 +72,8 @@ class Sweeper:
                 if swept.more:
                     shards.append(shard)
                 events = shard.in_flight.events
-                if events is not None:
-                    events.emit("expired", list(map(decode_id, swept.expired_of)), list(swept.expired_of.values()))
-                    events.emit("deleted", list(map(decode_id, swept.removed_ids)))
+                events.jobs_changed("expired", [*map(decode_id, swept.expired_of)], [*swept.expired_of.values()])
+                events.jobs_changed("deleted", [*map(decode_id, swept.removed_ids)])
         self._unfinished = shards
         return now
 

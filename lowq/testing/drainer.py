@@ -21,12 +21,13 @@ from lowq.coroutines import at_once
 from lowq.errors import ConfigError, LowqError, QueueFull, QueueInUse
 from lowq.logs import describe
 from lowq.node.schedules import take_turn
-from lowq.observe.counters import Tally
+from lowq.observe.emit import end_observed
+from lowq.observe.tallies import SlowBatches, Tally
 from lowq.shards.delivery import TakenJob
 from lowq.shards.in_flight import Report
 from lowq.shards.lease import Lease, LeaseDenied
 from lowq.shards.shard import Shard, shards_of
-from lowq.work.handler import WorkerRuntime, end_observed
+from lowq.work.handler import WorkerRuntime
 from lowq.work.instances import Instances, has_life
 from lowq.work.loop import BatchActivity, Loop
 from lowq.work.outcome import Outcome, log_remarks
@@ -230,16 +231,15 @@ class _Drainer(Loop):
         #: Schedules whose ticks are to be pushed.
         self._to_push = [schedule.name for schedule in schedules_of(worker)]
         self._watcher = watchers[-1] if watchers else None
-        runtimes = {worker.queue_name: self._new_runtime()}
-        self.tally = Tally()
-        tallies = {worker.queue_name: self.tally}
-        super().__init__(self._app.config, runtimes, tallies, clock.now, prefetch=False)
+        self.tally = Tally(SlowBatches())
+        events = self._app.events_of(worker.queue_name)
+        self._events = events.joined_by(self.tally)
+        super().__init__(self._app.config, {worker.queue_name: self._new_runtime()}, clock.now, prefetch=False)
         self._activity = BatchActivity(None)
         #: Of the batch that was performed last, if it did not simply finish.
         self._outcome = Outcome()
         self._instances = Instances()
         self._app.register(worker.queue_name, worker.shards_count, worker)
-        events = self._app.events_of(worker.queue_name)
         #: Those that are leased, and those that may have to be.
         self.shards: list[Shard] = []
         layouts = self._app.note_layouts(worker.queue_name, self._app.queue_of(worker).layouts).layouts
@@ -261,9 +261,9 @@ class _Drainer(Loop):
         """Of a watched one, the process may die between ``perform`` and the outcome."""
         watcher, in_thread = self._watcher, _call_in_thread if self._in_thread else None
         if watcher is None:
-            return WorkerRuntime.of(self._worker, self._app.config, observers=self._app.observers, in_thread=in_thread)
+            return WorkerRuntime.of(self._worker, self._app.config, events=self._events, in_thread=in_thread)
         runtime = WorkerRuntime.of(
-            self._worker, self._app.config, observers=self._app.observers, in_thread=in_thread,
+            self._worker, self._app.config, events=self._events, in_thread=in_thread,
             on_perform=partial(watcher.on_perform, self._worker),
         )  # fmt: skip
 

@@ -19,7 +19,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -28,7 +28,6 @@ from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.errors import LeaseLost, RedisUnavailable
 from lowq.logs import get_log
-from lowq.observe.counters import Tally
 from lowq.shards.activity import Performing
 from lowq.shards.delivery import Delivery
 from lowq.shards.dispatcher import Dispatcher
@@ -60,21 +59,18 @@ class _Write(NamedTuple):
 
 
 class EventLoop(NodeLoop):
-    """Performs the async workers of a node. ``concurrency``: shards at once; ``tallies``: queue -> what all tasks count
-    in, as they run in one thread.
-    """
+    """Performs the async workers of a node. ``concurrency``: shards at once."""
 
     def __init__(
         self,
         node: NodeContext,
         dispatcher: Dispatcher,
         runtimes: dict[str, WorkerRuntime],
-        tallies: Mapping[str, Tally],
         concurrency: int,
         *,
         clock: Clock = clock_now,
     ) -> None:
-        super().__init__(node, dispatcher, runtimes, tallies, clock)
+        super().__init__(node, dispatcher, runtimes, clock)
         self.is_cancelled = lambda: self._cancelled
         self._concurrency = concurrency
         self._loop = new_event_loop()

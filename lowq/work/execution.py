@@ -10,8 +10,7 @@ from lowq.codec import delay_seconds
 from lowq.codec.error_text import cut_error
 from lowq.errors import LowqError
 from lowq.job import Job
-from lowq.observe import job_log
-from lowq.observe.observers import ObservedBatch
+from lowq.observe.emit import ObservedBatch
 from lowq.shards.delivery import TakenJob
 from lowq.shards.shard import Shard
 from lowq.work.time_limits import TimeLimits, checked_seconds
@@ -112,9 +111,7 @@ class Execution:
         """In ``perform_one`` the id begins; None: all have ended."""
         self._running_id = job_id
         if job_id is not None and self._observed is not None:
-            self._observed.begin_id(job_id)
-        if job_id is not None and self._source is not None and job_log.is_on():
-            job_log.begins(self._source, [job_id], self.delivery)
+            self._observed.id_began(job_id)
 
     def _set_outcome(self, job_id: object, verb: str, detail: Any) -> None:
         # Plain texts are kept: what raises, raises here, where the handler learns of it.

@@ -12,7 +12,7 @@ fails alone, or that the handler named, is charged a retry. `lowq.work.outcome` 
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -23,8 +23,7 @@ from lowq.coroutines import OwnContext, as_raised, plain
 from lowq.errors import LowqError
 from lowq.logs import describe, flush, get_log
 from lowq.middleware import check_done, check_plain, wrap
-from lowq.observe import job_log, observing
-from lowq.observe.observers import ObservedBatch, Observer, call_observer
+from lowq.observe.emit import ObservedBatch, QueueEvents
 from lowq.options import MergeFunction, merged
 from lowq.settings import Config
 from lowq.shards.delivery import TakenJob
@@ -72,10 +71,6 @@ def _batch_of(is_stopping: Callable[[], bool] | None) -> Batch:
     )  # fmt: skip
 
 
-def _unknown() -> None:
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerRuntime:
     """What one thread, or the event loop, needs for one queue: its instance of the worker, and that with the
@@ -83,6 +78,8 @@ class WorkerRuntime:
     """
 
     instance: Performer
+    #: Emits what becomes of its batches.
+    events: QueueEvents
     #: Performs payloads_by_id in a context. Of a plain worker it awaits only what is done at once.
     call: Callable[[dict[str, list[Any]], Context], Coroutine[Any, Any, None]]
     is_async: bool
@@ -93,10 +90,6 @@ class WorkerRuntime:
     ttr: float | None = None
     #: Whether it has ``perform_one``.
     is_per_id: bool = False
-    #: Those of the application; others may come.
-    observers: Sequence[Observer] = ()
-    #: As of `ServerClock`.
-    server_offset: Callable[[], float | None] = _unknown
 
     @classmethod
     def of(
@@ -105,8 +98,7 @@ class WorkerRuntime:
         config: Config,
         is_stopping: Callable[[], bool] | None = None,
         on_perform: Callable[[dict[str, list[Any]]], object] | None = None,
-        observers: Sequence[Observer] = (),
-        server_offset: Callable[[], float | None] = _unknown,
+        events: QueueEvents | None = None,
         in_thread: Callable[..., Awaitable[None]] | None = None,
     ) -> Self:
         """With a new instance of the worker, and the application's middlewares around it. ``is_stopping``: of
@@ -139,7 +131,8 @@ class WorkerRuntime:
             call, is_awaited = partial(in_thread, call), True
         name = "a middleware" if middlewares else "the handler"
         call = _bounded(_in_context(call, is_async=is_awaited), worker, name, is_async=is_awaited)
-        return cls(instance, call, is_awaited, worker.batch_size, time_limit, ttr, is_per_id, observers, server_offset)
+        events = events or QueueEvents(worker.queue_name)
+        return cls(instance, events, call, is_awaited, worker.batch_size, time_limit, ttr, is_per_id)
 
 
 def _in_context(call: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
@@ -262,7 +255,9 @@ async def perform_batch(
     # What a batch sets of context variables is not there for the next one. What is called and logged because of its
     # outcome has them.
     context = copy_context()
-    observed = context.run(_observe, runtime, shard, jobs, execution, limits) if runtime.observers else None
+    observed = None
+    if runtime.events.follows_batches:
+        observed = context.run(_observe, runtime, shard, jobs, execution, limits)
     token = context.run(current_execution.set, execution)
     error: BaseException | None = None
     try:
@@ -276,7 +271,7 @@ async def perform_batch(
         error = raised
     finally:
         if observed is not None:
-            context.run(observed.leave)
+            context.run(observed.left)
     outcome = Outcome(ids, observed=observed, context=context)
     try:
         if error is None and not (execution._outcomes or in_flight.found_no_redis or observed):
@@ -346,22 +341,8 @@ def _observe(
     limits: TimeLimits | None,
 ) -> ObservedBatch | None:
     """Has the observers follow the batch, in this thread or task. None: they could not be told."""
-    batch = runtime.observers, execution.worker, shard, jobs, runtime.server_offset
-    observed: ObservedBatch | None = call_observer(observing.begin, *batch)
+    observed = runtime.events.batch_began(execution.worker, shard, jobs, is_per_id=runtime.is_per_id)
     execution._observed = observed
     if limits is not None:
         limits.observed = observed  # for whoever reports the batch, should it be written off
     return observed
-
-
-def end_observed(outcome: Outcome, jobs: Sequence[TakenJob]) -> None:
-    """Tells those who follow the batch, if anybody does, what became of it: once that is written, or can't be."""
-    observed, outcome.observed = outcome.observed, None
-    if observed is not None:
-        call_observer(lambda: observed.ended(observing.result_of(outcome, jobs)))
-
-
-def log_begin(runtime: WorkerRuntime, shard: Shard, jobs: list[TakenJob], delivery: int) -> None:
-    """Logs that a batch begins. Of `perform_one` with several ids, each is logged when it begins."""
-    if not runtime.is_per_id or len(jobs) == 1:
-        job_log.begins(shard, [job.id for job in jobs], delivery)

@@ -16,10 +16,8 @@ done at once; on an event loop it really waits.
 """
 
 import time
-from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from threading import Event
 from typing import TYPE_CHECKING, Protocol
 
@@ -28,9 +26,7 @@ from lowq.clock import Clock
 from lowq.coroutines import OwnContext
 from lowq.errors import LeaseLost, RedisUnavailable
 from lowq.logs import get_log
-from lowq.observe import job_log
-from lowq.observe.counters import BOUNDS, WAIT_BOUNDS, Tally, bucket_of
-from lowq.observe.slowest import EndedBatch
+from lowq.observe.emit import QueueEvents, end_observed
 from lowq.settings import Config
 from lowq.shards.activity import Activity, Performing
 from lowq.shards.broker import Broker
@@ -40,7 +36,7 @@ from lowq.shards.in_flight import MAX_DELIVERY_JOBS, Report
 from lowq.shards.shard import Shard
 from lowq.store import Client
 from lowq.work.failures import backoff, log_failure, log_lost
-from lowq.work.handler import WorkerRuntime, end_observed, log_begin, perform_batch
+from lowq.work.handler import WorkerRuntime, perform_batch
 from lowq.work.outcome import Outcome, bury_undecodable, log_remarks, notify_worker, reports_of, write_off
 from lowq.work.time_limits import Interrupt, TimeLimits
 
@@ -53,26 +49,20 @@ log = get_log("lowq.node")
 TROUBLE_SECONDS = 1.0
 #: Seconds of work that one delivery may take in advance of its acknowledgement: a crash repeats about that much.
 PREFETCH_SECONDS = 0.005
-#: Jobs of a delivery that are looked at for how long they had waited, at most.
-WAITS_READ = 4
-#: Seconds that no job has waited: somebody has written that time by hand.
-_ABSURD = 1e10
 
 
 @dataclass(slots=True)
 class BatchActivity(Activity):
-    """What a thread, or a task of the event loop, shows to others: what it performs, until when, how much it did."""
+    """What a thread, or a task of the event loop, shows to others: what it performs, and until when."""
 
     #: Of the batch that it performs, if its worker has a time limit or ttr. A batch that was written off stays here.
     limits: TimeLimits | None = None
-    #: Of a thread: queue -> what it did for it. Made before it starts: the maintenance loop iterates over them.
-    tallies: dict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
 
 
 class Loop:
     """Performs deliveries. A driver says how: it writes, and interrupts, in its own way.
 
-    ``runtimes`` and ``tallies``: by queue. ``prefetch``: a delivery may be of several batches, while these are quick.
+    ``runtimes``: by queue. ``prefetch``: a delivery may be of several batches, while these are quick.
     """
 
     #: Unix time that counts as the present, in seconds; None: Redis's.
@@ -84,14 +74,12 @@ class Loop:
         self,
         config: Config,
         runtimes: dict[str, WorkerRuntime],
-        tallies: Mapping[str, Tally],
         clock: Clock,
         *,
         prefetch: bool,
     ) -> None:
         self._config = config
         self._runtimes = runtimes
-        self._tallies = tallies
         self._clock = clock
         self._prefetch = prefetch
         #: queue -> seconds that one of its batches took lately.
@@ -123,10 +111,6 @@ class Loop:
 
     def on_unacknowledged(self) -> None:
         """A batch begins while something of the same delivery is finished and not acknowledged."""
-
-    def server_offset(self) -> float | None:
-        """What Redis's clock is ahead of this one's, in seconds; None: that is not known, or of no interest."""
-        return None
 
     def ended(self, shard: Shard, jobs: list[TakenJob], outcome: Outcome) -> None:
         """Tells observers and the log what went wrong, once the outcome is written or can't be any more."""
@@ -164,8 +148,8 @@ class Loop:
         if not jobs:
             return
         runtime, began, batches = self._runtimes[shard.queue], self._clock(), 0
-        size, logs_jobs = runtime.batch_size, job_log.is_on()
-        count_waits(self._tallies[shard.queue], jobs, began, self.server_offset())
+        size = runtime.batch_size
+        runtime.events.jobs_taken(jobs, began)
         for start in range(0, len(jobs), size):
             if start and (shard.dispatch.leaving or self.is_stopping()):
                 await self._release(shard, [job.id for job in jobs[start:]])
@@ -182,7 +166,7 @@ class Loop:
             if not is_held:
                 self.look_again(shard)
                 break
-            await self._perform_batch(shard, delivery, runtime, jobs[start : start + size], activity, now, logs_jobs)
+            await self._perform_batch(shard, delivery, runtime, jobs[start : start + size], activity, now)
             batches += 1
         if batches:
             seconds = (self._clock() - began) / batches
@@ -203,13 +187,10 @@ class Loop:
         jobs: list[TakenJob],
         activity: BatchActivity,
         now: float,
-        logs_jobs: bool,
     ) -> None:
         in_flight = shard.in_flight
         if in_flight.unacknowledged:
             self.on_unacknowledged()
-        if logs_jobs:
-            log_begin(runtime, shard, jobs, delivery.number)
         performing = activity.performing = Performing(shard, [job.id for job in jobs], now)
         limits: TimeLimits | None = None
         if runtime.time_limit is not None or runtime.ttr is not None or runtime.is_per_id:
@@ -228,14 +209,12 @@ class Loop:
             if limits is None or not limits.written_off:
                 activity.performed = performing, ended
                 activity.performing = activity.limits = None
-        count_batch(self._tallies[shard.queue], outcome, performing, ended)
+        runtime.events.batch_performed(shard, jobs, outcome, ended - now, ended)
         in_flight.finish(outcome.finished)
         if not outcome.whole:
             await OwnContext(self._conclude(shard, jobs, runtime, outcome), outcome.context)
         elif outcome.observed is not None:
             outcome.context.run(end_observed, outcome, jobs)
-        if logs_jobs:
-            job_log.ends(shard, jobs, delivery.number, outcome, ended - now)
 
     async def _conclude(self, shard: Shard, jobs: list[TakenJob], runtime: WorkerRuntime, outcome: Outcome) -> None:
         """Has what did not simply finish written, then notifies the worker, then tells the others.
@@ -269,8 +248,10 @@ class NodeContext(Protocol):
         """The deadline of a batch that is being performed is nearer than it was."""
         ...
 
-    def new_runtime(self, queue: str) -> WorkerRuntime:
-        """With a new instance of the queue's worker. It raises what that raises."""
+    def new_runtime(self, queue: str, events: QueueEvents | None = None) -> WorkerRuntime:
+        """With a new instance of the queue's worker. ``events``: of the thread that is replaced. It raises what that
+        raises.
+        """
         ...
 
     def on_task_written_off(self, performing: Performing | None, stack: str, *, hanging: int, is_lost: bool) -> None:
@@ -296,10 +277,9 @@ class NodeLoop(Loop):
         node: NodeContext,
         dispatcher: Dispatcher,
         runtimes: dict[str, WorkerRuntime],
-        tallies: Mapping[str, Tally],
         clock: Clock,
     ) -> None:
-        super().__init__(node.app.config, runtimes, tallies, clock, prefetch=node.prefetch)
+        super().__init__(node.app.config, runtimes, clock, prefetch=node.prefetch)
         self._node = node
         self._client = node.client
         self._dispatcher = dispatcher
@@ -315,9 +295,6 @@ class NodeLoop(Loop):
 
     def on_unacknowledged(self) -> None:
         self._node.broker.maintenance.arm()
-
-    def server_offset(self) -> float | None:
-        return self._node.broker.maintenance.server_clock.offset
 
     def ended(self, shard: Shard, jobs: list[TakenJob], outcome: Outcome) -> None:
         """Stops the node, too, if it has to."""
@@ -369,46 +346,3 @@ class NodeLoop(Loop):
             self._dispatcher.withhold(shard)
             self._node.broker.maintenance.replace_lease(shard, token)
             end_observed(outcome, limits.jobs)
-
-
-# --- counts ---
-
-
-def count_waits(tally: Tally, jobs: Sequence[TakenJob], now: float, server_offset: float | None) -> None:
-    """Counts how long the jobs of a delivery had waited since they were due; ``now`` is about when they were taken, and
-    with ``server_offset`` added the Unix time in Redis. None: that is not known, and nothing counts.
-
-    Of a long delivery some are read, evenly spread, and each stands for its neighbours: all were taken at once, most of
-    them in the order in which they became due.
-    """
-    if server_offset is None:
-        return
-    left, step = len(jobs), -(-len(jobs) // WAITS_READ)
-    taken_at, waits = now + server_offset, tally.waits
-    for job in jobs[::step]:
-        number = min(step, left)
-        left -= number
-        try:
-            waited = taken_at - float(job.raw[1])
-        except ValueError:
-            continue
-        if waited <= _ABSURD:  # nor NaN
-            waited = max(waited, 0.0)
-            waits[bisect_left(WAIT_BOUNDS, waited)] += number
-            tally.waited += waited * number
-
-
-def count_batch(tally: Tally, outcome: Outcome, performing: Performing, ended: float) -> None:
-    """Counts a batch that has ended."""
-    seconds = ended - performing.since
-    tally.processed += len(outcome.finished)
-    if outcome.failures:
-        tally.failed += sum(failure.verdict != "solo" for failure in outcome.failures)
-        tally.buried += len(outcome.exhausted)
-    if outcome.buries:
-        tally.buried += len(outcome.buries)
-    tally.seconds += seconds
-    tally.lengths[0 if seconds <= BOUNDS[0] else bucket_of(seconds)] += 1
-    if seconds > tally.slowest.floor:
-        ids = performing.ids
-        tally.slowest.add(EndedBatch(ids[0], len(ids), performing.shard.index, seconds, ended))

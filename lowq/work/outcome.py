@@ -19,7 +19,8 @@ from lowq.errors import LowqError, PushInterrupted, RedisNotReady, RedisUnavaila
 from lowq.job import Job
 from lowq.logs import describe, get_log, printable
 from lowq.middleware import check_done
-from lowq.observe.observers import ObservedBatch
+from lowq.observe.emit import ObservedBatch
+from lowq.observe.events import BatchResult, JobFailure, Verdict
 from lowq.retry import (
     MAX_RETRY_COUNT,
     RetryIn,
@@ -112,6 +113,21 @@ class Outcome:
         self.remarks.append((remark, raised))
         if self.stop is None and not _is_failure(raised) and not issubclass(type(raised), STOPS):
             self.stop = raised
+
+    def result(self, jobs: Sequence[TakenJob]) -> BatchResult:
+        """What observers hear of it, once it is written or can't be any more. ``jobs``: those of the batch."""
+        retries = {job.id: job.retry_count + 1 for job in jobs}
+        verdicts: dict[str, Verdict] = {failure.id: failure.verdict for failure in self.failures}
+        verdicts |= dict.fromkeys([job_id for job_id, _ in self.releases], "released")
+        verdicts |= dict.fromkeys([job_id for job_id, _ in self.buries], "buried")
+        verdicts |= dict.fromkeys(self.crashed, "crashed")
+        raised = self.raised or {}
+        failures = tuple(
+            JobFailure(job_id, verdict, raised.get(job_id), retries.get(job_id, 0))
+            for job_id, verdict in verdicts.items()
+        )
+        error = None if type(self.error) is WrittenOff else self.error
+        return BatchResult(tuple(self.finished), failures, error, self.is_written)
 
     def forget(self) -> None:
         """Lets go of what was raised, once it is written and logged: it holds the frames of handlers, and with them all

@@ -64,7 +64,7 @@ class WorkerThread(NodeLoop):
         name: str = "",
         clock: Clock = clock_now,
     ) -> None:
-        super().__init__(node, dispatcher, runtimes, activity.tallies, clock)
+        super().__init__(node, dispatcher, runtimes, clock)
         self._thread = threading.Thread(target=self._run, name=f"lowq-{name or number}", daemon=True)
         self.activity = activity
         self._number = number
@@ -223,7 +223,7 @@ class WorkerThread(NodeLoop):
             try:
                 for queue, runtime in list(self._runtimes.items()):
                     if queue == shard.queue or has_life(runtime.instance):
-                        self._runtimes[queue] = self._node.new_runtime(queue)
+                        self._runtimes[queue] = self._node.new_runtime(queue, runtime.events)
                         at_once(self._instances.set_up([self._runtimes[queue].instance]))
             except Exception as error:  # as at the start of a node
                 log.exception("a thread can't replace another one: what it needs of a worker failed")

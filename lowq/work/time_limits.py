@@ -27,7 +27,7 @@ from typing import Any
 from lowq.clock import Clock
 from lowq.duration import duration
 from lowq.errors import LeaseLost, LowqError, TimeLimitExceeded
-from lowq.observe.observers import ObservedBatch
+from lowq.observe.emit import ObservedBatch
 from lowq.shards.delivery import TakenJob
 from lowq.store import caller_limit
 

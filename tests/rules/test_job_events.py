@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import lowq
-from lowq.observe.job_events import JobEvents
+from lowq.observe.callbacks import Callbacks
+from lowq.observe.emit import QueueEvents
 from lowq.shards.lease import Lease
 from lowq.shards.shard import shards_of
 from lowq.testing import adrain, drain
@@ -265,7 +266,7 @@ def test_a_worker_hears_of_its_own_queue_and_the_application_of_all(make_app: Ma
 def test_nothing_is_made_where_nobody_listens(make_app: MakeApp) -> None:
     app = make_app()
     make_worker(app)
-    assert app.events_of("orders") is None
+    assert not app.events_of("orders").follows_jobs
 
 
 def test_what_is_no_callback_is_refused() -> None:
@@ -336,7 +337,7 @@ def test_a_callback_that_hangs_delays_neither_work_nor_pushes_nor_the_end(
 
 
 def test_the_oldest_events_are_dropped_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    events, received = JobEvents(max_events=10), Events()
+    events, received = Callbacks(max_events=10), Events()
     is_calling, goes_on = threading.Event(), threading.Event()
 
     def callback(event: lowq.JobEvent) -> None:
@@ -344,33 +345,31 @@ def test_the_oldest_events_are_dropped_and_counted(caplog: pytest.LogCaptureFixt
         goes_on.wait(PATIENCE)
         received(event)
 
-    emitter = events.of("q", callback)
-    assert emitter is not None
-    emitter.emit("pushed", ["first"])
+    emitter = QueueEvents("q", own=events.of("q", callback))
+    emitter.jobs_changed("pushed", ["first"])
     assert is_calling.wait(PATIENCE)
     for number in range(30):
-        emitter.emit("pushed", [f"{number}"], 1)
+        emitter.jobs_changed("pushed", [f"{number}"], 1)
     assert events.dropped == 20
     goes_on.set()
     until(lambda: "20 events were dropped" in caplog.text, "the log says how many")
     assert [event.id for event in received] == ["first", *map(str, range(20, 30))]
-    emitter.emit("expired", [b"\xd0\xb7"], [3])
+    emitter.jobs_changed("expired", [b"\xd0\xb7"], [3])
     assert events.flush(60)
     assert (received[-1].kind, received[-1].id, received[-1].payloads_count) == ("expired", "з", 3)
 
 
 def test_the_thread_ends_when_nothing_happens_and_comes_back(monkeypatch: pytest.MonkeyPatch, events: Events) -> None:
-    monkeypatch.setattr("lowq.observe.job_events.IDLE_SECONDS", 0.01)
+    monkeypatch.setattr("lowq.observe.callbacks.IDLE_SECONDS", 0.01)
     threads: list[threading.Thread] = []
 
     def callback(event: lowq.JobEvent) -> None:
         threads.append(threading.current_thread())
         events(event)
 
-    emitter = JobEvents().of("q", callback)
-    assert emitter is not None
+    emitter = QueueEvents("q", own=Callbacks().of("q", callback))
     for number in range(3):
-        emitter.emit("pushed", [str(number)])
+        emitter.jobs_changed("pushed", [str(number)])
         until(lambda: len(events) == number + 1 and not threads[-1].is_alive(), "its end")  # noqa: B023  # called at once
     assert len(set(threads)) == 3
     assert [event.id for event in events] == ["0", "1", "2"]
@@ -380,13 +379,12 @@ def test_without_a_thread_to_be_had_events_wait(monkeypatch: pytest.MonkeyPatch,
     def refuse(_self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    emitter = (of := JobEvents()).of("q", events)
-    assert emitter is not None
+    emitter = QueueEvents("q", own=(callbacks := Callbacks()).of("q", events))
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
-        emitter.emit("pushed", ["1"])
-    emitter.emit("pushed", ["2"])
-    assert of.flush(60)
+        emitter.jobs_changed("pushed", ["1"])
+    emitter.jobs_changed("pushed", ["2"])
+    assert callbacks.flush(60)
     assert [event.id for event in events] == ["1", "2"]
 
 
@@ -425,7 +423,7 @@ app.queue("mail", 1).push([{"id": number} for number in range(3)])
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_child_of_a_fork_has_events_of_its_own() -> None:
     reader, writer = os.pipe()
-    goes_on, parent, events = threading.Event(), os.getpid(), JobEvents()
+    goes_on, parent, events = threading.Event(), os.getpid(), Callbacks()
 
     def callback(event: lowq.JobEvent) -> None:
         if os.getpid() == parent:
@@ -433,14 +431,13 @@ def test_a_child_of_a_fork_has_events_of_its_own() -> None:
         else:
             os.write(writer, event.id.encode())
 
-    emitter = events.of("q", callback)
-    assert emitter is not None
+    emitter = QueueEvents("q", own=events.of("q", callback))
     for job_id in ("of the parent", "of the parent, too"):
-        emitter.emit("pushed", [job_id])
+        emitter.jobs_changed("pushed", [job_id])
     pid = os.fork()
     if pid == 0:
         try:
-            emitter.emit("pushed", ["of the child"])
+            emitter.jobs_changed("pushed", ["of the child"])
             events.flush(60)
         finally:
             os._exit(0)

@@ -9,7 +9,7 @@ import pytest
 
 import lowq
 from lowq.errors import QueueFull
-from lowq.observe.observers import Observer, PushObservation
+from lowq.observe.events import Observer, PushObservation
 from lowq.operate.reshard import reshard
 from lowq.queue import Queue
 from lowq.store.keys import shard_prefix
@@ -177,7 +177,7 @@ class Traced(Observer):
     def __init__(self) -> None:
         self.number = 0
 
-    def push(self, queue: str, jobs: object) -> PushObservation:
+    def push_began(self, queue: str, jobs: object) -> PushObservation:
         self.number += 1
         observation = PushObservation()
         observation.trace = f"00-{self.number % 2:032x}-{1:016x}-01"

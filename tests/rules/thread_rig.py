@@ -9,6 +9,7 @@ from typing import Any
 import lowq
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
+from lowq.observe.emit import QueueEvents
 from lowq.shards.activity import Performing
 from lowq.shards.dispatcher import Dispatcher
 from lowq.shards.fairness import Share
@@ -86,7 +87,8 @@ class ThreadRig:
         self.draining = False
         #: What was written off.
         self.written_off: list[WorkerThread] = []
-        self.runtimes = {worker.queue_name: WorkerRuntime.of(worker, app.config, observers=app.observers)}
+        self.runtimes: dict[str, WorkerRuntime] = {}
+        self.new_runtime(worker.queue_name)
         self.thread = WorkerThread(self, 0, BatchActivity(0), self.dispatcher, self.runtimes, clock=clock)
         app.register(worker.queue_name, worker.shards_count, worker)
         for shard in self.shards:
@@ -104,8 +106,9 @@ class ThreadRig:
     def limit_moved(self) -> None:
         """Nobody watches."""
 
-    def new_runtime(self, queue: str) -> WorkerRuntime:
-        self.runtimes[queue] = WorkerRuntime.of(self.worker, self.app.config, observers=self.app.observers)
+    def new_runtime(self, queue: str, events: QueueEvents | None = None) -> WorkerRuntime:
+        events = events or self.app.events_of(queue)
+        self.runtimes[queue] = WorkerRuntime.of(self.worker, self.app.config, events=events)
         return self.runtimes[queue]
 
     def on_thread_written_off(self, thread: WorkerThread) -> None:

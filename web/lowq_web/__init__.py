@@ -15,7 +15,7 @@ How a request flows, file by file::
                against them, and `openapi` describes it by them
     actions    the actions of people: on single ids at once, on many in the background (`tasks`), each audited
     live       numbers that change, as server-sent events; `open_streams` wakes them
-    metrics    the same numbers for Prometheus
+    prometheus the same numbers for Prometheus
 
 `fields` reads the fields of an address or a form, `listing` turns them into a `JobQuery`. `context` is what the
 handlers of one application share.

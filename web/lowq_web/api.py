@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 import lowq
 from lowq import inspection
-from lowq.observe.times import PERCENTILES
+from lowq.observe.histories import PERCENTILES
 from lowq.store import untrusted
 from lowq_web import documents, openapi
 from lowq_web.context import context_of, queue_of

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route, Router
 
 import lowq
-from lowq_web import api, live, metrics, pages
+from lowq_web import api, live, pages, prometheus
 from lowq_web.actions import Actions
 from lowq_web.compression import Compress
 from lowq_web.confirmations import Snapshots
@@ -112,7 +112,7 @@ def create_app(
     threads = Threads()
     routes: list[BaseRoute] = [
         Route("/healthz", _health, name="health"),
-        *_in_threads([Route("/metrics", metrics.metrics, name="metrics")]),
+        *_in_threads([Route("/metrics", prometheus.metrics, name="metrics")]),
         Route("/live", live.live, name="live"),
         Route("/static/{name}", static, name="static"),
         Route("/api/v1", api.index),

@@ -16,8 +16,7 @@ from functools import partial
 
 import lowq
 from lowq import inspection
-from lowq.observe.flow import Flow, read_flows
-from lowq.observe.total_history import total_history
+from lowq.observe.histories import Flow, read_flows, total_history
 from lowq.operate.nodes import NodeInfo, StuckBatch, stuck_batches
 from lowq.operate.stats import forecasts_of
 from lowq.store.scripts import time_of

@@ -19,9 +19,9 @@ import pytest
 from click.testing import CliRunner
 
 from lowq.cli import main
-from lowq.observe.counters import BOUNDS, WAIT_BOUNDS, Counted, record_call
 from lowq.observe.error_groups import error_fingerprint
-from lowq.observe.slowest import EndedBatch
+from lowq.observe.histories import BOUNDS, WAIT_BOUNDS
+from lowq.observe.tallies import Counted, EndedBatch, record_call
 from tests.processes.cli.support import WORKERS, Cli, Start, lines_of, working_in
 from tests.redis_server import RedisServer
 from tests.rows import case

@@ -20,7 +20,7 @@ import lowq
 import lowq.contrib.sentry
 from lowq.errors import ConfigError, LeaseLost
 from lowq.job import Job
-from lowq.observe.observers import Batch, BatchObservation, Observer
+from lowq.observe.events import Batch, BatchObservation, Observer
 from lowq.store.keys import shard_prefix
 from lowq.testing import drain
 from lowq.workers import Worker
@@ -299,7 +299,7 @@ def test_without_sentry_nothing_is_done(app: lowq.Lowq) -> None:
     worker = make_worker(app, fail_for("a"))
     push(worker, "a")
     assert drain(worker).failed == 1
-    assert app.observers[0].batch(Batch(worker, "Orders", 0, 1, ())) is None
+    assert app.observers[0].batch_began(Batch(worker, "Orders", 0, 1, ())) is None
 
 
 def test_bad_arguments_are_refused() -> None:
@@ -316,10 +316,10 @@ def observing(app: lowq.Lowq, push: Callable[[], Any], batch: Callable[[], Any])
     """An observer of which pushes and batches get these."""
 
     class Observing(Observer):
-        def push(self, queue: str, jobs: object) -> Any:
+        def push_began(self, queue: str, jobs: object) -> Any:
             return push()
 
-        def batch(self, found: Batch) -> Any:
+        def batch_began(self, found: Batch) -> Any:
             return batch()
 
     app.observers.append(Observing())
@@ -330,7 +330,7 @@ def test_an_observer_that_raises_harms_nothing(
     app: lowq.Lowq, caplog: pytest.LogCaptureFixture, kind: type[BaseException], is_async: bool
 ) -> None:
     class Broken(BatchObservation):
-        def leave(self) -> None:
+        def left(self) -> None:
             raise kind("leave")
 
         def ended(self, result: object) -> None:
@@ -343,7 +343,7 @@ def test_an_observer_that_raises_harms_nothing(
     worker = make_worker(app, is_async=is_async)
     push(worker, "a")
     assert drain(worker).performed == 1
-    logged = [record.exc_info for record in caplog.records if record.name == "lowq.observe.observers"]
+    logged = [record.exc_info for record in caplog.records if record.name == "lowq.observe"]
     assert [str(info[1]) for info in logged if info] == ["push", "leave", "ended"]
 
 
@@ -376,7 +376,7 @@ def test_a_batch_that_is_cancelled_has_ended_after_its_handler_was_left(app: low
     heard: list[str] = []
 
     class Follows(BatchObservation):
-        def leave(self) -> None:
+        def left(self) -> None:
             heard.append("leave")
 
         def ended(self, result: object) -> None:

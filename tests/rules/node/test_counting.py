@@ -4,12 +4,11 @@ from typing import cast
 
 import pytest
 
-from lowq.observe.counters import WAIT_BOUNDS, Tally
-from lowq.observe.slowest import FLOOR
-from lowq.shards.activity import Performing
+from lowq.observe.emit import QueueEvents
+from lowq.observe.histories import WAIT_BOUNDS
+from lowq.observe.tallies import FLOOR, WAITS_READ, SlowBatches, Tally
 from lowq.shards.delivery import TakenJob
 from lowq.shards.shard import Shard
-from lowq.work.loop import WAITS_READ, count_batch, count_waits
 from lowq.work.outcome import Outcome
 from tests.rows import case
 
@@ -19,9 +18,10 @@ OFFSET, NOW = 1_799_999_900.0, 1_800_000_000.0
 
 def counted(*due: bytes | float, offset: float | None = OFFSET) -> tuple[dict[float, int], float]:
     """Bound -> how many jobs, and their seconds together. ``due``: how long each had waited, or what stands there."""
-    tally = Tally()
+    tally = Tally(SlowBatches())
     times = [repr(NOW - at).encode() if isinstance(at, float) else at for at in due]
-    count_waits(tally, [TakenJob("a", [], -1, (b"a", at, b"-1")) for at in times], NOW - OFFSET, offset)
+    events = QueueEvents("Orders").joined_by(tally, server_offset=lambda: offset)
+    events.jobs_taken([TakenJob("a", [], -1, (b"a", at, b"-1")) for at in times], NOW - OFFSET)
     bounds = zip((*WAIT_BOUNDS, float("inf")), tally.waits, strict=True)
     return {bound: count for bound, count in bounds if count}, tally.waited
 
@@ -48,10 +48,13 @@ def test_a_time_that_somebody_has_written_spoils_no_figure() -> None:
 
 
 def test_a_batch_that_took_longer_than_the_floor_is_kept_with_its_first_id() -> None:
-    tally, outcome = Tally(), Outcome()
+    slow = SlowBatches()
+    tally = Tally(slow)
+    events = QueueEvents("Orders").joined_by(tally)
     shard = cast(Shard, type("Named", (), {"index": 3, "queue": "Orders"}))
-    count_batch(tally, outcome, Performing(shard, ["a", "b"], 100.0), 100.0 + FLOOR / 2)
-    assert tally.slowest.take() == []
-    count_batch(tally, outcome, Performing(shard, ["a", "b"], 100.0), 102.5)
-    assert tally.slowest.take() == [("a", 2, 3, 2.5, 102.5)]
+    jobs = [TakenJob(job_id, [], -1, ()) for job_id in "ab"]
+    events.batch_performed(shard, jobs, Outcome(), FLOOR / 2, 100.0)
+    assert slow.unrecorded(102.5) == []
+    events.batch_performed(shard, jobs, Outcome(), 2.5, 102.5)
+    assert slow.unrecorded(102.5) == [("a", 2, 3, 2.5, 102.5)]
     assert sum(tally.lengths) == 2

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import lowq
-from lowq.observe import job_log
+from lowq.observe import emit
 from lowq.testing import drain
 from lowq.workers import Worker
 from tests.rules.node.conftest import MakeApp
@@ -170,8 +170,8 @@ def test_without_debug_nothing_is_made(app: lowq.Lowq, monkeypatch: pytest.Monke
     def never(*_args: Any) -> None:
         raise AssertionError("a line was made that nobody wants")
 
-    monkeypatch.setattr(job_log, "begins", never)
-    monkeypatch.setattr(job_log, "ends", never)
+    for made in ("Batch", "ObservedBatch", "ObservedJob"):
+        monkeypatch.setattr(emit, made, never)
     worker = driver.worker(app, lambda *_: None, per_id=True)
     push(worker, *"ab")
     driver.perform(app, worker)

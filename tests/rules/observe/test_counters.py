@@ -1,20 +1,23 @@
 """What a node counts of its performs, and what it tells of them with each heartbeat."""
 
+from typing import Any, cast
+
 import pytest
 
 import lowq
-from lowq.observe.counters import BOUNDS, Recorder, Tally, bucket_of
-from lowq.observe.flow import read_flows
-from lowq.observe.slowest import EndedBatch
+from lowq.observe.histories import BOUNDS, read_flows
+from lowq.observe.tallies import EndedBatch, Recorder, SlowBatches, Tally
+from lowq.shards.delivery import Failure, TakenJob
 from lowq.shards.inflow import Inflow, ShardInflow
+from lowq.shards.shard import Shard
+from lowq.work.outcome import Outcome
 
 
-def add(tally: Tally, processed: int, failed: int, seconds: float) -> None:
+def end_batch(tally: Any, processed: int, failed: int, seconds: float) -> None:
     """One perform, as a thread counts it."""
-    tally.processed += processed
-    tally.failed += failed
-    tally.seconds += seconds
-    tally.lengths[bucket_of(seconds)] += 1
+    failures = [Failure("f", "retry", 0, 1.0, b"")] * failed
+    outcome, shard = Outcome(["a"] * processed, failures), type("Shard", (), {"index": 0})
+    tally.batch_performed(cast(Shard, shard), [TakenJob("a", [], -1, ())], outcome, seconds, 0.0)
 
 
 def redis_time(app: lowq.Lowq) -> float:
@@ -32,17 +35,18 @@ def test_a_perform_counts_in_the_first_bucket_that_is_not_shorter() -> None:
     for seconds, bucket in (
         (0.0, 0), (BOUNDS[0], 0), (BOUNDS[0] * 1.01, 1), (BOUNDS[-1], len(BOUNDS) - 1), (BOUNDS[-1] + 1, len(BOUNDS)),
     ):  # fmt: skip
-        assert bucket_of(seconds) == bucket
+        tally = Tally(SlowBatches())
+        end_batch(tally, 1, 0, seconds)
+        assert tally.lengths.index(1) == bucket
 
 
 def test_each_heartbeat_adds_what_all_threads_have_counted_since_the_last_one(app: lowq.Lowq) -> None:
-    first, second, clock = Tally(), Tally(), iter([100.0, 105.0, 110.0])
+    clock = iter([100.0, 105.0, 110.0])
     lags, inflows = iter([None, 7.5]), iter([None, Inflow(30, -4)])
-    recorder = Recorder(
-        "lowq", {"Orders": [first, second]}, lambda _: next(lags), lambda: next(clock), lambda _: next(inflows)
-    )
-    add(first, 7, 1, 0.2)
-    add(second, 3, 0, 0.1)
+    recorder = Recorder("lowq", ["Orders"], lambda _: next(lags), lambda: next(clock), lambda _: next(inflows))
+    first, second = recorder.new_tally("Orders"), recorder.new_tally("Orders")
+    end_batch(first, 7, 1, 0.2)
+    end_batch(second, 3, 0, 0.1)
     for count, processed, lags_known in ((2, 10.0, set()), (3, 14.0, {7.5})):
         send(app, recorder)
         queue, now = app.queue("Orders", 1), redis_time(app) + 60
@@ -51,14 +55,14 @@ def test_each_heartbeat_adds_what_all_threads_have_counted_since_the_last_one(ap
         assert sum(10 * (rate.processed or 0) for rate in rates) == pytest.approx(processed)
         assert sum(10 * (rate.failed or 0) for rate in rates) == pytest.approx(1.0)
         assert {rate.lag for rate in rates} - {None} == lags_known, "a lag that is not known is not none at all"
-        add(first, 4, 0, 0.0)
+        end_batch(first, 4, 0, 0.0)
     assert read_flows(app, ["Orders"], redis_time(app) + 60)["Orders"].pushed == pytest.approx(30.0)
 
 
 def test_slow_batches_go_along_until_redis_has_them(app: lowq.Lowq) -> None:
-    tally, clock = Tally(), iter([100.0, 105.0, 110.0, 115.0])
-    recorder = Recorder("lowq", {"Orders": [tally]}, lambda _: None, clock=lambda: next(clock))
-    tally.slowest.add(EndedBatch("a", 3, 7, 1.5, 104.0))
+    clock = iter([100.0, 105.0, 110.0, 115.0])
+    recorder = Recorder("lowq", ["Orders"], lambda _: None, clock=lambda: next(clock))
+    recorder.slow["Orders"].add(EndedBatch("a", 3, 7, 1.5, 104.0))
     send(app, recorder, is_answered=False)
     before = redis_time(app)
     send(app, recorder)

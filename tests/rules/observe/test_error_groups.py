@@ -8,6 +8,7 @@ import pytest
 
 import lowq
 from lowq.codec.error_text import format_error
+from lowq.observe.emit import QueueEvents
 from lowq.observe.error_groups import ErrorCounts, ErrorRecorder, error_text, fingerprint
 from lowq.queue import Queue
 from lowq.store import Call
@@ -122,8 +123,8 @@ def test_what_is_none_of_ours_is_left_out_and_replaced(app: lowq.Lowq, queue: Qu
 
 def test_a_process_gathers_a_bounded_number_and_sends_each_once(app: lowq.Lowq) -> None:
     counts = ErrorCounts(bytes.decode)
-    counts.add((b"%d" % n, b"E%s: x" % (b"x" * n)) for n in range(300))
-    counts.add([(b"again", b"E: x"), (b"bad", b"\xff"), (b"\xff", b"E: x")])
+    counts.jobs_failed((b"%d" % n, b"E%s: x" % (b"x" * n)) for n in range(300))
+    counts.jobs_failed([(b"again", b"E: x"), (b"bad", b"\xff"), (b"\xff", b"E: x")])
     recorder = ErrorRecorder("lowq", {"Orders": counts, "Idle": ErrorCounts(bytes.decode)})
     (call,) = recorder()
     assert isinstance(call, Call)
@@ -186,7 +187,7 @@ def test_poison_is_recorded_and_its_group_leads_to_it(store_url: str) -> None:
         rig.push(job("a"))
         for crashes in (1, 2, 3):
             shard = rig.own("a", NOW + crashes)
-            shard.in_flight.on_failed = counts.add
+            shard.in_flight.events = QueueEvents(shard.queue, own=[counts])
             shard.in_flight.take(100, NOW + crashes)
             shard.in_flight.release([("a", 0.0)], NOW + crashes, crashed=True)
         found = rig.queue.peek("a", "morgue")

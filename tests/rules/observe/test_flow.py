@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 import lowq
-from lowq.observe.flow import Flow, read_flows
+from lowq.observe.histories import Flow, read_flows
 from lowq.shards.inflow import Inflow
 from lowq.store.keys import history_key
 from tests.recorded import record

@@ -6,7 +6,7 @@ import pytest
 
 import lowq
 from lowq import inspection
-from lowq.observe.history import History
+from lowq.observe.histories import History
 from lowq.store.keys import history_key
 from tests.recorded import record
 from tests.rows import case

@@ -6,8 +6,8 @@ import pytest
 
 import lowq
 from lowq import inspection
-from lowq.observe.counters import BOUNDS, TIMES_RINGS, WAIT_BOUNDS
-from lowq.observe.slowest import MOST, SLOTS, STRETCH, EndedBatch
+from lowq.observe.histories import BOUNDS, MOST_SLOW, SLOW_SLOTS, SLOW_STRETCH, TIMES_RINGS, WAIT_BOUNDS
+from lowq.observe.tallies import EndedBatch
 from lowq.store.keys import history_key
 from tests.recorded import record
 from tests.rows import case
@@ -106,21 +106,21 @@ def test_the_slowest_of_the_last_hour_come_first(app: lowq.Lowq, queue: lowq.Que
 
 def test_of_many_slow_batches_the_slowest_are_kept(app: lowq.Lowq, queue: lowq.Queue) -> None:
     for number in range(100):
-        slow = [(0.0, batch(f"{i}", 1.0 + number % 50)) for i in range(number % MOST + 1)]
+        slow = [(0.0, batch(f"{i}", 1.0 + number % 50)) for i in range(number % MOST_SLOW + 1)]
         record(app, "Orders", START + 30 * number, slow=slow)
     found = [item.seconds for item in queue.slowest(now=START + 30 * 99)]
     assert found == sorted(found, reverse=True)
-    assert len(found) == MOST
+    assert len(found) == MOST_SLOW
     assert found[0] == 50.0
     fields = [name for name in app.client.command("HKEYS", KEY, key=KEY) if name.startswith(b"slow")]
-    assert len(fields) <= MOST * SLOTS
+    assert len(fields) <= MOST_SLOW * SLOW_SLOTS
 
 
 def test_what_was_slower_an_hour_ago_hides_nothing(app: lowq.Lowq, queue: lowq.Queue) -> None:
-    record(app, "Orders", START, slow=[(0.0, batch(f"outage {number}", 100.0)) for number in range(MOST)])
+    record(app, "Orders", START, slow=[(0.0, batch(f"outage {number}", 100.0)) for number in range(MOST_SLOW)])
     record(app, "Orders", START + 1800, slow=[(0.0, batch("a", 50.0))])
     record(app, "Orders", START + 3000, slow=[(0.0, batch("outage 1", 2.0))])
-    assert [item.seconds for item in queue.slowest(now=START + 3000)] == [100.0] * MOST
+    assert [item.seconds for item in queue.slowest(now=START + 3000)] == [100.0] * MOST_SLOW
     assert [(item.id, item.seconds) for item in queue.slowest(now=START + 3601)] == [("a", 50.0), ("outage 1", 2.0)]
 
 
@@ -128,7 +128,7 @@ def test_slow_batches_of_another_time_and_foreign_ones_are_left_out(app: lowq.Lo
     for at in (START - 86400, START + 86400):
         record(app, "Orders", at, slow=[(0.0, batch("by a clock that was set", 50.0))])
         assert queue.slowest(now=START) == []
-    field = f"slow:{int(START // STRETCH) % SLOTS}:0"
+    field = f"slow:{int(START // SLOW_STRETCH) % SLOW_SLOTS}:0"
     for written in (b"x", b"\xff", b"nan nan 1 1 a", b"1 2 3", b"{} -5 1 1 a", b"{} 1e400 1 1 a", b"{} 1 x x a"):
         with case(written):
             app.client.command("DEL", KEY)

@@ -4,8 +4,7 @@ import pytest
 
 from lowq import Lowq
 from lowq.inspection import HistoryPoint
-from lowq.observe.counters import RINGS, Span
-from lowq.observe.total_history import TOGETHER, total_history
+from lowq.observe.histories import RINGS, Span, total_history
 from lowq.store.keys import history_key
 from tests.rules.support import NOW
 
@@ -45,7 +44,7 @@ def test_of_one_queue_it_is_that_of_the_queue(app: Lowq) -> None:
 
 
 def test_many_queues_and_none(app: Lowq) -> None:
-    names = [f"q-{number}" for number in range(2 * TOGETHER + 3)]
+    names = [f"q-{number}" for number in range(2 * 20 + 3)]
     for name in names:
         record(app, name, "hour", (9, "10 0 1"))
     (rate,) = rates(app, "hour", names)

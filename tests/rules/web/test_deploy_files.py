@@ -12,9 +12,10 @@ import yaml
 
 import lowq
 import lowq_web
-from lowq.observe.counters import BOUNDS, Counted, record_call
+from lowq.observe.histories import BOUNDS
+from lowq.observe.tallies import Counted, record_call
 from lowq.store.keys import history_key
-from lowq_web.metrics import AllFigures
+from lowq_web.prometheus import AllFigures
 from tests.rows import case
 
 DEPLOY = Path(__file__).parents[3] / "deploy"

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 import lowq
 from lowq.cli import main
-from lowq.observe.counters import BOUNDS
+from lowq.observe.histories import BOUNDS
 from lowq.operate.nodes import StuckLimits
 from tests.recorded import record
 from tests.rows import case

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 import lowq
 from lowq.cli import main
-from lowq.observe.slowest import EndedBatch
+from lowq.observe.tallies import EndedBatch
 from lowq.shards.inflow import Inflow
 from lowq.store.keys import history_key, shard_prefix
 from tests.recorded import record

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lowq import inspection
-from lowq.observe.times import PERCENTILES
+from lowq.observe.histories import PERCENTILES
 from lowq_web.chart import Chart, chart
 from lowq_web.context import queue_of
 from lowq_web.fields import query_of

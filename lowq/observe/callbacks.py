@@ -1,12 +1,11 @@
-"""Events of jobs: what was done to which id, for callbacks of the application.
+"""Callbacks of the application: what was done to which id.
 
 ::
 
-    whoever has done something --batch--> bounded buffer --one event after the other--> the callbacks, in one thread
+    jobs_changed --batch--> bounded buffer --one event after the other--> the callbacks, in one thread
 
-They are emitted by the process that did it, once it is written in Redis. Whoever emits waits for nobody: callbacks run
-in a daemon thread, and when they are too slow the oldest events are dropped and counted. Where nobody listens there is
-no `QueueEvents`, and nothing is done.
+Events come from the process that has done it, once it is written in Redis. Whoever emits waits for nobody: callbacks
+run in a daemon thread, and when they are too slow the oldest events are dropped and counted.
 """
 
 import atexit
@@ -18,27 +17,13 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from lowq.codec import decode_id
 from lowq.logs import describe, get_log
+from lowq.observe.events import Counts, JobEventKind, Observer
 
 log = get_log("lowq.events")
-
-#: What may have become of a job.
-JobEventKind = Literal[
-    "pushed",
-    "taken",
-    "acked",
-    "failed",
-    "released",
-    "buried",
-    "kicked",
-    "deleted",
-    "expired",
-    "restored",
-    "new_error",
-]
 
 #: Events that wait for callbacks, at most.
 MAX_EVENTS = 10_000
@@ -69,23 +54,19 @@ class Listener(Protocol):
     def __call__(self, event: JobEvent, /) -> object: ...
 
 
-#: Payloads of each id, or of every id.
-Counts = Sequence[int | None] | int | None
-
-
 class _Batch(NamedTuple):
     """Events of one kind that were emitted together."""
 
     kind: JobEventKind
-    queue: "QueueEvents"
+    queue: "QueueCallbacks"
     ids: Sequence[str | bytes]
     counts: Counts
     at: float
     error: str | None
 
 
-class JobEvents:
-    """The events of an application, on their way to the callbacks. Safe for threads. A child of a fork has none of its
+class Callbacks:
+    """Those of an application, and the events on their way to them. Safe for threads. A child of a fork has none of its
     parent's.
     """
 
@@ -110,10 +91,10 @@ class JobEvents:
         #: What a callback raised last. Only for the thread.
         self._said = ""
 
-    def of(self, queue: str, *listeners: Listener | None) -> "QueueEvents | None":
-        """Where events of the queue are emitted; None: nobody listens."""
+    def of(self, queue: str, *listeners: Listener | None) -> "list[QueueCallbacks]":
+        """What observes events of the queue; nothing, if nobody listens."""
         present = tuple(listener for listener in listeners if listener is not None)
-        return QueueEvents(self, queue, present) if present else None
+        return [QueueCallbacks(self, queue, present)] if present else []
 
     def put(self, batch: _Batch) -> None:
         """Has the callbacks called, and waits for nothing."""
@@ -208,27 +189,21 @@ class JobEvents:
                 log.error("a callback has failed with %r", event, exc_info=error, extra={"event": "callback_failed"})
 
 
-class QueueEvents:
-    """Where the events of one queue are emitted."""
+class QueueCallbacks(Observer):
+    """Those for the events of one queue."""
 
-    def __init__(self, events: JobEvents, queue: str, listeners: tuple[Listener, ...]) -> None:
-        self._events = events
+    def __init__(self, callbacks: Callbacks, queue: str, listeners: tuple[Listener, ...]) -> None:
+        self._callbacks = callbacks
         #: The queue.
         self.name = queue
         self.listeners = listeners
 
-    def emit(
-        self, kind: JobEventKind, ids: Sequence[str | bytes], counts: Counts = None, error: str | None = None
-    ) -> None:
-        """That is done now to these ids, and written. Safe for threads; it waits for nobody. The lists are not to be
-        changed afterwards.
-        """
-        if ids:
-            self._events.put(_Batch(kind, self, ids, counts, time.time(), error))
+    def jobs_changed(self, kind: JobEventKind, ids: Sequence[str | bytes], counts: Counts, error: str | None) -> None:
+        self._callbacks.put(_Batch(kind, self, ids, counts, time.time(), error))
 
 
-def _flush(events: "weakref.ref[JobEvents]") -> None:
+def _flush(callbacks: "weakref.ref[Callbacks]") -> None:
     """At the end of the process, whose daemon threads end with it."""
-    found = events()
+    found = callbacks()
     if found is not None:
         found.flush()

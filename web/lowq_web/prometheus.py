@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import lowq
-from lowq.observe.times import total_times
+from lowq.observe.histories import total_times
 from lowq_web.context import context_of
 from lowq_web.stats_cache import Snapshot, Surroundings
 
