@@ -139,18 +139,15 @@ def takes(function: Callable[..., Any], count: int) -> bool:
     return True
 
 
-def function_of_one(must_be: str, *, optional: bool = True) -> Kind:
-    """A plain function of one argument."""
-    return kind(must_be, _is_function_of_one, optional=optional)
-
-
 def _is_function_of_one(value: Any) -> bool:
     return callable(value) and not inspect.iscoroutinefunction(value) and takes(value, 1)
 
 
 #: What is called with events. In the body of a class a plain function would be a method.
-LISTENER = function_of_one(
-    "a function of one argument, the event, and not async def; in a class write @staticmethod def on_event(event)"
+LISTENER = kind(
+    "a function of one argument, the event, and not async def; in a class write @staticmethod def on_event(event)",
+    _is_function_of_one,
+    optional=True,
 )
 #: ``timeout`` of a push: how long it waits for room.
 TIMEOUT = seconds(zero=True)
@@ -215,9 +212,8 @@ class QueueOptions:
         "shards of a queue that is new: [sizing](operations.md#how-many-shards). Later Redis's number counts: "
         "[changing](resharding.md)",
     )  # fmt: skip
-    max_payloads: int = option(
-        1000, whole(1, 3000), "payloads of one id handed to one `perform`, at most"
-    )  # A reply of Redis's Lua can hold about 8,000 items.
+    # A reply of Redis's Lua can hold about 8,000 items.
+    max_payloads: int = option(1000, whole(1, 3000), "payloads of one id handed to one `perform`, at most")
     max_retry_count: int = option(MAX_RETRY_COUNT, whole(0), "retries before the oldest payload goes to the morgue")
     max_crash_count: int = option(
         3, whole(1), "deaths of its process, and batches that exceeded `ttr`, before a job is buried as poison"
