@@ -44,6 +44,12 @@ debian = \
 		echo "$(1) missing. On Debian or Ubuntu: sudo apt-get install $(2)" >&2; exit 1; \
 	fi
 
+# The tests start a PostgreSQL of their own: installing Debian's must start none.
+no_default_cluster = \
+	if [ "$$(id -u)" = 0 ]; then \
+		mkdir -p /etc/postgresql-common && echo "create_main_cluster = false" >>/etc/postgresql-common/createcluster.conf; \
+	fi
+
 # $(call quoted,TEXT): TEXT as one word of the shell.
 quoted = '$(subst ','\'',$(1))'
 
@@ -141,6 +147,9 @@ tools:
 		|| echo "going on without: the Lua scripts will not be checked" >&2
 	@command -v openssl >/dev/null || ( $(call debian,openssl is,openssl) ) \
 		|| echo "going on without: the tests of TLS will be skipped" >&2
+	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null \
+		|| ( $(call no_default_cluster); $(call debian,PostgreSQL is,postgresql) ) \
+		|| echo "going on without: the tests of the outbox in PostgreSQL will be skipped" >&2
 
 # Only the browser tests need it: without it they are skipped, all others run.
 .PHONY: browser

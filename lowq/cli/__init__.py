@@ -12,6 +12,7 @@
     push      NDJSON, or a single job
     act       kick, bury, delete, perform-now, release-all, pause, resume, drop
     reshard   another number of shards for a queue
+    outbox    from a table of the application's database into queues
     schedules what is pushed at set times; pause, resume, run-now
     doctor    what is wrong, and what to do about it         audited   changes, in the log of what people did
 """
@@ -24,6 +25,7 @@ from lowq.cli.consume import consume, put, take
 from lowq.cli.doctor import doctor
 from lowq.cli.group import Group
 from lowq.cli.init import init
+from lowq.cli.outbox import outbox
 from lowq.cli.push import push
 from lowq.cli.reshard import reshard
 from lowq.cli.run import run
@@ -36,7 +38,7 @@ from lowq.version import VERSION
 @click.command(
     cls=Group,
     sections={
-        "Run": [run, consume, web],
+        "Run": [run, consume, web, outbox],
         "Look": [
             look.stats,
             look.statistics,

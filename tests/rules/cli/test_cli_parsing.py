@@ -84,7 +84,7 @@ def test_wrong_usage_exits_2_and_says_what_to_type(monkeypatch: pytest.MonkeyPat
         (["-r", "app.py", "--processes", "2", "--embedded", "--redis-url", "memory://"], "brings its own store"),
         (["-r", "app.py", "--supervised", "1.1"], "lowq run --processes N"),
         (["-r", "app.py", "--supervised", "1.1:500:501"], "lowq run --processes N"),
-        (["zzz"], "verbs are run, consume, web, stats"),
+        (["zzz"], "verbs are run, consume, web, outbox, stats"),
         (["kick", "Q", "--all", "--match", "4*"], "leave one of them out"),
         (["push", "Q", "--shards-count", "1", "--id", "1", "--perform-at", "soon"], "--perform-at soon"),
         (["-r", "app.py", "--graphite", "graphite"], "write HOST:PORT"),

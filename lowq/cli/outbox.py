@@ -1,0 +1,95 @@
+"""``lowq outbox``: the relay of an outbox as a process; its table as SQL."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import click
+
+from lowq import logs
+from lowq.cli.failure import FAILED, USAGE, Failure
+from lowq.cli.group import open_app, with_connection
+from lowq.cli.output import count, say
+from lowq.cli.web import log_options
+from lowq.errors import LowqError
+from lowq.logs import LogFormat
+
+if TYPE_CHECKING:
+    from lowq.contrib.outbox import Relay
+
+
+@click.command
+@with_connection
+@click.argument("database_url", required=False, envvar="DATABASE_URL")
+@click.option("--once", is_flag=True, help="Push what is committed now, then end.")
+@click.option("--retry", is_flag=True, help="Let rows that could not be pushed wait again, then end.")
+@click.option(
+    "--sql", type=click.Choice(["postgresql", "sqlite"]), metavar="DATABASE",
+    help="Print what makes the table, for postgresql or sqlite, then end.",
+)  # fmt: skip
+@click.option(
+    "--interval", type=click.FloatRange(0, 3600, min_open=True), default=1.0, show_default=True, metavar="SECONDS",
+    help="Look for rows after so long, though nobody has told of any.",
+)  # fmt: skip
+@log_options
+def outbox(
+    require: str | None,
+    redis_url: str | None,
+    namespace: str | None,
+    database_url: str | None,
+    once: bool,
+    retry: bool,
+    sql: str | None,
+    interval: float,
+    log_format: LogFormat | None,
+    log_level: str | None,
+) -> None:
+    """Push what the transactions of a database have left in its table lowq_outbox.
+
+    DATABASE_URL, or the variable of that name, is postgresql://user:password@host/name or sqlite:///path/to/file.db. Of
+    several relays of one database one is at work, the others wait. TERM and Ctrl-C end it.
+
+    \b
+    lowq outbox --sql postgresql | psql "$DATABASE_URL"
+    lowq outbox -r shop.workers
+    """
+    from lowq.contrib import outbox as contrib  # the other verbs do without it
+
+    if sql is not None:
+        click.echo(contrib.sql(sql), nl=False)
+        return
+    if not database_url:
+        raise Failure("which database? lowq outbox postgresql://user:password@host/name, or set DATABASE_URL", USAGE)
+    logs.configure(log_format, log_level)
+    app = open_app(require, redis_url, namespace)
+    logs.configure(log_format, log_level)
+    relay = contrib.Relay(app, database_url, interval=interval)
+    if not once and not retry:
+        with _stopped_by_signals(relay):
+            say("relaying the outbox; Ctrl-C ends it")
+            relay.run()
+        return
+    try:
+        if retry:
+            say(f"{count(relay.retry_refused(), 'row')} wait again")
+        else:
+            say(f"{count(relay.run_once(), 'job')} pushed")
+    except LowqError:
+        raise
+    except Exception as error:  # the driver's
+        raise Failure(f"the database can't be used: {type(error).__name__}: {error}".strip(), FAILED) from None
+
+
+@contextmanager
+def _stopped_by_signals(relay: "Relay") -> Iterator[None]:
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        relay.request_stop()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,332 @@
+"""What the relay asks of a database: which rows may be pushed now, and that nobody else pushes them meanwhile.
+
+Rows are numbered when they are inserted, and become visible when their transactions are committed, which may be in
+another order. Of one id a later row must not be pushed before an earlier one that is not visible yet. So the relay
+pushes a row when nothing with a lower number can come any more: it is *settled*.
+
+SQLite has one writer at a time, who gets his numbers while he is the one: all that is visible is settled.
+
+PostgreSQL shows in ``pg_locks`` who has a part in this. Whoever inserts into the table gets a lock on it, before his
+number, and keeps it until his transaction is over. Each time
+
+1. the relay reads the highest number M that is visible,
+2. then it reads who holds the lock: transactions that have inserted, and are not committed.
+   One that was not there the last time got its lock, and so its numbers, after that time: they are above the M of then,
+3. so all up to the lowest of these bounds is settled; without writers, up to M.
+4. Then, in a new snapshot, it reads the settled rows.
+
+What this rests on: a lock is released after the transaction has become visible to new snapshots (2 before 4), and the
+isolation level is READ COMMITTED, or 4 would see what 1 saw. Transactions that have inserted nothing here, however
+long, delay nobody, and neither do those of other databases: both would with ``pg_snapshot_xmin``. Numbers of
+transactions (xid) would not do for the order: whoever has written something else first has an old xid, and inserts
+here late.
+"""
+
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from urllib.parse import quote
+
+from lowq.contrib.outbox.connections import driver_of
+from lowq.contrib.outbox.table import exists_query
+from lowq.errors import ConfigError
+
+#: Bytes of payloads that are read together, about: bounds memory.
+READ_BYTES = 8 * 2**20
+#: "lowq", as the first half of the advisory lock; the second is the table.
+_LOCK = 0x6C6F7771
+
+
+@dataclass(frozen=True, slots=True)
+class StoredJob:
+    """A row of the table."""
+
+    seq: int
+    queue: str
+    id: str
+    payload: str
+    score: float | None
+    #: Unix time, seconds.
+    not_before: float | None
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What may be pushed now, in order."""
+
+    jobs: list[StoredJob]
+    #: Whether rows wait for transactions that are not over.
+    is_held_back: bool = False
+
+
+class Database(Protocol):
+    """What the relay needs of a database. Each call may raise whatever the driver raises."""
+
+    def begin(self) -> bool:
+        """Begins a round; False: another relay is at work on this database. Until `end` nobody else gets True."""
+        ...
+
+    def read(self, limit: int, without: Collection[str]) -> Batch:
+        """The first rows that may be pushed, without those of some queues."""
+        ...
+
+    def end(self, pushed: Sequence[int], refused: Sequence[tuple[int, str]]) -> None:
+        """Ends a round: deletes what was pushed, and notes why others can't be."""
+        ...
+
+    def wait(self, seconds: float, stop: threading.Event) -> None:
+        """Until somebody has committed rows, if the database tells; at most so long."""
+        ...
+
+    def retry_refused(self) -> int:
+        """Lets refused rows wait to be pushed again; returns how many."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def open_database(connection: Any, hold_seconds: float) -> Database:
+    """The database of a driver's connection, which is used for nothing else. ``hold_seconds``: how long a round may
+    take.
+
+    Raises:
+        ConfigError: the driver is not known, or there is no table.
+    """
+    if hasattr(connection, "settings_dict"):
+        raise ConfigError("the relay needs a connection of its own: psycopg.connect(...), not one of Django")
+    dialect, placeholder = driver_of(connection)
+    database = (
+        PostgreSQL(connection, placeholder, hold_seconds)
+        if dialect == "postgresql"
+        else SQLite(connection, placeholder)
+    )
+    if not database.one(exists_query(dialect)):
+        raise ConfigError(
+            f"there is no table lowq_outbox: make it with outbox.create_table(connection), or by what `lowq outbox "
+            f"--sql {dialect}` prints"
+        )
+    return database
+
+
+class _Connection:
+    """A connection in autocommit mode; transactions are begun and ended by statements."""
+
+    def __init__(self, connection: Any, placeholder: str) -> None:
+        self._raw = connection
+        self._placeholder = placeholder
+        self._cursor = connection.cursor()
+
+    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> None:
+        self._cursor.execute(statement, parameters)
+
+    def all(self, statement: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        self.execute(statement, parameters)
+        return list(self._cursor.fetchall())
+
+    def one(self, statement: str) -> Any:
+        return self.all(statement)[0][0]
+
+    def read_rows(
+        self, limit: int, without: Collection[str], condition: str, not_before: str, created_at: str, size: str
+    ) -> list[StoredJob]:
+        names = sorted(without)
+        if names:
+            condition += f" AND queue NOT IN ({', '.join([self._placeholder] * len(names))})"
+        # The sum over those before a row bounds what is sent.
+        rows = self.all(
+            f"SELECT seq, queue, id, payload, score, {not_before}, {created_at} FROM ("
+            f"SELECT *, sum({size}) OVER (ORDER BY seq) - {size} AS before FROM ("
+            f"SELECT * FROM lowq_outbox WHERE error IS NULL AND {condition} ORDER BY seq LIMIT {limit:d}"
+            f") AS oldest) AS sized WHERE before < {READ_BYTES} ORDER BY seq",
+            names,
+        )
+        return [StoredJob(*row) for row in rows]
+
+    def change(self, pushed: Sequence[int], refused: Sequence[tuple[int, str]]) -> None:
+        mark = self._placeholder
+        for seq, reason in refused:
+            self.execute(f"UPDATE lowq_outbox SET error = {mark} WHERE seq = {mark}", (reason, seq))
+        if pushed:
+            self.execute(f"DELETE FROM lowq_outbox WHERE seq IN ({', '.join(map(str, pushed))})")
+
+    def retry_refused(self) -> int:
+        self.execute("UPDATE lowq_outbox SET error = NULL WHERE error IS NOT NULL")
+        return int(self._cursor.rowcount)
+
+    def close(self) -> None:
+        with suppress(Exception):
+            self._raw.close()
+
+
+@dataclass
+class _OpenWriters:
+    """Transactions that have inserted and are not over, and what is settled in spite of them."""
+
+    #: Transaction -> a number below all that it inserts.
+    bounds: dict[str, int] = field(default_factory=dict)
+    #: The highest number that was visible when they were looked at last.
+    seen: int = 0
+    settled: int = 0
+
+    def note(self, seen: int, writers: Sequence[tuple[str, int | None]]) -> None:
+        """``seen``: the highest number that was visible just before. ``writers``: the transactions, and the processes
+        of these. Without one it is prepared (PREPARE TRANSACTION), and may have been there before under another name.
+        """
+        self.bounds = {
+            name: self.bounds.get(name, self.settled if process is None else self.seen) for name, process in writers
+        }
+        self.seen = max(self.seen, seen)
+        self.settled = min(self.bounds.values(), default=self.seen)
+
+
+class PostgreSQL(_Connection):
+    """A round is a transaction, in which nothing is locked but the right to relay: it keeps nobody waiting, and has no
+    snapshot while Redis is asked, so VACUUM goes on.
+    """
+
+    def __init__(self, connection: Any, placeholder: str, hold_seconds: float) -> None:
+        connection.autocommit = True
+        super().__init__(connection, placeholder)
+        self._writers = _OpenWriters()
+        # A process that was frozen keeps its connection open: others take over when the server has ended its session.
+        self._hold = f"SET LOCAL idle_in_transaction_session_timeout = {int(hold_seconds * 1000)}"
+        self._listens = hasattr(connection, "notifies") and callable(connection.notifies)
+        if self._listens:
+            self.execute("LISTEN lowq_outbox")
+
+    def begin(self) -> bool:
+        self.execute("BEGIN TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE")
+        self.execute(self._hold)
+        # For this transaction, so that it is no harm if a pool gives each transaction another session.
+        if self.one(
+            f"SELECT pg_try_advisory_xact_lock({_LOCK}, ('lowq_outbox'::regclass::oid::bigint & 2147483647)::int)"
+        ):
+            return True
+        self.execute("ROLLBACK")
+        return False
+
+    def read(self, limit: int, without: Collection[str]) -> Batch:
+        seen = self.one("SELECT max(seq) FROM lowq_outbox WHERE error IS NULL")
+        if seen is None:
+            return Batch([])
+        writers = self.all(
+            "SELECT virtualtransaction, pid FROM pg_locks WHERE locktype = 'relation' AND granted "
+            "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
+            "AND relation = 'lowq_outbox'::regclass AND mode = 'RowExclusiveLock' "
+            "AND pid IS DISTINCT FROM pg_backend_pid()"
+        )
+        self._writers.note(int(seen), writers)
+        settled = self._writers.settled
+        jobs = self.read_rows(
+            limit,
+            without,
+            f"(seq <= {settled:d} OR score IS NOT NULL)",
+            "extract(epoch FROM not_before)::double precision",
+            "extract(epoch FROM created_at)::double precision",
+            "octet_length(payload)",
+        )
+        return Batch(jobs, is_held_back=settled < seen)
+
+    def end(self, pushed: Sequence[int], refused: Sequence[tuple[int, str]]) -> None:
+        self.change(pushed, refused)
+        self.execute("COMMIT")
+
+    def wait(self, seconds: float, stop: threading.Event) -> None:
+        if not self._listens:
+            stop.wait(seconds)
+            return
+        for _ in self._raw.notifies(timeout=seconds, stop_after=1):
+            pass
+
+
+class SQLite(_Connection):
+    """The right to relay is a lock on a file beside the database, which ends with the process that has it: a
+    transaction would keep all writers waiting while Redis is asked.
+    """
+
+    def __init__(self, connection: Any, placeholder: str) -> None:
+        connection.isolation_level = None
+        super().__init__(connection, placeholder)
+        self._path = next((row[2] for row in self.all("PRAGMA database_list") if row[1] == "main"), "")
+        self._lock: int | None = None
+        #: A counter that the commits of others change, as it was before rows were read last.
+        self._version: object = None
+
+    def begin(self) -> bool:
+        if self._lock is not None or not self._path:
+            return True
+        descriptor = os.open(f"{self._path}-lowq-outbox", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if isinstance(error, BlockingIOError):
+                return False
+            raise
+        self._lock = descriptor
+        return True
+
+    def read(self, limit: int, without: Collection[str]) -> Batch:
+        self._version = self.one("PRAGMA data_version")
+        size = "length(CAST(payload AS BLOB))"
+        return Batch(self.read_rows(limit, without, "1", "not_before", "created_at", size))
+
+    def end(self, pushed: Sequence[int], refused: Sequence[tuple[int, str]]) -> None:
+        if not pushed and not refused:
+            return
+        self.execute("BEGIN IMMEDIATE")
+        try:
+            self.change(pushed, refused)
+        except BaseException:
+            self.execute("ROLLBACK")
+            raise
+        self.execute("COMMIT")
+
+    def wait(self, seconds: float, stop: threading.Event) -> None:
+        """SQLite tells other connections nothing, but it costs little to look whether one has committed."""
+        give_up_at = time.monotonic() + seconds
+        while (left := give_up_at - time.monotonic()) > 0 and not stop.is_set():
+            if self.one("PRAGMA data_version") != self._version:
+                return
+            stop.wait(min(left, 0.05))
+
+    def close(self) -> None:
+        super().close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def connector(url: str) -> Callable[[], Any]:
+    """What opens connections to the database of a URL: ``postgresql://...`` or ``sqlite:///path``.
+
+    Raises:
+        ConfigError: another database, or its driver is not installed.
+    """
+    scheme, colon, rest = url.partition("://")
+    kind = scheme.partition("+")[0]
+    if kind in ("postgresql", "postgres") and colon:
+        try:
+            import psycopg
+        except ImportError as error:
+            raise ConfigError("the relay needs psycopg for PostgreSQL: pip install 'psycopg[binary]'") from error
+        # Nothing is prepared: a pool may give each transaction another session.
+        return lambda: psycopg.connect(
+            f"postgresql://{rest}", application_name="lowq outbox", connect_timeout=10, prepare_threshold=None
+        )
+    if kind == "sqlite" and rest.startswith("/") and len(rest) > 1:
+        import sqlite3
+
+        # mode=rw: a mistyped path is no new database.
+        path = f"file:{quote(rest[1:].partition('?')[0])}?mode=rw"
+        return lambda: sqlite3.connect(path, uri=True, check_same_thread=False)
+    raise ConfigError(
+        f"{scheme[:30]!r} is no URL of a database that the outbox works with: write "
+        "postgresql://user:password@host/name or sqlite:///path/to/file.db (MySQL is not supported)"
+    )

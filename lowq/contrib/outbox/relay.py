@@ -1,0 +1,351 @@
+"""The relay: from the table into queues, in order, and out of the table once Redis has it.
+
+::
+
+    begin (one relay per database) -> read what is settled -> push, queue by queue -> delete -> wait
+
+What holds if the process dies, or Redis or the database goes away:
+
+==========================  ==========================================================================================
+before the push             nothing has happened; the rows are read again
+in the push                 some are in: the rows are pushed again, with the same scores. While a payload waits, its
+                            repeat is the same payload; one that was performed is performed again, and what follows it
+                            in the table follows it again. With ``merge="append"`` both stay
+between push and delete     the same
+after the delete            all is done
+==========================  ==========================================================================================
+
+A row keeps its score however often it is pushed: its own, or the time at which it was inserted, made to grow from row
+to row. With the time of the push instead, a repeat of what was performed already would come behind what still waits.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from lowq.application import Lowq
+from lowq.contrib.outbox.databases import Batch, Database, StoredJob, connector, open_database
+from lowq.errors import ConfigError, JobError, NotReplicated, PayloadError, PushError
+from lowq.logs import get_log
+
+log = get_log("lowq.outbox")
+
+#: Seconds after which rows that wait for open transactions are looked at again, as nobody tells of a rollback.
+HELD_BACK_INTERVAL = 0.05
+#: Seconds, at most, until a database that is away is tried again.
+MAX_BACKOFF = 5.0
+#: Seconds after which it is said that rows wait for an open transaction.
+LONG_HELD_BACK = 10.0
+#: Seconds for which what the registry says of a queue is believed.
+OPTIONS_SECONDS = 60.0
+#: Characters of an error that are kept with a row.
+KEPT_ERROR = 1000
+
+
+@dataclass
+class _Round:
+    """What came of the rows of one round."""
+
+    pushed: list[int] = field(default_factory=list)
+    refused: list[tuple[int, str]] = field(default_factory=list)
+    #: Why rows of some queues stay for now.
+    troubles: list[Exception] = field(default_factory=list)
+
+
+class Relay:
+    """Pushes what is committed to the table ``lowq_outbox`` of one database into its queues.
+
+    Of several relays one is at work, and another takes over when that ends. ``connect``: opens a connection of a driver
+    (psycopg, sqlite3), for the relay alone; or the URL of the database. ``interval``: seconds after which it looks for
+    rows though nobody has told of any. ``batch_size``: rows that are read and pushed together, at most.
+
+    `run` works in the calling thread, `start` in one of its own; `run_once` until nothing is left.
+    """
+
+    def __init__(
+        self, app: Lowq, connect: Callable[[], Any] | str, *, interval: float = 1.0, batch_size: int = 1000
+    ) -> None:
+        if not 0 < interval <= 3600 or batch_size < 1:
+            raise ConfigError(
+                f"outbox.Relay: interval={interval!r} must be seconds, and batch_size={batch_size!r} rows"
+            )
+        self._app = app
+        self._connect = connector(connect) if isinstance(connect, str) else connect
+        self._interval = interval
+        self._batch_size = batch_size
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        #: Queue -> when it is tried again, monotonic seconds, and why not now.
+        self._held: dict[str, tuple[float, str]] = {}
+        #: Row -> the score that it was given, until it is deleted.
+        self._scores: dict[int, float] = {}
+        self._last_score = -math.inf
+        #: Queue -> whether its payloads give their scores, and until when that is believed.
+        self._reads_score: dict[str, tuple[bool, float]] = {}
+        self._held_back_since: float | None = None
+        #: Why the database can't be used; "": it can.
+        self._away = ""
+
+    def start(self) -> None:
+        """Runs in a thread of its own until `stop`. It may end with the process at any moment."""
+        self._stop.clear()
+        self._thread = threading.Thread(target=self.run, name="lowq-outbox", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """Ends `run` after the round that is under way, wherever it runs. Waits for the thread of `start`, and returns
+        whether that has ended.
+        """
+        self._stop.set()
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout)
+        return thread is None or not thread.is_alive()
+
+    def request_stop(self) -> None:
+        """`stop` for a signal handler: waits for nothing."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Relays until `stop`. When the database is away, it is tried again and again."""
+        database: Database | None = None
+        failures = 0
+        while not self._stop.is_set():
+            try:
+                if database is None:
+                    database = self._open()
+                self._work(database)
+                failures = 0
+            except Exception as error:
+                if database is not None:
+                    database.close()
+                    database = None
+                self._note_away(error)
+                failures += 1
+                self._stop.wait(min(0.1 * 2 ** min(failures, 10), MAX_BACKOFF))
+        if database is not None:
+            database.close()
+
+    def run_once(self) -> int:
+        """Relays what is committed, and returns how many rows that was. What waits for open transactions, or for
+        another relay, stays.
+
+        Raises:
+            LowqError: rows of some queues could not be pushed now; the others are.
+            What the database raises.
+        """
+        database = self._open()
+        try:
+            count = 0
+            self._held.clear()
+            troubles: list[Exception] = []
+            while not self._stop.is_set() and database.begin():
+                batch = database.read(self._batch_size, self._held)
+                done = self._relay(database, batch)
+                count += len(done.pushed)
+                troubles += done.troubles
+                if not batch.jobs:
+                    break
+            if troubles:
+                raise troubles[0]
+            return count
+        finally:
+            database.close()
+
+    def retry_refused(self) -> int:
+        """Lets rows that could not be pushed (column ``error``) wait again; returns how many."""
+        database = self._open()
+        try:
+            return database.retry_refused()
+        finally:
+            database.close()
+
+    def _open(self) -> Database:
+        connection = self._connect()
+        try:
+            return open_database(connection, 2 * self._patience + 30)
+        except BaseException:
+            with suppress(Exception):
+                connection.close()
+            raise
+
+    @property
+    def _patience(self) -> float:
+        """Seconds that a push may take, or until one begins after its rows were read."""
+        return self._app.config.push_timeout + 10
+
+    def _work(self, database: Database) -> None:
+        """One round, and the wait for the next."""
+        if not database.begin():
+            self._stop.wait(self._interval)  # and no longer listens: each commit would wake all relays
+            return
+        now = time.monotonic()
+        held = [name for name, (until, _) in self._held.items() if until > now]
+        batch = database.read(self._batch_size, held)
+        done = self._relay(database, batch)
+        if self._away:
+            self._away = ""
+            log.info("outbox: the database is back", extra={"event": "outbox_back"})
+        self._note_held_back(batch, now)
+        if done.pushed or done.refused:
+            return
+        database.wait(HELD_BACK_INTERVAL if batch.is_held_back else self._interval, self._stop)
+
+    def _relay(self, database: Database, batch: Batch) -> _Round:
+        """Pushes a batch, and deletes what is in."""
+        read_at = time.monotonic()
+        done = _Round()
+        by_queue: dict[str, list[StoredJob]] = {}
+        for job in batch.jobs:
+            self._note_score(job)
+            by_queue.setdefault(job.queue, []).append(job)
+        for name, jobs in by_queue.items():
+            # A process that was frozen meanwhile may have been replaced: what it has read may be old.
+            if self._stop.is_set() or time.monotonic() - read_at > self._patience:
+                break
+            self._push(name, jobs, done)
+        database.end(done.pushed, done.refused)
+        for seq in (*done.pushed, *(seq for seq, _ in done.refused)):
+            self._scores.pop(seq, None)
+        return done
+
+    def _push(self, name: str, rows: Sequence[StoredJob], done: _Round) -> None:
+        """Pushes rows of a queue, in order. What is malformed is refused, and the others go on without it."""
+        jobs: list[dict[str, Any]] = []
+        sources: dict[int, StoredJob] = {}  # the identity of a job -> its row
+        try:
+            for row in rows:
+                try:
+                    jobs.append(self._job(row))
+                except JobError as error:
+                    self._refuse(row, error, done)
+                    continue
+                sources[id(jobs[-1])] = row
+            queue = self._app.queue(name)
+            singly = self._push_together(queue, jobs)
+            alone = {id(job) for job in singly}
+            done.pushed += [sources[id(job)].seq for job in jobs if id(job) not in alone]
+            for job in singly:
+                try:
+                    queue.push([job])
+                    done.pushed.append(sources[id(job)].seq)
+                except JobError as error:
+                    self._refuse(sources[id(job)], error, done)
+        except Exception as error:
+            if isinstance(error, PushError):
+                done.pushed += [sources[job].seq for job in _accepted(error, jobs)]
+            self._hold(name, error, done)
+        else:
+            if self._held.pop(name, None) is not None:
+                log.info("outbox: queue %r takes jobs again", name, extra={"event": "outbox_back", "queue": name})
+
+    def _push_together(self, queue: Any, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Pushes jobs; returns those that are to be pushed one by one, as one of them is malformed."""
+        if not jobs:
+            return []
+        try:
+            queue.push(jobs)
+        except JobError:
+            return jobs
+        except PushError as error:
+            if not isinstance(error.__cause__, JobError):
+                raise
+            accepted = _accepted(error, jobs)
+            return [job for job in jobs if id(job) not in accepted]
+        return []
+
+    def _job(self, row: StoredJob) -> dict[str, Any]:
+        """The job of a row.
+
+        Raises:
+            PayloadError: the payload can't be decoded. LowqError: the registry can't be read.
+        """
+        typed = self._app.payload_type_of(row.queue)
+        load = self._app.config.load_payload if typed is None else typed.load
+        try:
+            payload = load(row.payload.encode())
+        except Exception as error:
+            raise PayloadError(f"the payload can't be decoded: {type(error).__name__}: {error}") from error
+        job: dict[str, Any] = {"id": row.id, "payload": payload}
+        if row.not_before is not None:
+            job["perform_at"] = row.not_before
+        if row.score is not None:
+            job["score"] = row.score
+        elif not self._payload_gives_score(row.queue):
+            job["score"] = self._scores[row.seq]
+        return job
+
+    def _note_score(self, row: StoredJob) -> None:
+        """Gives a row the score that it has each time it is pushed. They grow from row to row, whatever the clock of
+        the database does, and are the same for whoever reads the rows again.
+        """
+        if row.score is None and row.seq not in self._scores:
+            self._last_score = max(row.created_at, math.nextafter(self._last_score, math.inf))
+            self._scores[row.seq] = self._last_score
+
+    def _payload_gives_score(self, name: str) -> bool:
+        worker = self._app.workers.get(name)
+        if worker is not None:
+            return worker.score is not None
+        gives, until = self._reads_score.get(name, (False, 0.0))
+        if time.monotonic() >= until:
+            gives = self._app.queue(name).options.get("score") is not None
+            self._reads_score[name] = gives, time.monotonic() + OPTIONS_SECONDS
+        return gives
+
+    def _refuse(self, row: StoredJob, error: Exception, done: _Round) -> None:
+        done.refused.append((row.seq, f"{type(error).__name__}: {error}"[:KEPT_ERROR].replace("\0", "")))
+        log.error(
+            "outbox: row %d, job %r of queue %r, can't be pushed, and stays in the table with its error: %s",
+            row.seq, row.id, row.queue, error, extra={"event": "outbox_refused", "queue": row.queue, "job_id": row.id},
+        )  # fmt: skip
+
+    def _hold(self, name: str, error: Exception, done: _Round) -> None:
+        """The rows of a queue wait, in order; those of others go on."""
+        done.troubles.append(error)
+        said = self._held.get(name, (0.0, ""))[1]
+        reason = type(error).__name__
+        self._held[name] = time.monotonic() + self._interval, reason
+        if reason != said:
+            log.warning(
+                "outbox: rows of queue %r wait in the table, and are tried again: %s", name, error,
+                extra={"event": "outbox_held", "queue": name},
+            )  # fmt: skip
+
+    def _note_held_back(self, batch: Batch, now: float) -> None:
+        if not batch.is_held_back:
+            self._held_back_since = None
+        elif self._held_back_since is None:
+            self._held_back_since = now
+        elif now - self._held_back_since > LONG_HELD_BACK:
+            self._held_back_since = math.inf  # said once
+            log.warning(
+                "outbox: rows have been waiting for %g s for a transaction that has inserted into lowq_outbox before "
+                "them and is still open; pg_locks and pg_stat_activity show it", LONG_HELD_BACK,
+                extra={"event": "outbox_held_back"},
+            )  # fmt: skip
+
+    def _note_away(self, error: Exception) -> None:
+        kind = type(error).__name__
+        if kind != self._away:
+            self._away = kind
+            log.error(
+                "outbox: the database can't be used, and is tried again: %s: %s", kind, error,
+                extra={"event": "outbox_away"},
+            )  # fmt: skip
+
+
+def _accepted(error: PushError, jobs: Sequence[dict[str, Any]]) -> set[int]:
+    """The identities of jobs that are in for certain. None if that can't be told, as middlewares may have put others in
+    their places: then all are pushed again, which merges.
+    """
+    unsafe = error.unsafe if isinstance(error, NotReplicated) else ()
+    rest = {id(job) for job in (*unsafe, *error.rest)}
+    known = {id(job) for job in jobs}
+    if not rest <= known or error.accepted - len(unsafe) + len(rest) != len(jobs):
+        return set()
+    return known - rest
