@@ -55,7 +55,7 @@ def test_the_wheel_has_the_packages_and_nothing_else(wheel: Path) -> None:
     needed = [re.split("[<>]", item)[0] for item in metadata.get_all("Requires-Dist", []) if "extra ==" not in item]
     assert sorted(needed) == ["click", "cronsim", "hiredis", "msgspec", "redis"]
     assert set(metadata.get_all("Provides-Extra", [])) == {
-        "all", "dev", "embedded", "otel", "reload", "sentry", "uvloop", "web",
+        "all", "dev", "django", "embedded", "otel", "reload", "sentry", "uvloop", "web",
     }  # fmt: skip
 
 

@@ -25,7 +25,8 @@ _HELD = (threading.Thread, multiprocessing.process.BaseProcess)
 def classes() -> Iterator[type]:
     for package in (lowq, lowq_web):
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if not found.name.endswith(".__main__"):
+            # Django's modules want a project that is set up.
+            if not found.name.endswith(".__main__") and not found.name.startswith("lowq.contrib.django"):
                 module = importlib.import_module(found.name)
                 yield from (
                     kind

@@ -1,0 +1,229 @@
+"""Pushes at the commit of the caller's transaction.
+
+A transaction's pushes leave in the order of their calls, those of one queue in one write. A rollback drops them; that
+of a savepoint drops those that came within it.
+
+::
+
+    push_on_commit --> _Call --on_commit--> Django keeps it, or drops it with its savepoint
+                                                |
+    the commit: Django runs the first one left; it pushes itself and all later ones that Django still keeps
+
+What holds where: before the commit nothing is in Redis. A process that dies between the commit and the push loses the
+push, and so does an outage of Redis at that moment: the push raises, out of ``atomic()``, when the transaction is
+committed already. Where that must not be, the job belongs into the transaction (`lowq.contrib.outbox`).
+"""
+
+import copy
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeAlias, Unpack
+
+from asgiref.sync import sync_to_async
+from django.db import transaction
+
+import lowq
+from lowq.errors import JobError, LowqError
+from lowq.job import JobId, JobOptions
+from lowq.logs import get_log
+
+log = get_log(__name__)
+
+#: Where to push: a worker, or the handle of a queue.
+Target: TypeAlias = "type[lowq.Worker[Any]] | lowq.Queue[Any]"
+#: Ids that the log names of those that could not be pushed.
+IDS_LOGGED = 20
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How calls are pushed: those that agree leave together."""
+
+    target: Target
+    timeout: float | timedelta | None
+    durability: lowq.Durability | None
+    robust: bool
+
+    @property
+    def queue_name(self) -> str:
+        return _name_of(self.target)
+
+    def push(self, jobs: list[dict[str, Any]]) -> None:
+        push: Any = self.target.push if isinstance(self.target, lowq.Queue) else self.target.perform_async
+        push(jobs, **self._options())
+
+    async def apush(self, job: dict[str, Any]) -> None:
+        push: Any = self.target.apush if isinstance(self.target, lowq.Queue) else self.target.aperform_async
+        await push(job, **self._options())
+
+    def _options(self) -> dict[str, Any]:
+        """Those that were given: a method of the worker's own may take neither."""
+        options = {"timeout": self.timeout, "durability": self.durability}
+        return {name: value for name, value in options.items() if value is not None}
+
+
+def _name_of(target: Target) -> str:
+    return target.name if isinstance(target, lowq.Queue) else target.queue_name
+
+
+@dataclass(eq=False)
+class _Call:
+    """A call within a transaction. Django has the only lasting reference to it, so it lives as long as its savepoint
+    is not rolled back.
+    """
+
+    way: _Way
+    job: dict[str, Any]
+    pending: "_Pending"
+    is_pushed: bool = False
+
+    def run(self) -> None:
+        """Called by Django after the commit, in the order of the calls; in a test by ``captureOnCommitCallbacks``."""
+        if not self.is_pushed:
+            self.pending.push_from(self)
+
+
+@dataclass(eq=False)
+class _Pending:
+    """The calls in the transactions of a connection that were not pushed, in their order."""
+
+    calls: "list[weakref.ref[_Call]]" = field(default_factory=list)
+    #: How long the list may become before those that were pushed or dropped are removed from it.
+    longest: int = 100
+
+    def add(self, call: _Call) -> None:
+        self.calls.append(weakref.ref(call))
+        if len(self.calls) > self.longest:
+            self.calls = [known for known in self.calls if _is_waiting(known())]
+            self.longest = max(100, 2 * len(self.calls))
+
+    def push_from(self, first: _Call) -> None:
+        """Pushes this call and all later ones. Earlier ones that still wait are of an enclosing test, which does not
+        have them run.
+        """
+        waiting = [call for known in self.calls if (call := known()) is not None and _is_waiting(call)]
+        due = waiting[waiting.index(first) :]
+        ways: dict[_Way, list[dict[str, Any]]] = {}
+        for call in due:
+            call.is_pushed = True  # whatever comes of it: a push that failed half way must not be made twice
+            ways.setdefault(call.way, []).append(call.job)
+        errors = [error for way, jobs in ways.items() if (error := _push(way, jobs)) is not None]
+        if errors:
+            raise errors[0]
+
+
+def _is_waiting(call: _Call | None) -> bool:
+    return call is not None and not call.is_pushed
+
+
+#: Connection -> its calls. A connection is used by one thread at a time.
+_pending: "weakref.WeakKeyDictionary[Any, _Pending]" = weakref.WeakKeyDictionary()
+
+
+def _push(way: _Way, jobs: list[dict[str, Any]]) -> Exception | None:
+    """Pushes them; returns what the caller of the commit must learn of. A malformed job does not keep out others."""
+    try:
+        try:
+            way.push(jobs)
+            return None
+        except JobError:  # nothing is in
+            if len(jobs) == 1:
+                raise
+        errors = [error for job in jobs if (error := _push(way, [job])) is not None]
+        return errors[0] if errors else None
+    except Exception as error:
+        ids = ", ".join(str(job["id"]) for job in jobs[:IDS_LOGGED])
+        log.error(
+            "queue %r: %d jobs of a committed transaction may not have been pushed (ids %s): %s", way.queue_name,
+            len(jobs), ids, error, exc_info=way.robust,
+            extra={"event": "push_on_commit_failed", "queue": way.queue_name},
+        )  # fmt: skip
+        return None if way.robust else error
+
+
+def push_on_commit(
+    worker: Target,
+    job_id: JobId,
+    /,
+    payload: Any = "",
+    *,
+    using: str | None = None,
+    robust: bool = False,
+    timeout: float | timedelta | None = None,
+    durability: lowq.Durability | None = None,
+    **options: Unpack[JobOptions],
+) -> None:
+    """Pushes a job as ``worker.push`` does, when the transaction of the database ``using`` is committed; at once when
+    there is none. ``robust``: what the push raises is logged, and not raised.
+
+    The payload is copied here. Default scores, delays and ttl count from the push.
+
+    Raises:
+        JobError, PayloadError: the job is malformed. From the commit, after all pushes were tried: as `Worker.push`.
+        TransactionManagementError: ``using`` is in manual transaction management.
+    """
+    way = _Way(worker, timeout, durability, robust)
+    job = _job(worker, job_id, payload, options)
+    if not _register(way, job, using) and (error := _push(way, [job])) is not None:
+        raise error
+
+
+async def apush_on_commit(
+    worker: Target,
+    job_id: JobId,
+    /,
+    payload: Any = "",
+    *,
+    using: str | None = None,
+    robust: bool = False,
+    timeout: float | timedelta | None = None,
+    durability: lowq.Durability | None = None,
+    **options: Unpack[JobOptions],
+) -> None:
+    """As `push_on_commit`, from async code: the transaction is that of the thread that ``sync_to_async`` calls. Outside
+    of one it waits as ``worker.apush``, and keeps no thread busy.
+    """
+    way = _Way(worker, timeout, durability, robust)
+    job = _job(worker, job_id, payload, options)
+    if not await sync_to_async(_register)(way, job, using):
+        try:
+            await way.apush(job)
+        except LowqError:
+            if not robust:
+                raise
+            log.exception(
+                "queue %r: id %s was not pushed", way.queue_name, job["id"],
+                extra={"event": "push_on_commit_failed", "queue": way.queue_name},
+            )  # fmt: skip
+
+
+def _job(worker: Target, job_id: JobId, payload: Any, options: JobOptions) -> dict[str, Any]:
+    """The job, with a copy of the payload.
+
+    Raises:
+        JobError, PayloadError: what can be said of it without asking Redis.
+    """
+    name = worker.queue_name if isinstance(worker, type) else worker.name
+    if not isinstance(job_id, JobId):
+        raise JobError(
+            f"queue {name!r}: the id {job_id!r:.60} is no str, int or UUID: push_on_commit(Worker, 42, payload)"
+        )
+    if type(payload) in (dict, list, str, int, float) and lowq.app.workers.get(name) is worker:
+        lowq.app.config.dump_payload(payload)
+    given = {option: value for option, value in options.items() if value is not None}
+    return {**given, "id": job_id, "payload": copy.deepcopy(payload)}
+
+
+def _register(way: _Way, job: dict[str, Any], using: str | None) -> bool:
+    """Has the job pushed at the commit; False: there is no transaction."""
+    connection = transaction.get_connection(using)
+    if not connection.in_atomic_block and (connection.connection is None or connection.get_autocommit()):
+        return False  # without connecting to a database that was not used
+    pending = _pending.setdefault(connection, _Pending())
+    call = _Call(way, job, pending)
+    on_commit: Callable[..., None] = connection.on_commit
+    on_commit(call.run)
+    pending.add(call)
+    return True
