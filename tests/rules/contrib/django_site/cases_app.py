@@ -57,7 +57,7 @@ class SettingsTests(SimpleTestCase):
             ({5: 5}, "lowq.E002", "LOWQ[5] is no setting", "Settings are REDIS_URL, NAMESPACE"),
             ({"ON_SERVER_INIT": "shop.gone"}, "lowq.E003", "LOWQ['ON_SERVER_INIT']: No module", "dotted path"),
             ({"BURY_ON": ["KeyError"]}, "lowq.E003", "LOWQ['BURY_ON']: KeyError", "dotted path"),
-            ({"LEASE_TTL": "long"}, "lowq.E004", "LOWQ['LEASE_TTL']: lease_ttl='long' is not a number", "settings.md"),
+            ({"LEASE_TTL": "long"}, "lowq.E004", "LOWQ['LEASE_TTL']: lease_ttl='long'", "settings.md"),
             ({"REDIS_URL": "http://:secret@x"}, "lowq.E004", "is not a URL that lowq knows", "settings.md"),
         ]
         for given, number, text, hint in rows:
