@@ -204,6 +204,32 @@ with TestClient(app, follow_redirects=False) as client:
 """,
     "testing.md:FastAPI": _RUN_TESTS.format(files=["test_orders.py", "test_async.py"], without="conftest.py", count=5),
     "testing.md:Django": _RUN_TESTS.format(files=["test_shop.py"], without="", count=2),
+    "django.md:Django": """
+import os, pathlib, shutil, subprocess, sys
+from django.core.management import execute_from_command_line
+
+def manage(*arguments):
+    execute_from_command_line(["manage.py", *arguments])
+
+def begin(*arguments):
+    subprocess.run([sys.executable, "-m", "django", *arguments], check=True)
+
+added = {path: pathlib.Path(path).read_text() for path in ('shop/settings.py', 'shop/urls.py')}
+shown = ('orders/models.py', 'orders/workers.py', 'orders/tasks.py', 'orders/views.py', 'orders/tests.py')
+shown = {path: pathlib.Path(path).read_text() for path in shown}
+shutil.rmtree("shop")
+shutil.rmtree("orders")
+begin("startproject", "shop", ".")
+begin("startapp", "orders")
+for path, text in {**added, **shown}.items():
+    before = pathlib.Path(path).read_text() if path in added else ""
+    pathlib.Path(path).write_text(before + text)
+os.environ["DJANGO_SETTINGS_MODULE"] = "shop.settings"
+manage("makemigrations", "--verbosity", "0")
+manage("migrate", "--verbosity", "0")
+manage("check", "--fail-level", "WARNING")
+manage("test")
+""",
     "dashboard.md:Django": """
 import os
 os.environ["DJANGO_SETTINGS_MODULE"] = "shop.settings"

@@ -4,22 +4,20 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
-    dependencies = [
-    ]
+    dependencies = []
 
     operations = [
         migrations.CreateModel(
-            name='Order',
+            name="Order",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('article', models.CharField(max_length=100)),
-                ('email', models.EmailField(max_length=254)),
-                ('status', models.CharField(default='new', max_length=20)),
-                ('version', models.PositiveIntegerField(default=0)),
-                ('invoices', models.PositiveIntegerField(default=0)),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("article", models.CharField(max_length=100)),
+                ("email", models.EmailField(max_length=254)),
+                ("status", models.CharField(default="new", max_length=20)),
+                ("version", models.PositiveIntegerField(default=0)),
+                ("invoices", models.PositiveIntegerField(default=0)),
             ],
         ),
     ]
