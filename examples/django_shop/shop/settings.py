@@ -33,4 +33,10 @@ LOGGING = {
 }
 
 LOWQ = {"REDIS_URL": os.environ.get("REDIS_URL", "redis://localhost:6379/0"), "NAMESPACE": "shop"}
-TASKS = {"default": {"BACKEND": "lowq.contrib.django.tasks.LowqBackend", "QUEUES": ["default", "mail"]}}
+TASKS = {
+    "default": {
+        "BACKEND": "lowq.contrib.django.tasks.LowqBackend",
+        "QUEUES": ["default", "mail"],
+        "OPTIONS": {"async_queues": ["mail"], "queue_options": {"mail": {"max_retry_count": 10}}},
+    }
+}

@@ -8,9 +8,11 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
+from django.conf import settings
 from django.core.cache import caches
 from django.core.cache.backends.dummy import DummyCache
 from django.core.cache.backends.locmem import LocMemCache
+from django.utils.module_loading import import_string
 
 from lowq.logs import get_log
 
@@ -30,7 +32,10 @@ class TaskRecords:
     @property
     def is_shared(self) -> bool:
         """Whether another process can read what this one writes."""
-        return self.alias is not None and not isinstance(caches[self.alias], LocMemCache | DummyCache)
+        if self.alias is None or self.alias not in settings.CACHES:
+            return False
+        kind: type = import_string(settings.CACHES[self.alias]["BACKEND"])
+        return not issubclass(kind, LocMemCache | DummyCache)
 
     def add(self, result: Any) -> None:
         """Keeps what was enqueued, unless a worker was faster."""

@@ -16,6 +16,7 @@ Django 6 has tasks; for 5.2 it is the package django-tasks, with the same names.
 import inspect
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -57,6 +58,8 @@ except ModuleNotFoundError as error:
 
 #: The options of a backend in settings.TASKS.
 _OPTIONS = ("enqueue_on_commit", "using", "result_cache", "result_ttl", "async_queues", "queue_options")
+__all__ = ["InvalidTask", "LowqBackend", "LowqTask", "task"]
+
 #: What Django's ``@task`` says of a task that says nothing.
 _TASK_DEFAULTS = {
     "priority": 0, "queue_name": "default", "backend": "default", "takes_context": False, "run_after": None,
@@ -86,7 +89,10 @@ def task(function: Any = None, *, key: str | Callable[..., object] | None = None
     return make if function is None else make(function)
 
 
-__all__ = ["InvalidTask", "LowqBackend", "LowqTask", "task"]
+#: Queue -> what performs it, its options, and its worker: Django makes a backend for each thread, and all have the same
+#: workers. Changed under the lock.
+_workers_made: dict[str, tuple[type, dict[str, Any], type[lowq.Worker[Any]]]] = {}
+_making = threading.Lock()
 
 
 class LowqBackend(BaseTaskBackend):
@@ -109,7 +115,7 @@ class LowqBackend(BaseTaskBackend):
         self._problems: list[checks.CheckMessage] = []
         for name in sorted(self.queues):
             try:
-                self._workers[name] = self._make_worker(name)
+                self._workers[name] = self._worker_of(name)
             except (ConfigError, TypeError) as error:
                 self._problems.append(self._error(f"the queue {name!r}: {error}", "Correct QUEUES or OPTIONS.", "E012"))
 
@@ -118,13 +124,17 @@ class LowqBackend(BaseTaskBackend):
         """Makes the backend of that name, and so the workers of its queues."""
         task_backends[alias]
 
-    def _make_worker(self, name: str) -> type[lowq.Worker[Any]]:
-        is_async = name in self.options.get("async_queues", ())
-        base = _AsyncPerformer if is_async else _Performer
-        made = type(f"Tasks_{name}", (base, lowq.Worker), {"__module__": __name__})
+    def _worker_of(self, name: str) -> type[lowq.Worker[Any]]:
+        base = _AsyncPerformer if name in self.options.get("async_queues", ()) else _Performer
         given = {"priority": _DEFAULT_PRIORITY, **self.options.get("queue_options", {}).get(name, {})}
         options = {**given, "queue_name": name, "merge": "append", "max_payloads": 1, "batch_size": 1}
-        worker: type[lowq.Worker[Any]] = lowq.app.worker(**options)(made)
+        with _making:
+            known = _workers_made.get(name)
+            if known is not None and known[:2] == (base, options) and lowq.app.workers.get(name) is known[2]:
+                return known[2]
+            made = type(f"Tasks_{name}", (base, lowq.Worker), {"__module__": __name__})
+            worker: type[lowq.Worker[Any]] = lowq.app.worker(**options)(made)
+            _workers_made[name] = base, options, worker
         return worker
 
     # --- enqueue ---
@@ -246,7 +256,10 @@ class LowqBackend(BaseTaskBackend):
             if other > self.alias and params.get("BACKEND") == settings.TASKS[self.alias]["BACKEND"] and shared:
                 hint = "Give each backend queues of its own."
                 yield self._error(f"TASKS[{other!r}] has the queue {min(shared)!r}, too", hint, "E013")
-        if self.records.alias is not None and not self.records.is_shared:
+        if self.records.alias is not None and self.records.alias not in settings.CACHES:
+            hint = f"Write one of {', '.join(settings.CACHES)}."
+            yield self._error(f"result_cache: CACHES has no {self.records.alias!r}", hint, "E014")
+        elif self.records.alias is not None and not self.records.is_shared:
             yield checks.Warning(
                 f"TASKS[{self.alias!r}]: the cache {self.records.alias!r} is not shared by processes, so a web process "
                 "can't see the results that a node writes.",
@@ -303,6 +316,9 @@ def _task_of(path: str, alias: str, **changes: Any) -> Any:
 
 
 # --- performing ---
+
+#: What a task may raise that is its own failure.
+_FAILURES = (Exception, SystemExit, lowq.TimeLimitExceeded)
 
 
 class _Attempt:
@@ -387,7 +403,7 @@ class _Performer:
                 attempt.succeed(task.call(*args, **kwargs))
             except lowq.LeaseLost:
                 raise  # somebody else performs it
-            except (Exception, SystemExit) as error:
+            except _FAILURES as error:
                 attempt.fail(error)
                 if not isinstance(error, SystemExit):
                     raise
@@ -410,7 +426,7 @@ class _AsyncPerformer:
                 await sync_to_async(attempt.succeed)(await task.acall(*args, **kwargs))
             except lowq.LeaseLost:
                 raise
-            except (Exception, SystemExit) as error:
+            except _FAILURES as error:
                 await sync_to_async(attempt.fail)(error)
                 if not isinstance(error, SystemExit):
                     raise

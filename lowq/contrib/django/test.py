@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from asgiref.sync import sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 from django import test
 
 from lowq import testing
@@ -35,6 +35,8 @@ class LowqTestMixin(_Base):
     def run(self, result: unittest.TestResult | None = None) -> unittest.TestResult | None:
         """Runs the test inside of a sandbox."""
         with testing.sandbox() as self.lowq:
+            # Django binds a connection to its thread. By asgiref, async workers have that of the test, too.
+            self.lowq.drain = async_to_sync(self.lowq.adrain)  # type: ignore[method-assign]
             return super().run(result)
 
 

@@ -85,6 +85,7 @@ class SettingsTests(SimpleTestCase):
         rows: list[tuple[dict[str, Any], str, str]] = [
             ({"QUEUES": []}, "lowq.E010", "QUEUES is empty"),
             ({"OPTIONS": {"result_tll": 5}}, "lowq.E011", "OPTIONS has no 'result_tll'"),
+            ({"OPTIONS": {"result_cache": "gone"}}, "lowq.E014", "CACHES has no 'gone'"),
             ({"QUEUES": ["a b"]}, "lowq.E012", "the queue 'a b'"),
             ({"QUEUES": ["mail"], "OPTIONS": {"queue_options": {"mail": {"shards": 5}}}}, "lowq.E012", "shards"),
         ]

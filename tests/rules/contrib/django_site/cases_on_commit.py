@@ -172,6 +172,14 @@ class TestCaseTests(TestCase):
         order.refresh_from_db()
         self.assertEqual(order.status, "b")
 
+    def test_async_workers_are_drained_within_the_transaction(self) -> None:
+        order = Order.objects.create()
+        AsyncSync.push(order.pk, "async")
+        OrderSync.push(order.pk + 1, "of another")
+        self.assertEqual(self.lowq.drain(raises=True).performed, 2)
+        order.refresh_from_db()
+        self.assertEqual(order.status, "async")
+
     def test_what_is_captured_and_not_executed_is_not_pushed(self) -> None:
         with self.captureOnCommitCallbacks() as callbacks:
             push_on_commit(OrderSync, 1, "a")

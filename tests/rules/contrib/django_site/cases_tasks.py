@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from threading import Thread
 from typing import Any
 
 import django
@@ -84,6 +85,7 @@ class SuiteTests(TransactionTestCase):
         for task, kind, message in (
             (tasks.failing_task_value_error, ValueError, "This task failed due to ValueError"),
             (tasks.failing_task_system_exit, SystemExit, "This task failed due to SystemExit"),
+            (tasks.failing_task_time_limit, lowq.TimeLimitExceeded, "This task took too long"),
             (tasks.complex_exception, ValueError, "This task failed"),
             (tasks.complex_return_value, TypeError, "Unsupported type"),
         ):
@@ -220,10 +222,20 @@ class OwnTests(TransactionTestCase):
         self.assertEqual(tasks.calls, [1, (1, 1)])
         self.assertIsNone(lost.enqueued_at)
 
+    def test_all_threads_have_the_same_workers(self) -> None:
+        before = dict(lowq.app.workers)
+        found: list[str] = []
+        thread = Thread(target=lambda: found.append(tasks.noop_task.enqueue().id))
+        thread.start()
+        thread.join()
+        self.assertEqual(lowq.app.workers, before)
+        self.assertEqual(self.lowq.drain(raises=True).performed, 1)
+        tasks.noop_task.get_result(found[0])
+
     def test_a_task_that_does_not_exist_fails(self) -> None:
         queue: Any = lowq.app.queue("mail")
         queue.push("x", {"task": "shop.gone", "id": "x", "args": [], "kwargs": {}, "backend": "default", "at": 0})
-        drained = self.lowq.drain(task_backends["default"]._workers["mail"])
+        drained = self.lowq.drain(lowq.app.workers["mail"])
         self.assertIn("shop", drained.errors[0])
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import django
 
+import lowq
 from lowq.contrib.django.tasks import task as lowq_task
 
 if django.VERSION >= (6,):
@@ -49,6 +50,11 @@ def failing_task_value_error() -> None:
 @task(queue_name="mail")
 def failing_task_system_exit() -> None:
     raise SystemExit("This task failed due to SystemExit")
+
+
+@task(queue_name="mail")
+def failing_task_time_limit() -> None:
+    raise lowq.TimeLimitExceeded("This task took too long")
 
 
 @task(queue_name="mail")
