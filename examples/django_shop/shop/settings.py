@@ -24,7 +24,10 @@ DATABASES = {
 }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 USE_TZ = True
-EMAIL_BACKEND = "django.core.mail.backends.console.EmailBackend"
+if django.VERSION < (6, 1):
+    EMAIL_BACKEND = "django.core.mail.backends.console.EmailBackend"
+else:
+    MAILERS = {"default": {"BACKEND": "django.core.mail.backends.console.EmailBackend"}}
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,

@@ -8,7 +8,8 @@
     def invoice(order_id, version): ...
 
 Each name in QUEUES is a queue of lowq. A call is a payload; its job's id is the key, or without one an id of its own.
-Payloads are kept apart and handed over one at a time, so each call is performed, acknowledged and retried alone.
+Payloads are handed over one at a time, so each call is performed, acknowledged and retried alone. None equals another,
+as each has an id.
 
 Django 6 has tasks; for 5.2 it is the package django-tasks, with the same names.
 """
@@ -127,7 +128,8 @@ class LowqBackend(BaseTaskBackend):
     def _worker_of(self, name: str) -> type[lowq.Worker[Any]]:
         base = _AsyncPerformer if name in self.options.get("async_queues", ()) else _Performer
         given = {"priority": _DEFAULT_PRIORITY, **self.options.get("queue_options", {}).get(name, {})}
-        options = {**given, "queue_name": name, "merge": "append", "max_payloads": 1, "batch_size": 1}
+        # Calls are kept apart by their ids. One that is pushed again, as its process died while it did so, is the same.
+        options = {**given, "queue_name": name, "merge": "collapse", "max_payloads": 1, "batch_size": 1}
         with _making:
             known = _workers_made.get(name)
             if known is not None and known[:2] == (base, options) and lowq.app.workers.get(name) is known[2]:

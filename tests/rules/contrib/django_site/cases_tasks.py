@@ -190,6 +190,14 @@ class OwnTests(TransactionTestCase):
         self.assertEqual(self.lowq.drain(raises=True).performed, 3)  # one of them joins the others of its key first
         self.assertEqual(tasks.calls, [(42, 2), (42, 1)])
 
+    def test_a_call_that_is_pushed_again_is_performed_once(self) -> None:
+        tasks.invoice.enqueue(42, 1)
+        queue: Any = lowq.app.queue("default")
+        ((payload, _),) = queue.peek(42).payloads
+        queue.push(42, payload)  # as by a process that dies when it has done so, after run_after
+        self.assertEqual(self.lowq.drain(raises=True).batches, 1)
+        self.assertEqual(tasks.calls, [(42, 1)])
+
     def test_priority_is_mapped_to_that_of_lowq(self) -> None:
         for priority, expected in ((-100, 9), (-1, 4), (0, 4), (1, 4), (50, 2), (100, 0)):
             result = tasks.noop_task.using(priority=priority).enqueue()
