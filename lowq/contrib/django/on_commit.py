@@ -71,7 +71,7 @@ def _name_of(target: Target) -> str:
 @dataclass(eq=False)
 class _Call:
     """A call within a transaction. Django has the only lasting reference to it, so it lives as long as its savepoint
-    is not rolled back.
+    is not rolled back: Python (CPython) frees it at once. Nothing else of Django's tells what was rolled back.
     """
 
     way: _Way

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from threading import Thread
 from typing import Any
+from unittest import mock
 
 import django
 from django.db import transaction
@@ -11,6 +12,7 @@ from django.test import override_settings
 from django.utils import timezone
 
 import lowq
+from lowq.contrib.django import push_on_commit
 from lowq.contrib.django.tasks import InvalidTask, LowqBackend, LowqTask
 from lowq.contrib.django.tasks import task as lowq_task
 from lowq.contrib.django.test import TestCase, TransactionTestCase
@@ -197,6 +199,16 @@ class OwnTests(TransactionTestCase):
         queue.push(42, payload)  # as by a process that dies when it has done so, after run_after
         self.assertEqual(self.lowq.drain(raises=True).batches, 1)
         self.assertEqual(tasks.calls, [(42, 1)])
+
+    def test_a_worker_that_is_faster_than_the_record_of_the_enqueuing_has_the_last_word(self) -> None:
+        def push_and_perform(*args: Any, **options: Any) -> None:
+            push_on_commit(*args, **options)
+            self.lowq.drain(raises=True)
+
+        with mock.patch("lowq.contrib.django.tasks.push_on_commit", push_and_perform):
+            result = tasks.calculate_meaning_of_life.enqueue()
+        result.refresh()
+        self.assertEqual(result.return_value, 42)
 
     def test_priority_is_mapped_to_that_of_lowq(self) -> None:
         for priority, expected in ((-100, 9), (-1, 4), (0, 4), (1, 4), (50, 2), (100, 0)):
