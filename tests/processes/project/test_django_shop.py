@@ -113,6 +113,7 @@ def test_the_tests_of_the_example_pass(tmp_path: Path) -> None:
     assert "Ran 4 tests" in ran.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.redis
 def test_a_shop_goes_on_when_its_node_is_killed_and_its_redis_restarted(shop: Shop) -> None:
     shop.manage("migrate", "--verbosity", "0")
