@@ -58,8 +58,12 @@ class OnDemandThread:
                     was_woken = self._woken.acquire(timeout=self._idle if seconds is None else seconds)
                     if seconds is None and not was_woken:
                         break
-            finally:
+            except BaseException:
                 self._running.release()
+                if not self._woken.locked():  # what was added while this thread ends is for a successor
+                    self.start()
+                raise
+            self._running.release()
             if not self._woken.acquire(blocking=False):
                 break
 

@@ -398,6 +398,21 @@ class TestThreads:
         assert queue.push({"id": "next"}) == 1
         assert made.finish() == {}
 
+    def test_what_is_added_while_the_flusher_dies_is_for_its_successor(self) -> None:
+        calls, succeeded = 0, threading.Event()
+
+        def work() -> None:
+            nonlocal calls
+            calls += 1
+            if calls == 1:
+                flusher.wake()
+                raise SystemExit  # which ends a thread without a word
+            succeeded.set()
+
+        flusher = OnDemandThread(work, idle=0.0)
+        flusher.wake()
+        assert succeeded.wait(PATIENCE)
+
     def test_where_no_thread_can_be_started_each_pushes_for_itself(
         self, queue: Queue, gate: Gate, others: MakeOthers, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -195,10 +195,9 @@ def test_kill_9_of_the_supervisor_leaves_nobody_behind(make_rig: MakeRig, superv
     rig.push("a", 1, do="wait")
     rig.begun("a", 1)
     supervisor.kill()
-    supervisor.says("the supervisor has ended")
+    until(lambda: len(supervisor.lines("the supervisor has ended")) == 2, "both processes say so")
     Path(f"{rig.history.path}.go").touch()
     supervisor.all_gone()
-    assert len(supervisor.lines("the supervisor has ended")) == 2
     assert rig.performs("a")[0].ok  # they stop as by TERM
     assert rig.of_shards("lease") == {}
     assert supervisor.no_traceback()
