@@ -6,6 +6,7 @@ that was another call's. The pool knows its connections by weak references: one 
 nobody refers to it. There is no lock, as a handler that pushes could wait for what it has interrupted.
 """
 
+import gc
 import socket
 import time
 import weakref
@@ -198,7 +199,7 @@ class Pool:
             set_timeout(connection, seconds + wait.seconds)
 
     def _make_or_wait(self, timeout: float) -> Any:
-        ends = time.monotonic() + timeout
+        ends, has_collected = time.monotonic() + timeout, False
         while True:
             try:
                 connection = self._idle.pop()
@@ -212,6 +213,11 @@ class Pool:
                     self._wake()  # more were given back than there were wake-ups
                 return connection
             left = ends - time.monotonic()
+            if left <= 0 and not has_collected:
+                # A connection that an interrupted caller has left may be in a cycle with the error, and has its place.
+                has_collected = True
+                gc.collect()
+                continue
             if left <= 0:
                 raise RedisUnavailable(
                     f"all {self._size} connections are in use for {timeout:.3g} s; "

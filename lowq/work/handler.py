@@ -19,7 +19,7 @@ from functools import partial
 from types import CoroutineType
 from typing import Any, NoReturn, Self, TypeVar
 
-from lowq.coroutines import OwnContext, as_raised, plain
+from lowq.coroutines import OwnContext, as_raised, at_once, plain
 from lowq.errors import LowqError
 from lowq.logs import describe, flush, get_log
 from lowq.middleware import check_done, check_plain, wrap
@@ -126,13 +126,19 @@ class WorkerRuntime:
                 chain = _observed(on_perform, chain)
             chain = wrap(middlewares, worker, chain, is_async=is_awaited) if middlewares else chain
             chain = chain if merge is None else _merging(merge, chain)
-            call = chain if is_awaited else plain(chain)
-        if in_thread is not None and not is_awaited:
-            call, is_awaited = partial(in_thread, call), True
+            if in_thread is not None and not is_awaited:
+                # As a coroutine: no future takes a StopIteration that a plain function has raised.
+                call, is_awaited = partial(in_thread, _run, chain), True
+            else:
+                call = chain if is_awaited else plain(chain)
         name = "a middleware" if middlewares else "the handler"
         call = _bounded(_in_context(call, is_async=is_awaited), worker, name, is_async=is_awaited)
         events = events or QueueEvents(worker.queue_name)
         return cls(instance, events, call, is_awaited, worker.batch_size, time_limit, ttr, is_per_id)
+
+
+def _run(function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+    return at_once(function(*args))
 
 
 def _in_context(call: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
@@ -263,8 +269,6 @@ async def perform_batch(
     try:
         performing = runtime.call(payloads_by_id, context)
         await (performing if limits is None else limits.run(performing, context))
-        if cancelled is not None:
-            await _take_back_cancels(cancelled)
     except WrittenOff:
         raise
     except BaseException as raised:
@@ -272,13 +276,18 @@ async def perform_batch(
     finally:
         if observed is not None:
             context.run(observed.left)
+    if cancelled is not None:
+        try:
+            await _take_back_cancels(cancelled)
+        except asyncio.CancelledError as raised:
+            error = raised
     outcome = Outcome(ids, observed=observed, context=context)
     try:
         if error is None and not (execution._outcomes or in_flight.found_no_redis or observed):
             return outcome
         context.run(current_execution.reset, token)
         if error is not None:
-            error = _not_cancelled(execution, error) if runtime.is_async else as_raised(error)
+            error = as_raised(_not_cancelled(execution, error) if runtime.is_async else error)
         if error is not None or execution._outcomes or in_flight.found_no_redis:
             outcomes, found_no_redis = execution._outcomes, in_flight.found_no_redis
             outcome = context.run(outcome_of, worker, jobs, outcomes, error, config, found_no_redis)

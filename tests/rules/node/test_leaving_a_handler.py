@@ -1,5 +1,6 @@
 """What leaves a handler concerns its job alone: not a process that it forked, not the memory."""
 
+import asyncio
 import gc
 import itertools
 import logging
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 import lowq
+import lowq.testing
 from lowq.testing import drain
 from tests.rows import case
 from tests.rules.node.conftest import MakeApp
@@ -53,6 +55,7 @@ def test_nothing_refers_to_what_a_failed_handler_held(app: lowq.Lowq, driver: Dr
 FORKS = """
 import os, sys
 import lowq
+import lowq.testing
 from lowq.testing import drain
 
 app = lowq.Lowq(redis_url="memory://")
@@ -146,3 +149,32 @@ def test_a_stop_iteration_out_of_a_plain_handler_is_itself(make_app: MakeApp) ->
             driver.perform(app, worker)
             assert states(worker, "1") == {"1": ("morgue", -1)}
     assert told == [StopIteration, StopIteration]
+
+
+def test_it_is_so_in_the_thread_of_an_async_drain(make_app: MakeApp) -> None:
+    """No future takes a StopIteration: who awaits that would wait for ever."""
+
+    @make_app().worker(shards_count=1, bury_on=(StopIteration,))
+    class Orders:
+        def perform(self, _payloads_by_id: dict[str, list[Any]]) -> None:
+            next(iter(()))
+
+    worker: Any = Orders
+    worker.push("1")
+    asyncio.run(asyncio.wait_for(lowq.testing.adrain(worker), PATIENCE))
+    assert states(worker, "1") == {"1": ("morgue", -1)}
+
+
+def test_a_handler_that_cancels_its_own_task_and_raises_is_charged_and_the_worker_told(make_app: MakeApp) -> None:
+    def handler(*_args: Any) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        raise ValueError
+
+    driver, app = Driver("loop"), make_app()
+    worker = driver.worker(app, handler, max_retry_count=0)
+    worker.push("1")
+    driver.perform(app, worker)
+    assert states(worker, "1") == {"1": ("morgue", -1)}
+    assert [job.id for job in driver.exhausted] == ["1"]

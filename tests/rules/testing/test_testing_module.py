@@ -285,3 +285,21 @@ def test_sync_handlers_are_within_the_transaction_of_a_test_of_django() -> None:
     done = subprocess.run([sys.executable, "-c", DJANGO], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     assert "Ran 1 test" in done.stderr
+
+
+def test_what_expires_right_after_the_present_of_a_drain_is_performed(app: lowq.Lowq) -> None:
+    """The clock of the process goes on meanwhile, and that present does not."""
+    performed: list[str] = []
+
+    @app.worker(shards_count=1, ttl=60)
+    class Orders:
+        def perform(self, payloads_by_id: dict[str, list[Any]]) -> None:
+            performed.extend(payloads_by_id)
+
+    worker: Any = Orders
+    ids = [str(number) for number in range(20)]
+    for job_id in ids:  # the first of them takes longer
+        before = time.time()
+        worker.push(job_id)
+        drain(worker, now=before + 60, limit=10)
+    assert performed == ids
