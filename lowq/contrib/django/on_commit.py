@@ -1,7 +1,7 @@
 """Pushes at the commit of the caller's transaction.
 
-A transaction's pushes leave in the order of their calls, those of one queue in one write. A rollback drops them; that
-of a savepoint drops those that came within it.
+A transaction's pushes to a queue leave in the order of their calls, those that follow each other there and are called
+alike in one write. A rollback drops them; that of a savepoint drops those that came within it.
 
 ::
 
@@ -25,7 +25,7 @@ from asgiref.sync import sync_to_async
 from django.db import transaction
 
 import lowq
-from lowq.errors import JobError, LowqError
+from lowq.errors import ConfigError, JobError, LowqError
 from lowq.job import JobId, JobOptions
 from lowq.logs import get_log
 
@@ -37,9 +37,9 @@ Target: TypeAlias = "type[lowq.Worker[Any]] | lowq.Queue[Any]"
 IDS_LOGGED = 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Way:
-    """How calls are pushed: those that agree leave together."""
+    """How calls are pushed: those of a queue that follow each other and agree leave together."""
 
     target: Target
     timeout: float | timedelta | None
@@ -49,6 +49,11 @@ class _Way:
     @property
     def queue_name(self) -> str:
         return _name_of(self.target)
+
+    def agrees_with(self, other: "_Way") -> bool:
+        """Whether calls of the one may leave with those of the other."""
+        mine, others = self._options() | {"robust": self.robust}, other._options() | {"robust": other.robust}
+        return mine == others and _place_of(self.target) == _place_of(other.target)
 
     def push(self, jobs: list[dict[str, Any]]) -> None:
         push: Any = self.target.push if isinstance(self.target, lowq.Queue) else self.target.perform_async
@@ -62,6 +67,19 @@ class _Way:
         """Those that were given: a method of the worker's own may take neither."""
         options = {"timeout": self.timeout, "durability": self.durability}
         return {name: value for name, value in options.items() if value is not None}
+
+
+def _place_of(target: Target) -> object:
+    """What targets have in common whose pushes do the same: ``app.queue`` makes a handle at each call."""
+    if isinstance(target, type):
+        if getattr(target.perform_async, "__func__", None) is not _perform_async:
+            return target  # a method of the worker's own
+        target = target.queue
+    return target.name, target._backend, type(target)
+
+
+#: The method of workers that have none of their own.
+_perform_async: object = lowq.Worker.perform_async.__func__  # type: ignore[attr-defined]  # a class method
 
 
 def _name_of(target: Target) -> str:
@@ -105,11 +123,16 @@ class _Pending:
         """
         waiting = [call for known in self.calls if (call := known()) is not None and _is_waiting(call)]
         due = waiting[waiting.index(first) :]
-        ways: dict[_Way, list[dict[str, Any]]] = {}
+        groups: list[tuple[_Way, list[dict[str, Any]]]] = []
+        last: dict[str, tuple[_Way, list[dict[str, Any]]]] = {}  # of each queue: a call joins no earlier one
         for call in due:
             call.is_pushed = True  # whatever comes of it: a push that failed half way must not be made twice
-            ways.setdefault(call.way, []).append(call.job)
-        errors = [error for way, jobs in ways.items() if (error := _push(way, jobs)) is not None]
+            name = call.way.queue_name
+            if name not in last or not call.way.agrees_with(last[name][0]):
+                last[name] = (call.way, [])
+                groups.append(last[name])
+            last[name][1].append(call.job)
+        errors = [error for way, jobs in groups if (error := _push(way, jobs)) is not None]
         if errors:
             raise errors[0]
 
@@ -161,6 +184,7 @@ def push_on_commit(
     The payload is copied here. Default scores, delays and ttl count from the push.
 
     Raises:
+        ConfigError: ``worker`` is neither a worker nor the handle of a queue.
         JobError, PayloadError: the job is malformed. From the commit, after all pushes were tried: as `Worker.push`.
         TransactionManagementError: ``using`` is in manual transaction management.
     """
@@ -203,17 +227,24 @@ def _job(worker: Target, job_id: JobId, payload: Any, options: JobOptions) -> di
     """The job, with a copy of the payload.
 
     Raises:
-        JobError, PayloadError: what can be said of it without asking Redis.
+        ConfigError, JobError, PayloadError: what can be said of it without asking Redis.
     """
-    name = worker.queue_name if isinstance(worker, type) else worker.name
+    given: object = worker
+    if not isinstance(given, lowq.Queue) and not (isinstance(given, type) and hasattr(given, "perform_async")):
+        raise ConfigError(
+            f"push_on_commit({given!r:.100}, ...): this is neither a worker nor the handle of a queue; write the "
+            "class, push_on_commit(OrderSync, 42, payload), or push_on_commit(lowq.app.queue('OrderSync'), 42, payload)"
+        )
+    name = _name_of(worker)
     if not isinstance(job_id, JobId):
         raise JobError(
             f"queue {name!r}: the id {job_id!r:.60} is no str, int or UUID: push_on_commit(Worker, 42, payload)"
         )
     if type(payload) in (dict, list, str, int, float) and lowq.app.workers.get(name) is worker:
-        lowq.app.config.dump_payload(payload)
-    given = {option: value for option, value in options.items() if value is not None}
-    return {**given, "id": job_id, "payload": copy.deepcopy(payload)}
+        typed = lowq.app.payload_type_of(name)
+        (lowq.app.config.dump_payload if typed is None else typed.dump)(payload)
+    said = {option: value for option, value in options.items() if value is not None}
+    return {**said, "id": job_id, "payload": copy.deepcopy(payload)}
 
 
 def _register(way: _Way, job: dict[str, Any], using: str | None) -> bool:

@@ -1,6 +1,8 @@
 """`push_on_commit`: order, one write, rollbacks, databases, failures; sync and async."""
 
+from datetime import UTC, datetime
 from typing import Any
+from unittest import mock
 
 from django.db import transaction
 from django.db.transaction import TransactionManagementError
@@ -8,10 +10,10 @@ from django.db.transaction import TransactionManagementError
 import lowq
 from lowq.contrib.django import apush_on_commit, push_on_commit
 from lowq.contrib.django.test import TestCase, TransactionTestCase
-from lowq.errors import JobError, PayloadError, RedisUnavailable
+from lowq.errors import ConfigError, JobError, PayloadError, RedisUnavailable
 from tests.rules.contrib.django_site import middlewares
 from tests.rules.contrib.django_site.models import Order
-from tests.rules.contrib.django_site.workers import AsyncSync, OrderSync
+from tests.rules.contrib.django_site.workers import AsyncSync, OrderSync, TypedSync
 
 
 def waiting(job_id: object = 1, worker: Any = OrderSync) -> list[Any]:
@@ -57,6 +59,39 @@ class OnCommitTests(TransactionTestCase):
         self.assertEqual(writes, [["a", "b", "of another id", "c"]])
         self.assertEqual(waiting(), ["a", "b", "c"])
         self.assertEqual(waiting(worker=AsyncSync), ["of another queue"])
+
+    def test_calls_of_a_queue_keep_their_order_however_they_are_called(self) -> None:
+        with transaction.atomic():
+            push_on_commit(OrderSync, 1, "a")
+            push_on_commit(OrderSync, 1, "b", robust=True)
+            push_on_commit(AsyncSync, 1, "of another queue")
+            push_on_commit(OrderSync, 1, "c")
+            push_on_commit(lowq.app.queue("OrderSync", OrderSync.shards_count), 1, "d", timeout=5)
+            push_on_commit(OrderSync, 1, "e")
+        self.assertEqual(waiting(), ["a", "b", "c", "d", "e"])
+
+    def test_handles_of_one_queue_and_its_worker_are_pushed_to_together(self) -> None:
+        with mock.patch("lowq.contrib.django.on_commit._push", return_value=None) as push, transaction.atomic():
+            for payload in ("a", "b"):
+                push_on_commit(lowq.app.queue("OrderSync", OrderSync.shards_count), 1, payload)
+            push_on_commit(OrderSync, 1, "c")
+        self.assertEqual([[job["payload"] for job in call.args[1]] for call in push.mock_calls], [["a", "b", "c"]])
+
+    def test_a_payload_is_checked_as_the_type_of_its_worker(self) -> None:
+        at = datetime(2026, 1, 2, tzinfo=UTC)
+        with transaction.atomic():
+            push_on_commit(TypedSync, 1, {"at": at})
+            with self.assertRaises(PayloadError):
+                push_on_commit(TypedSync, 1, {"at": "some day"})
+        self.assertEqual(waiting(worker=TypedSync), [{"at": "2026-01-02T00:00:00Z"}])
+
+    async def test_what_is_no_worker_is_refused_with_what_to_write(self) -> None:
+        target: Any
+        for target in ("OrderSync", object, None):
+            with self.assertRaisesRegex(ConfigError, r"write the class, push_on_commit\(OrderSync, 42"):
+                push_on_commit(target, 1)
+            with self.assertRaisesRegex(ConfigError, "neither a worker nor the handle of a queue"):
+                await apush_on_commit(target, 1)
 
     def test_outside_of_a_transaction_it_pushes_at_once(self) -> None:
         push_on_commit(OrderSync, 1, "a", delay=60)

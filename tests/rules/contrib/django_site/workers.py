@@ -1,5 +1,6 @@
 """Found by the app, as it is named so."""
 
+from datetime import datetime
 from typing import Any
 
 import lowq
@@ -20,3 +21,8 @@ class AsyncSync(lowq.Worker[Any]):
 
     async def perform_one(self, job_id: str, payloads: list[Any], /) -> None:
         await Order.objects.filter(pk=job_id).aupdate(status=payloads[-1])
+
+
+@lowq.worker
+class TypedSync(lowq.Worker[dict[str, datetime]]):
+    def perform_one(self, job_id: str, payloads: list[dict[str, datetime]], /) -> None: ...
