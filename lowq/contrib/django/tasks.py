@@ -37,6 +37,7 @@ import lowq
 from lowq.contrib.django.on_commit import apush_on_commit, push_on_commit
 from lowq.contrib.django.task_results import DEFAULT_TTL, TIMES, TaskRecords
 from lowq.errors import ConfigError
+from lowq.retry import find_policy, is_exhausted, policies_of
 
 try:
     from django.tasks import task_backends
@@ -363,18 +364,26 @@ class _Attempt:
         self._finish(TaskResultStatus.SUCCESSFUL)
 
     def fail(self, error: BaseException) -> None:
-        """The call raised: it is READY for its next attempt, or FAILED after the last one."""
+        """The call raised: it is READY for its next attempt, also when it is released, or FAILED after the last one."""
         if self._result is None:  # there is no such task
             return
         kind = type(error)
         path = f"{kind.__module__}.{kind.__qualname__}"
         self._result.errors.append(TaskError(exception_class_path=path, traceback="".join(format_exception(error))))
-        buries = tuple(self._worker.bury_on or lowq.app.config.bury_on or ())
-        if self._job.retry_count + 1 >= self._worker.max_retry_count or isinstance(error, buries):
+        if self._is_given_up(error):
             self._finish(TaskResultStatus.FAILED)
         else:
             object.__setattr__(self._result, "status", TaskResultStatus.READY)
             self._backend.records.save(self._result)
+
+    def _is_given_up(self, error: BaseException) -> bool:
+        """Whether the job goes to the morgue."""
+        config = lowq.app.config
+        policies = policies_of(self._worker._by_error, (config.bury_on, config.release_on))
+        policy = find_policy(policies, error)
+        if policy is None:
+            return is_exhausted(self._job.retry_count + 1, self._worker.max_retry_count)
+        return policies[policy] is None
 
     def _finish(self, status: Any) -> None:
         object.__setattr__(self._result, "finished_at", timezone.now())
@@ -386,7 +395,7 @@ class _Attempt:
 def _forwarded(call: Mapping[str, Any]) -> tuple[tuple[str, dict[str, Any]], dict[str, Any]]:
     """What a call is pushed with that has waited for its time, and now joins those of its key."""
     payload = {name: value for name, value in call.items() if name != "key"}
-    return (call["key"], payload), {"priority": _priority(call.get("priority", 0))}
+    return (call["key"], payload), {"priority": _priority(call["priority"])} if "priority" in call else {}
 
 
 class _Performer:

@@ -192,6 +192,17 @@ class OwnTests(TransactionTestCase):
         self.assertEqual(self.lowq.drain(raises=True).performed, 3)  # one of them joins the others of its key first
         self.assertEqual(tasks.calls, [(42, 2), (42, 1)])
 
+    def test_after_run_after_a_call_has_the_priority_that_it_says_or_that_of_its_queue(self) -> None:
+        for order_id, priority in ((1, 0), (2, 100)):
+            later = timezone.now() + timedelta(hours=1)
+            task = tasks.invoice.using(run_after=later, queue_name="patient", priority=priority)
+            task.enqueue(order_id, 1)
+        self.lowq.clock.travel(3700)
+        worker: Any = lowq.app.workers["patient"]
+        self.lowq.drain(worker, limit=2)
+        pushed = {one.id: one.priority for one in self.lowq.assert_pushed("patient")}
+        self.assertEqual((pushed["1"], pushed["2"]), (7, 0))
+
     def test_a_call_that_is_pushed_again_is_performed_once(self) -> None:
         tasks.invoice.enqueue(42, 1)
         queue: Any = lowq.app.queue("default")
@@ -226,6 +237,32 @@ class OwnTests(TransactionTestCase):
         self.assertEqual(self.lowq.drain(raises=True).performed, 1)
         result.refresh()
         self.assertEqual((result.status, result.return_value), (TaskResultStatus.SUCCESSFUL, 2))
+
+    def test_a_call_that_is_released_has_not_failed(self) -> None:
+        finished: list[str] = []
+
+        def note(task_result: Any, **_more: Any) -> None:
+            finished.append(str(task_result.status))
+
+        task_finished.connect(note)
+        self.addCleanup(task_finished.disconnect, note)
+        tasks.errors[:] = [ValueError("a failure"), TimeoutError("released, though no retry is left")]
+        result = tasks.patient.enqueue()
+        for status in (TaskResultStatus.READY, TaskResultStatus.READY, TaskResultStatus.SUCCESSFUL):
+            self.lowq.drain()
+            result.refresh()
+            self.assertEqual(result.status, status)
+            self.lowq.clock.travel(3600)
+        self.assertEqual(finished, ["SUCCESSFUL"])
+
+    def test_a_queue_that_says_it_buries_on_nothing_does_not_bury_on_what_the_settings_say(self) -> None:
+        tasks.errors[:] = [KeyError("a failure")]
+        self.addCleanup(setattr, lowq.app.config, "bury_on", lowq.app.config.bury_on)
+        lowq.app.config.bury_on = (KeyError,)
+        result = tasks.patient.enqueue()
+        self.lowq.drain()
+        result.refresh()
+        self.assertEqual(result.status, TaskResultStatus.READY)
 
     def test_a_task_is_enqueued_at_the_commit_or_not_at_all(self) -> None:
         with transaction.atomic():

@@ -20,11 +20,15 @@ LOWQ = {
 TASKS = {
     "default": {
         "BACKEND": "lowq.contrib.django.tasks.LowqBackend",
-        "QUEUES": ["default", "mail", "loop"],
+        "QUEUES": ["default", "mail", "loop", "patient"],
         "OPTIONS": {
             "result_cache": "default",
             "async_queues": ["loop"],
-            "queue_options": {"mail": {"max_retry_count": 0}, "default": {"max_retry_count": 2}},
+            "queue_options": {
+                "mail": {"max_retry_count": 0},
+                "default": {"max_retry_count": 2},
+                "patient": {"max_retry_count": 1, "bury_on": (), "release_on": {TimeoutError: 60}, "priority": 7},
+            },
         },
     },
     "no_results": {

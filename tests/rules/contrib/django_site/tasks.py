@@ -73,6 +73,16 @@ def get_task_id(context: TaskContext) -> str:
     return found
 
 
+#: What `patient` raises, one after the other.
+errors: list[Exception] = []
+
+
+@task(queue_name="patient")
+def patient() -> None:
+    if errors:
+        raise errors.pop(0)
+
+
 @task(takes_context=True)
 def second_time_lucky(context: TaskContext) -> int:
     attempt: int = context.attempt
