@@ -9,17 +9,20 @@
 
 A drain performs jobs in the thread of the test, so on its connections and within its transaction. In an async test,
 ``await self.lowq.adrain()`` and ``async with self.acaptureOnCommitCallbacks(execute=True)``.
+
+What ``setUpClass`` and ``setUpTestData`` push is in a store of the class, ``cls.lowq``, which its tests do not see.
 """
 
 import unittest
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import async_to_sync, sync_to_async
 from django import test
 
 from lowq import testing
+from lowq.testing import drainer
 
 if TYPE_CHECKING:
     _Base = unittest.TestCase
@@ -27,16 +30,40 @@ else:
     _Base = object
 
 
+@contextmanager
+def _sandbox(outer: testing.Sandbox | None = None) -> Iterator[testing.Sandbox]:
+    """A sandbox. It takes the place of ``outer`` meanwhile, if that is open.
+
+    Raises:
+        ConfigError: another one is open.
+    """
+    with ExitStack() as stack:
+        if outer is not None and drainer.watchers == [outer]:
+            box = testing.Sandbox()
+            stack.enter_context(box._open())
+        else:
+            box = stack.enter_context(testing.sandbox())
+        # Django binds a connection to its thread. By asgiref, async workers have that of the test, too.
+        box.drain = async_to_sync(box.adrain)  # type: ignore[method-assign]
+        yield box
+
+
 class LowqTestMixin(_Base):
-    """Adds ``self.lowq``, a `lowq.testing.Sandbox`, to a test case of any kind: list it first."""
+    """Adds ``self.lowq``, a `lowq.testing.Sandbox`, to a test case of any kind: list it first. Before the
+    tests, ``cls.lowq`` is one of the class: what is pushed there does not go to the store that the settings name.
+    """
 
     lowq: testing.Sandbox
 
+    @classmethod
+    def setUpClass(cls) -> None:
+        """Opens the sandbox of the class, before Django calls ``setUpTestData``."""
+        cls.lowq = cls.enterClassContext(_sandbox())
+        super().setUpClass()
+
     def run(self, result: unittest.TestResult | None = None) -> unittest.TestResult | None:
-        """Runs the test inside of a sandbox."""
-        with testing.sandbox() as self.lowq:
-            # Django binds a connection to its thread. By asgiref, async workers have that of the test, too.
-            self.lowq.drain = async_to_sync(self.lowq.adrain)  # type: ignore[method-assign]
+        """Runs the test inside of a sandbox of its own, which is empty."""
+        with _sandbox(getattr(type(self), "lowq", None)) as self.lowq:
             return super().run(result)
 
 

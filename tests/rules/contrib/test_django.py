@@ -25,7 +25,7 @@ def test_the_rules_of_the_installed_app_and_of_the_tasks_backend(tmp_path: Path)
         check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "Ran 53 tests" in ran.stderr, ran.stderr
+    assert "Ran 54 tests" in ran.stderr, ran.stderr
 
 
 def test_where_django_is_missing_it_is_named() -> None:
