@@ -19,6 +19,9 @@ from lowq.logs import LogFormat
 if TYPE_CHECKING:
     from lowq.contrib.outbox import Relay
 
+#: Seconds, at most, for which --once waits for transactions that were open when it began.
+WAIT_FOR_WRITERS = 10.0
+
 
 @click.command
 @with_connection
@@ -75,7 +78,13 @@ def outbox(
         if retry:
             say(f"{count(relay.retry_refused(), 'row')} wait again")
         else:
-            say(f"{count(relay.run_once(), 'job')} pushed")
+            pushed = relay.run_once(wait=WAIT_FOR_WRITERS)
+            waiting, refused = relay.count_rows()
+            say(
+                f"{count(pushed, 'job')} pushed"
+                + (f"; {count(waiting, 'row')} left for later" if waiting else "")
+                + (f"; {count(refused, 'row')} kept with an error" if refused else "")
+            )
     except LowqError:
         raise
     except Exception as error:  # the driver's

@@ -117,7 +117,7 @@ def test_the_command_says_what_it_needs(redis_url: str, sqlite: sqlite3.Connecti
     assert "1 job pushed" in cli("outbox", sqlite_url, "--once").stderr
     sqlite.execute("INSERT INTO lowq_outbox (queue, id, payload) VALUES ('OrderSync', '43', '{')")
     sqlite.commit()
-    assert "0 jobs pushed" in cli("outbox", sqlite_url, "--once").stderr
+    assert "0 jobs pushed; 1 row kept with an error" in cli("outbox", sqlite_url, "--once").stderr
     assert "1 row" in cli("outbox", sqlite_url, "--retry").stderr
     sqlite.execute("DROP TABLE lowq_outbox")
     assert "lowq outbox --sql sqlite" in cli("outbox", sqlite_url, "--once", code=2).stderr

@@ -23,6 +23,7 @@ here late.
 """
 
 import fcntl
+import math
 import os
 import threading
 import time
@@ -38,6 +39,8 @@ from lowq.errors import ConfigError
 
 #: Bytes of payloads that are read together, about: bounds memory.
 READ_BYTES = 8 * 2**20
+#: Seconds, at most, after which a relay that waits notices that it is to stop.
+LONGEST_DEAF = 0.5
 #: "lowq", as the first half of the advisory lock; the second is the table.
 _LOCK = 0x6C6F7771
 
@@ -61,8 +64,32 @@ class Batch:
     """What may be pushed now, in order."""
 
     jobs: list[StoredJob]
-    #: Whether rows wait for transactions that are not over.
-    is_held_back: bool = False
+    #: The highest number that is visible, and that up to which no other can appear any more.
+    seen: int = 0
+    settled: int = 0
+    #: The database's time, Unix time in seconds.
+    now: float = 0.0
+    #: The highest score that relays have given rows before.
+    last_score: float = -math.inf
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether rows wait for transactions that are not over."""
+        return self.settled < self.seen
+
+
+@dataclass
+class Changes:
+    """What a round changes in the database, all of it or nothing."""
+
+    #: Rows to be deleted.
+    pushed: list[int] = field(default_factory=list)
+    #: Rows, and why they can't be pushed.
+    refused: list[tuple[int, str]] = field(default_factory=list)
+    #: Row that stays -> the score that it was given.
+    scores: dict[int, float] = field(default_factory=dict)
+    #: The highest score that is given now; None: as before.
+    new_last_score: float | None = None
 
 
 class Database(Protocol):
@@ -76,12 +103,16 @@ class Database(Protocol):
         """The first rows that may be pushed, without those of some queues."""
         ...
 
-    def end(self, pushed: Sequence[int], refused: Sequence[tuple[int, str]]) -> None:
-        """Ends a round: deletes what was pushed, and notes why others can't be."""
+    def end(self, changes: Changes) -> None:
+        """Ends a round: deletes what was pushed, notes why others can't be, and which scores were given."""
         ...
 
     def wait(self, seconds: float, stop: threading.Event) -> None:
         """Until somebody has committed rows, if the database tells; at most so long."""
+        ...
+
+    def count_rows(self) -> tuple[int, int]:
+        """How many rows wait, and how many are refused."""
         ...
 
     def retry_refused(self) -> int:
@@ -108,8 +139,8 @@ def open_database(connection: Any, hold_seconds: float) -> Database:
     )
     if not database.one(exists_query(dialect)):
         raise ConfigError(
-            f"there is no table lowq_outbox: make it with outbox.create_table(connection), or by what `lowq outbox "
-            f"--sql {dialect}` prints"
+            f"there is no table lowq_outbox, or no lowq_outbox_state: make them with outbox.create_table(connection), "
+            f"or by what `lowq outbox --sql {dialect}` prints"
         )
     return database
 
@@ -148,12 +179,28 @@ class _Connection:
         )
         return [StoredJob(*row) for row in rows]
 
-    def change(self, pushed: Sequence[int], refused: Sequence[tuple[int, str]]) -> None:
+    def read_state(self, now: str) -> tuple[float, float]:
+        """The database's time, and the highest score that was given."""
+        ((at, last_score),) = self.all(f"SELECT {now}, (SELECT max(last_score) FROM lowq_outbox_state)")
+        return float(at), -math.inf if last_score is None else float(last_score)
+
+    def change(self, changes: Changes) -> None:
         mark = self._placeholder
-        for seq, reason in refused:
+        for seq, reason in changes.refused:
             self.execute(f"UPDATE lowq_outbox SET error = {mark} WHERE seq = {mark}", (reason, seq))
-        if pushed:
-            self.execute(f"DELETE FROM lowq_outbox WHERE seq IN ({', '.join(map(str, pushed))})")
+        if changes.scores:
+            scores = [(score, seq) for seq, score in changes.scores.items()]
+            self._cursor.executemany(f"UPDATE lowq_outbox SET score = {mark} WHERE seq = {mark}", scores)
+        if changes.pushed:
+            self.execute(f"DELETE FROM lowq_outbox WHERE seq IN ({', '.join(map(str, changes.pushed))})")
+        if changes.new_last_score is not None:
+            self.execute(f"UPDATE lowq_outbox_state SET last_score = {mark}", (changes.new_last_score,))
+            if not self._cursor.rowcount:
+                self.execute(f"INSERT INTO lowq_outbox_state (last_score) VALUES ({mark})", (changes.new_last_score,))
+
+    def count_rows(self) -> tuple[int, int]:
+        ((every, refused),) = self.all("SELECT count(*), count(error) FROM lowq_outbox")
+        return every - refused, refused
 
     def retry_refused(self) -> int:
         self.execute("UPDATE lowq_outbox SET error = NULL WHERE error IS NOT NULL")
@@ -231,18 +278,21 @@ class PostgreSQL(_Connection):
             "extract(epoch FROM created_at)::double precision",
             "octet_length(payload)",
         )
-        return Batch(jobs, is_held_back=settled < seen)
+        now, last_score = self.read_state("extract(epoch FROM clock_timestamp())::double precision")
+        return Batch(jobs, int(seen), settled, now, last_score)
 
-    def end(self, pushed: Sequence[int], refused: Sequence[tuple[int, str]]) -> None:
-        self.change(pushed, refused)
+    def end(self, changes: Changes) -> None:
+        self.change(changes)
         self.execute("COMMIT")
 
     def wait(self, seconds: float, stop: threading.Event) -> None:
         if not self._listens:
             stop.wait(seconds)
             return
-        for _ in self._raw.notifies(timeout=seconds, stop_after=1):
-            pass
+        give_up_at = time.monotonic() + seconds
+        while (left := give_up_at - time.monotonic()) > 0 and not stop.is_set():
+            for _ in self._raw.notifies(timeout=min(left, LONGEST_DEAF), stop_after=1):
+                return
 
 
 class SQLite(_Connection):
@@ -275,14 +325,16 @@ class SQLite(_Connection):
     def read(self, limit: int, without: Collection[str]) -> Batch:
         self._version = self.one("PRAGMA data_version")
         size = "length(CAST(payload AS BLOB))"
-        return Batch(self.read_rows(limit, without, "1", "not_before", "created_at", size))
+        jobs = self.read_rows(limit, without, "1", "not_before", "created_at", size)
+        now, last_score = self.read_state("(julianday('now') - 2440587.5) * 86400.0")
+        return Batch(jobs, now=now, last_score=last_score)
 
-    def end(self, pushed: Sequence[int], refused: Sequence[tuple[int, str]]) -> None:
-        if not pushed and not refused:
+    def end(self, changes: Changes) -> None:
+        if not changes.pushed and not changes.refused and not changes.scores:
             return
         self.execute("BEGIN IMMEDIATE")
         try:
-            self.change(pushed, refused)
+            self.change(changes)
         except BaseException:
             self.execute("ROLLBACK")
             raise

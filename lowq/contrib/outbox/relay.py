@@ -16,7 +16,10 @@ after the delete            all is done
 ==========================  ==========================================================================================
 
 A row keeps its score however often it is pushed: its own, or the time at which it was inserted, made to grow from row
-to row. With the time of the push instead, a repeat of what was performed already would come behind what still waits.
+to row of an id. With the time of the push instead, a repeat of what was performed already would come behind what still
+waits. The highest score that was given is kept in the database and changes with the delete, in one transaction: so
+whoever reads the rows again computes the same scores, and whoever reads later rows, higher ones. Rows that stay though
+a push was tried keep what they were given in their column ``score``, as rows of other queues go on without them.
 """
 
 import math
@@ -28,8 +31,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lowq.application import Lowq
-from lowq.contrib.outbox.databases import Batch, Database, StoredJob, connector, open_database
-from lowq.errors import ConfigError, JobError, NotReplicated, PayloadError, PushError
+from lowq.contrib.outbox.databases import Batch, Changes, Database, StoredJob, connector, open_database
+from lowq.errors import ConfigError, JobError, NotReplicated, PayloadError, PushError, UnknownQueueError
 from lowq.logs import get_log
 
 log = get_log("lowq.outbox")
@@ -44,14 +47,24 @@ LONG_HELD_BACK = 10.0
 OPTIONS_SECONDS = 60.0
 #: Characters of an error that are kept with a row.
 KEPT_ERROR = 1000
+#: Seconds that a row's ``created_at`` may be ahead of the database's clock: as its score it puts others ahead as well.
+MAX_AHEAD = 60.0
 
 
 @dataclass
-class _Round:
+class _Round(Changes):
     """What came of the rows of one round."""
 
-    pushed: list[int] = field(default_factory=list)
-    refused: list[tuple[int, str]] = field(default_factory=list)
+    #: The database's time when they were read.
+    now: float = 0.0
+    #: The highest score that was given before.
+    last_score: float = -math.inf
+    #: Row -> the score that it was given.
+    given: dict[int, float] = field(default_factory=dict)
+    #: (queue, id) -> the score that its last row was given.
+    newest: dict[tuple[str, str], float] = field(default_factory=dict)
+    #: Rows that certainly no push was tried of: what is known of their queue may be another thing the next time.
+    untried: set[int] = field(default_factory=set)
     #: Why rows of some queues stay for now.
     troubles: list[Exception] = field(default_factory=list)
 
@@ -81,9 +94,8 @@ class Relay:
         self._thread: threading.Thread | None = None
         #: Queue -> when it is tried again, monotonic seconds, and why not now.
         self._held: dict[str, tuple[float, str]] = {}
-        #: Row -> the score that it was given, until it is deleted.
-        self._scores: dict[int, float] = {}
-        self._last_score = -math.inf
+        #: Whether the round before has put a queue on hold: this one reads what is behind its rows.
+        self._reads_on = False
         #: Queue -> whether its payloads give their scores, and until when that is believed.
         self._reads_score: dict[str, tuple[bool, float]] = {}
         self._held_back_since: float | None = None
@@ -130,9 +142,10 @@ class Relay:
         if database is not None:
             database.close()
 
-    def run_once(self) -> int:
+    def run_once(self, *, wait: float = 0.0) -> int:
         """Relays what is committed, and returns how many rows that was. What waits for open transactions, or for
-        another relay, stays.
+        another relay, stays. ``wait``: seconds, at most, until those transactions have ended that were open when it
+        looked first.
 
         Raises:
             LowqError: rows of some queues could not be pushed now; the others are.
@@ -143,16 +156,32 @@ class Relay:
             count = 0
             self._held.clear()
             troubles: list[Exception] = []
+            give_up_at = time.monotonic() + wait
+            seen_first: int | None = None
             while not self._stop.is_set() and database.begin():
                 batch = database.read(self._batch_size, self._held)
+                if seen_first is None:
+                    seen_first = batch.seen
                 done = self._relay(database, batch)
                 count += len(done.pushed)
                 troubles += done.troubles
-                if not batch.jobs:
+                if batch.jobs:
+                    continue
+                # Who has come later is no bound below what was seen first.
+                if not batch.is_held_back or batch.settled >= seen_first or time.monotonic() >= give_up_at:
                     break
+                self._stop.wait(HELD_BACK_INTERVAL)
             if troubles:
                 raise troubles[0]
             return count
+        finally:
+            database.close()
+
+    def count_rows(self) -> tuple[int, int]:
+        """How many committed rows wait in the table, and how many are kept there with an error."""
+        database = self._open()
+        try:
+            return database.count_rows()
         finally:
             database.close()
 
@@ -184,33 +213,35 @@ class Relay:
             self._stop.wait(self._interval)  # and no longer listens: each commit would wake all relays
             return
         now = time.monotonic()
-        held = [name for name, (until, _) in self._held.items() if until > now]
+        held = [name for name, (until, _) in self._held.items() if self._reads_on or until > now]
         batch = database.read(self._batch_size, held)
         done = self._relay(database, batch)
         if self._away:
             self._away = ""
             log.info("outbox: the database is back", extra={"event": "outbox_back"})
         self._note_held_back(batch, now)
-        if done.pushed or done.refused:
+        # At once: the rows of a queue that was put on hold may have been all that fitted into the batch.
+        self._reads_on = bool(done.troubles)
+        if done.pushed or done.refused or done.troubles:
             return
         database.wait(HELD_BACK_INTERVAL if batch.is_held_back else self._interval, self._stop)
 
     def _relay(self, database: Database, batch: Batch) -> _Round:
         """Pushes a batch, and deletes what is in."""
         read_at = time.monotonic()
-        done = _Round()
+        done = _Round(now=batch.now, last_score=batch.last_score)
         by_queue: dict[str, list[StoredJob]] = {}
         for job in batch.jobs:
-            self._note_score(job)
             by_queue.setdefault(job.queue, []).append(job)
         for name, jobs in by_queue.items():
             # A process that was frozen meanwhile may have been replaced: what it has read may be old.
             if self._stop.is_set() or time.monotonic() - read_at > self._patience:
                 break
             self._push(name, jobs, done)
-        database.end(done.pushed, done.refused)
-        for seq in (*done.pushed, *(seq for seq, _ in done.refused)):
-            self._scores.pop(seq, None)
+        gone = {*done.pushed, *(seq for seq, _ in done.refused), *done.untried}
+        done.scores = {seq: score for seq, score in done.given.items() if seq not in gone}
+        done.new_last_score = max(done.given.values(), default=None)
+        database.end(done)
         return done
 
     def _push(self, name: str, rows: Sequence[StoredJob], done: _Round) -> None:
@@ -220,7 +251,7 @@ class Relay:
         try:
             for row in rows:
                 try:
-                    jobs.append(self._job(row))
+                    jobs.append(self._job(row, done))
                 except JobError as error:
                     self._refuse(row, error, done)
                     continue
@@ -238,6 +269,9 @@ class Relay:
         except Exception as error:
             if isinstance(error, PushError):
                 done.pushed += [sources[job].seq for job in _accepted(error, jobs)]
+            elif isinstance(error, ConfigError | UnknownQueueError):
+                done.untried.update(row.seq for row in rows)
+                self._reads_score.pop(name, None)
             self._hold(name, error, done)
         else:
             if self._held.pop(name, None) is not None:
@@ -258,11 +292,12 @@ class Relay:
             return [job for job in jobs if id(job) not in accepted]
         return []
 
-    def _job(self, row: StoredJob) -> dict[str, Any]:
+    def _job(self, row: StoredJob, done: _Round) -> dict[str, Any]:
         """The job of a row.
 
         Raises:
-            PayloadError: the payload can't be decoded. LowqError: the registry can't be read.
+            PayloadError: the payload can't be decoded. JobError: ``created_at`` gives no score. LowqError: the registry
+            can't be read.
         """
         typed = self._app.payload_type_of(row.queue)
         load = self._app.config.load_payload if typed is None else typed.load
@@ -276,16 +311,29 @@ class Relay:
         if row.score is not None:
             job["score"] = row.score
         elif not self._payload_gives_score(row.queue):
-            job["score"] = self._scores[row.seq]
+            job["score"] = self._give_score(row, done)
         return job
 
-    def _note_score(self, row: StoredJob) -> None:
-        """Gives a row the score that it has each time it is pushed. They grow from row to row, whatever the clock of
-        the database does, and are the same for whoever reads the rows again.
+    def _give_score(self, row: StoredJob, done: _Round) -> float:
+        """The score that a row has each time it is pushed. They grow from row to row of an id, whatever the clock of
+        the database does, and depend on nothing but what is in the database and the rows of the id before it: not on
+        those of other queues, which may be on hold the next time.
+
+        Raises:
+            JobError: ``created_at`` is no time, or too far ahead.
         """
-        if row.score is None and row.seq not in self._scores:
-            self._last_score = max(row.created_at, math.nextafter(self._last_score, math.inf))
-            self._scores[row.seq] = self._last_score
+        at: object = row.created_at
+        if not isinstance(at, int | float) or not math.isfinite(at):  # SQLite keeps any text there
+            raise JobError(f"created_at={at!r:.60} is no time, which is the row's score")
+        if at > done.now + MAX_AHEAD:
+            raise JobError(
+                f"created_at={at!r} is {at - done.now:.0f} s ahead of the database's clock; as score it would put all "
+                "later rows ahead as well"
+            )
+        key = row.queue, row.id
+        score = max(float(at), math.nextafter(done.newest.get(key, done.last_score), math.inf))
+        done.newest[key] = done.given[row.seq] = score
+        return score
 
     def _payload_gives_score(self, name: str) -> bool:
         worker = self._app.workers.get(name)
@@ -309,7 +357,8 @@ class Relay:
         done.troubles.append(error)
         said = self._held.get(name, (0.0, ""))[1]
         reason = type(error).__name__
-        self._held[name] = time.monotonic() + self._interval, reason
+        # Longer than the wait for the next round, so that not each one begins with rows that can't be pushed.
+        self._held[name] = time.monotonic() + self._interval + min(self._interval, MAX_BACKOFF), reason
         if reason != said:
             log.warning(
                 "outbox: rows of queue %r wait in the table, and are tried again: %s", name, error,

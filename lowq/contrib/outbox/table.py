@@ -1,4 +1,4 @@
-"""The table ``lowq_outbox``: how it is made, and how a row gets into it.
+"""The tables ``lowq_outbox`` and ``lowq_outbox_state``: how they are made, and how a row gets into the first.
 
 ==========  ========================================================================================================
 column      content
@@ -8,12 +8,15 @@ queue       the queue's name
 id          the job's id
 payload     as the queue encodes it; by default JSON
 score       the payload's order within its id; NULL: ``created_at`` gives it
+            (noted here by the relay when a push was tried and the row stays)
 not_before  when the job is to run; NULL: now
 created_at  when the row was inserted
 error       why the relay could not push the row; NULL: it waits to be pushed
 ==========  ========================================================================================================
 
 Any program, or a trigger of the database, may insert rows: queue, id and payload are enough.
+
+``lowq_outbox_state`` has one row at most, of the relay: ``last_score``, the highest score given for a ``created_at``.
 """
 
 from lowq.errors import ConfigError
@@ -22,6 +25,8 @@ from lowq.errors import ConfigError
 Row = tuple[str, str, str, float | None, float | None]
 
 COLUMNS = ("queue", "id", "payload", "score", "not_before")
+
+_STATE = "CREATE TABLE lowq_outbox_state (last_score double precision NOT NULL)"
 
 # The identity column must have no cache: a session that takes numbers ahead would insert an older number later.
 _POSTGRESQL = (
@@ -36,6 +41,7 @@ CREATE TABLE lowq_outbox (
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     error text
 )""",
+    _STATE,
     # Wakes the relay when the transaction is committed.
     """\
 CREATE FUNCTION lowq_outbox_notify() RETURNS trigger LANGUAGE plpgsql AS
@@ -57,12 +63,15 @@ CREATE TABLE lowq_outbox (
     created_at REAL NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0),
     error TEXT
 )""",
+    _STATE,
 )
 
 _STATEMENTS = {"postgresql": _POSTGRESQL, "sqlite": _SQLITE}
 _EXISTS = {
-    "postgresql": "SELECT to_regclass('lowq_outbox') IS NOT NULL",
-    "sqlite": "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'lowq_outbox'",
+    "postgresql": "SELECT to_regclass('lowq_outbox') IS NOT NULL AND to_regclass('lowq_outbox_state') IS NOT NULL",
+    "sqlite": (
+        "SELECT count(*) = 2 FROM sqlite_master WHERE type = 'table' AND name IN ('lowq_outbox', 'lowq_outbox_state')"
+    ),
 }
 _VALUES = {
     "postgresql": "{}, {}, {}, CAST({} AS double precision), to_timestamp(CAST({} AS double precision))",

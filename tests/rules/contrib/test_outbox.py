@@ -464,6 +464,159 @@ def test_rows_of_a_queue_that_takes_none_wait_and_those_of_others_go_on(
     assert [payloads(app, number, "Full") for number in range(4)] == [[], [], [2], [3]]
 
 
+def test_rows_of_a_queue_that_takes_none_do_not_fill_the_batch_for_ever(
+    app: lowq.Lowq, url: str, connect: Callable[[], Any]
+) -> None:
+    """It doesn't wait before it reads what is behind them, or it would begin with them again."""
+    order_sync, connection = worker_of(app), connect()
+    for name in ("Nobody", "NorThis"):
+        outbox.push(name, [{"id": number} for number in range(3)], connection=connection, app=app)
+    outbox.push(order_sync, 42, 1, connection=connection)
+    connection.commit()
+    relay = outbox.Relay(app, url, interval=NEVER, batch_size=3)
+    relay.start()
+    until(lambda: payloads(app, 42) == [1], "the relay goes on behind what it can't push")
+    assert relay.stop(PATIENCE)
+    assert rows(connection) == 6
+
+
+class OneBatch(outbox.Relay):
+    """Ends after a batch, as if another relay had its turn then: what that knows is in the database."""
+
+    def _relay(self, database: Any, batch: Any) -> Any:
+        done = super()._relay(database, batch)
+        self.request_stop()
+        return done
+
+
+def set_times(connection: Any, times: str, condition: str = "1 = 1") -> None:
+    connection.cursor().execute(f"UPDATE lowq_outbox SET created_at = {times} WHERE {condition}")
+    connection.commit()
+
+
+def scores(app: lowq.Lowq, job_id: object, queue: str = "OrderSync") -> list[float]:
+    job = app.queue(queue, 1).peek(job_id)  # type: ignore[arg-type]
+    return [] if job is None else [score for _, score in job.payloads]
+
+
+#: SQL for the database's present, and what is added to it.
+PRESENT = {"sqlite": "(julianday('now') - 2440587.5) * 86400.0 + {}", "postgr": "now() + {} * interval '1 second'"}
+
+
+def test_order_outlives_the_relay(app: lowq.Lowq, url: str, connect: Callable[[], Any]) -> None:
+    """Rows of one time, as those of one statement are, relayed by several in turn; then a clock that steps back."""
+    order_sync, connection = worker_of(app), connect()
+    outbox.push(order_sync, [{"id": 42, "payload": number} for number in range(6)], connection=connection)
+    connection.commit()
+    set_times(connection, "(SELECT min(created_at) FROM lowq_outbox)")
+    for taken in (2, 4, 6):
+        assert OneBatch(app, url, batch_size=2).run_once() == 2
+        assert payloads(app, 42) == list(range(taken))
+    for number, ahead in ((6, 30), (7, -30), (8, 0)):
+        outbox.push(order_sync, 42, number, connection=connection)
+        set_times(connection, PRESENT[url[:6]].format(ahead))
+        assert outbox.Relay(app, url).run_once() == 1
+    assert payloads(app, 42) == list(range(9))
+    cursor = connection.cursor()
+    cursor.execute("SELECT last_score FROM lowq_outbox_state")
+    assert cursor.fetchall() == [(scores(app, 42)[-1],)]
+
+
+def test_a_row_has_the_same_score_whenever_it_is_pushed(app: lowq.Lowq, url: str, connect: Callable[[], Any]) -> None:
+    """By another relay after a crash, and by one that has gone on with other queues after a push of unknown outcome."""
+
+    class NoReply(outbox.Relay):
+        def _push_together(self, queue: Any, jobs: Any) -> Any:
+            alone = super()._push_together(queue, jobs)
+            if queue.name == "Uncertain":
+                raise ConnectionError("no reply")
+            return alone
+
+    order_sync, _, connection = worker_of(app), worker_of(app, "Uncertain"), connect()
+    for name in ("Uncertain", "OrderSync"):
+        many = [{"id": 42, "payload": number} for number in range(3)]
+        outbox.push(name, many, connection=connection, app=app)
+    connection.commit()
+    set_times(connection, "(SELECT min(created_at) FROM lowq_outbox)")
+    keep_rows(connection, keeps=True)
+    with pytest.raises(Exception, match="died"):
+        NoReply(app, url).run_once()
+    given = scores(app, 42), scores(app, 42, "Uncertain")
+    assert [len(set(each)) for each in given] == [3, 3]
+    keep_rows(connection, keeps=False)
+    with pytest.raises(ConnectionError, match="no reply"):
+        NoReply(app, url).run_once()
+    assert rows(connection) == 3
+    outbox.push(order_sync, 43, connection=connection)
+    outbox.push("Uncertain", 42, 3, connection=connection, app=app)
+    connection.commit()
+    assert outbox.Relay(app, url).run_once() == 5
+    assert scores(app, 42) == given[0]
+    assert scores(app, 42, "Uncertain")[:3] == given[1]
+    assert payloads(app, 42, "Uncertain") == [0, 1, 2, 3]
+
+
+def test_a_time_that_is_none_is_refused_alone_and_spoils_no_score(
+    app: lowq.Lowq, url: str, connect: Callable[[], Any]
+) -> None:
+    order_sync, connection = worker_of(app), connect()
+    present = PRESENT[url[:6]]
+    times = [present.format(3600), "9e999", "-9e999", "'2026-11-26 10:00:00'", "x'00'"]
+    if not url.startswith("sqlite"):
+        times = [present.format(3600), "'infinity'", "'-infinity'"]
+    outbox.push(order_sync, [{"id": 42, "payload": number} for number in range(len(times) + 2)], connection=connection)
+    outbox.push(order_sync, 44, score=7, connection=connection)  # its time is of no use
+    connection.commit()
+    set_times(connection, times[0], "id = '44'")
+    for number, at in enumerate(times):
+        set_times(connection, at, f"payload = '{number}'")
+    ahead = present.format(30)
+    set_times(connection, ahead, f"payload = '{len(times)}'")
+    relay = outbox.Relay(app, url)
+    assert relay.run_once() == 3
+    assert payloads(app, 42) == [len(times), len(times) + 1], "also behind one of the near future"
+    first, second = scores(app, 42)
+    assert first < second < first + 1
+    cursor = connection.cursor()
+    cursor.execute("SELECT error FROM lowq_outbox ORDER BY seq")
+    errors = [row[0] for row in cursor.fetchall()]
+    assert len(errors) == len(times)
+    assert "ahead of the database's clock" in errors[0]
+    for error in errors[1:]:
+        assert error.startswith("JobError: created_at=")
+        assert "ahead" in error or "is no time" in error
+    connection.commit()
+    outbox.push(order_sync, 43, connection=connection)
+    connection.commit()
+    assert relay.run_once() == 1
+    assert scores(app, 43)[0] < first + 1
+    assert relay.count_rows() == (0, len(times))
+
+
+def test_a_relay_ends_while_it_waits(app: lowq.Lowq, url: str) -> None:
+    waits = threading.Event()
+
+    class Connection(psycopg.Connection[Any]):
+        def notifies(self, **options: Any) -> Any:
+            waits.set()
+            return super().notifies(**options)
+
+    class Lite(sqlite3.Connection):
+        def cursor(self, *args: Any, **options: Any) -> Any:
+            waits.set()
+            return super().cursor(*args, **options)
+
+    def open_one() -> Any:
+        if url.startswith("sqlite"):
+            return sqlite3.connect(path_of(url), factory=Lite, check_same_thread=False)
+        return Connection.connect(url)
+
+    relay = outbox.Relay(app, open_one, interval=NEVER)
+    relay.start()
+    assert waits.wait(PATIENCE)
+    assert relay.stop(PATIENCE)
+
+
 def test_of_two_relays_one_is_at_work_and_the_other_takes_over(
     app: lowq.Lowq, url: str, connect: Callable[[], Any]
 ) -> None:
@@ -579,7 +732,7 @@ def test_nor_at_whatever_moment_of_a_round_the_earlier_one_is_committed(overlap:
                 meanwhile.pop()()
             return super().execute(*args, **options)
 
-    for step in range(3, 14):
+    for step in range(3, 16):
         with case(step):
             first, second = overlap.begin(), overlap.begin()
             overlap.push(first, 1, job_id=step)
@@ -645,6 +798,32 @@ def test_a_transaction_that_ends_without_its_row_lets_the_others_go(overlap: Ove
     assert overlap.relay() == []
     first.rollback()
     assert overlap.relay() == [2], "and what was taken back to a savepoint delays nobody"
+
+
+def test_a_single_run_may_wait_for_the_transactions_that_it_has_found(overlap: Overlap) -> None:
+    """Not for those that come later: there may be one at any time."""
+    first, second, third = overlap.begin(), overlap.begin(), overlap.begin()
+    looks: list[int] = []
+
+    class Cursor(psycopg.Cursor[Any]):
+        def execute(self, query: Any, *args: Any, **options: Any) -> Any:
+            found = super().execute(query, *args, **options)
+            if "pg_locks" in query:
+                looks.append(len(looks))
+                if len(looks) == 1:
+                    overlap.push(third, 3)
+                elif len(looks) == 3:
+                    first.commit()
+            return found
+
+    overlap.push(first, 1)
+    overlap.push(second, 2)
+    second.commit()
+    relay = outbox.Relay(overlap.app, lambda: psycopg.connect(overlap.url, cursor_factory=Cursor))
+    assert relay.run_once(wait=NEVER) == 2
+    assert payloads(overlap.app, 42) == [1, 2]
+    third.commit()
+    assert overlap.relay() == [1, 2, 3]
 
 
 def test_a_prepared_transaction_is_waited_for(overlap: Overlap) -> None:
