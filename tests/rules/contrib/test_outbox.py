@@ -544,12 +544,14 @@ def test_a_row_has_the_same_score_whenever_it_is_pushed(app: lowq.Lowq, url: str
     given = scores(app, 42), scores(app, 42, "Uncertain")
     assert [len(set(each)) for each in given] == [3, 3]
     keep_rows(connection, keeps=False)
+    order_sync.queue.delete([42])  # or the repeats would be merged with what is there
     with pytest.raises(ConnectionError, match="no reply"):
         NoReply(app, url).run_once()
     assert rows(connection) == 3
     outbox.push(order_sync, 43, connection=connection)
     outbox.push("Uncertain", 42, 3, connection=connection, app=app)
     connection.commit()
+    app.queue("Uncertain", 1).delete([42])
     assert outbox.Relay(app, url).run_once() == 5
     assert scores(app, 42) == given[0]
     assert scores(app, 42, "Uncertain")[:3] == given[1]
