@@ -133,7 +133,7 @@ SHARD_KEYS: tuple[Key, ...] = (
             "detached": "1: a consumer has left and may come back, with the session that `owner` begins with",
             "pushed": "payloads that came in", "processed": "", "failed": "", "buried": "", "expired": "",
             "released": "", "kicked": "", "deleted": "", "repeated": "1: there is such a key",
-            "slot": "in which `pushed` and `repeated` are remembered: `lib/repeats.lua`",
+            "slot": "in which `pushed` and `repeated` are remembered: `lib/repeated_calls.lua`",
             "features": "what the shard uses that most don't: `lib/features.lua`",
             "scores": '"explicit": payloads have versions as scores; "clock": there is one with the time as its score',
             "sealed": '"m e": the jobs of the shard belong to a layout of m shards with the epoch e',

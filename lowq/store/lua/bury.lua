@@ -4,7 +4,7 @@
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
 -- ARGV[2]  token of the lease, or '' to bury waiting jobs
 -- ARGV[3]  delivery that the ids were taken under, or ''
--- ARGV[4]  of waiting jobs the attempt, see lib/repeats.lua; '' when it is never repeated
+-- ARGV[4]  of waiting jobs the attempt, see lib/repeated_calls.lua; '' when it is never repeated
 -- ARGV[5]  only waiting jobs whose perform_at is not after this (Unix seconds; '' = any)
 -- ARGV[6+] per id: id, reason ('' = its last error), n, then n payloads of a taken job (0 = the whole job)
 --

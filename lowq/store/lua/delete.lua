@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  prefix of the shard
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
--- ARGV[2]  the attempt, see lib/repeats.lua; '' when it is never repeated
+-- ARGV[2]  the attempt, see lib/repeated_calls.lua; '' when it is never repeated
 -- ARGV[3]  'waiting', 'morgue', or '' for both
 -- ARGV[4]  only jobs whose perform_at, or burial, is not after this (Unix seconds; '' = any)
 -- ARGV[5+] ids

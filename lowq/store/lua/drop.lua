@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  prefix of the shard
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
--- ARGV[2]  the attempt, see lib/repeats.lua; '' when it is never repeated
+-- ARGV[2]  the attempt, see lib/repeated_calls.lua; '' when it is never repeated
 -- ARGV[3]  how many jobs of each kind at most, up to 1,000
 -- ARGV[4]  '1' only asks whether it might be dropped
 --
