@@ -201,12 +201,16 @@ def _encode(value: Any, member: _Member) -> bytes:
     if _plain_tree(made) != tree:
         _refuse_lost(tree, made, "$")
     try:
-        data = encode_sorted(made if member.is_plain else _normal(made))
+        shown = made if member.is_plain else _normal(made)
+        data = encode_sorted(shown)
     except OverflowError:
         _refuse_lost(tree, made, "$")  # which says where
         raise
     if b"null" in data:
         refuse_nan(tree, "$")
+    if shown != tree:  # defaults were filled in, perhaps: of another type than their fields, as 1 is in a float
+        made = member.load(data)
+        data = encode_sorted(made if member.is_plain else _normal(made))
     if data.count(b"{") + data.count(b"[") > MAX_PAYLOAD_DEPTH:
         refuse_deep(tree)
     return data
@@ -283,7 +287,10 @@ def _normal(value: Any) -> Any:
         return [_normal(item) for item in value]
     names = _field_names(kind)
     if not isinstance(value, msgspec.Struct):
-        return {name: _normal(getattr(value, name)) for name in names if hasattr(value, name)} if names else value
+        if not names:
+            return value
+        given = ((name, getattr(value, name, msgspec.UNSET)) for name in names)
+        return {name: _normal(item) for name, item in given if item is not msgspec.UNSET}
     made = copy.copy(value)
     for name in names:
         msgspec.structs.force_setattr(made, name, _normal(getattr(value, name)))

@@ -183,6 +183,13 @@ def _check(info: types.Type, path: str, seen: set[int]) -> None:
     seen.add(id(info))
     if isinstance(info, _WITHOUT_FORM) or is_model(getattr(info, "cls", None)):
         raise Unsupported(_why_without_form(info, path))
+    if isinstance(info, types.DataclassType) and hasattr(info.cls, "__attrs_attrs__"):
+        lost = [
+            field.name for field in info.fields if field.name.startswith("_")
+        ]  # msgspec reads them, and writes none
+        if lost:
+            where = f"{path.removeprefix('.')} is of type {type_name(info.cls)}" if path else "it is an attrs class"
+            raise Unsupported(f"{where} with the private attribute {lost[0]}, which would be lost; rename it")
     if isinstance(info, types.DictType):
         where = f"{path.removeprefix('.')} is" if path else "it is"
         if not _is_key(info.key_type):

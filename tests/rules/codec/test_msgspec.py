@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Annotated, Any, Generic, Literal, NamedTuple, NotRequired, TypedDict, TypeVar
 from uuid import UUID
 
+import attrs
 import msgspec
 import pytest
 from hypothesis import given
@@ -17,7 +18,7 @@ from hypothesis.strategies import SearchStrategy
 
 from lowq.codec import MAX_PAYLOAD_DEPTH
 from lowq.codec.types import payload_type
-from lowq.errors import PayloadError
+from lowq.errors import ConfigError, PayloadError
 from tests.rows import case
 from tests.rules.codec.support import (
     CET,
@@ -131,6 +132,46 @@ class Mixed(msgspec.Struct):
     rates: dict[str, float | None] = {}
 
 
+@dataclass
+class LooseData:
+    """Its defaults are of other types than its fields."""
+
+    rate: float = 1
+    amount: Decimal = "1.50"  # type: ignore[assignment]
+
+
+class LooseStruct(msgspec.Struct):
+    rate: float = 1
+    amount: Decimal = "1.50"  # type: ignore[assignment]
+
+
+@dataclass
+class NoneForNumber:
+    number: int = None  # type: ignore[assignment]
+
+
+@dataclass
+class Patch:
+    name: str
+    number: int | msgspec.UnsetType = msgspec.UNSET
+
+
+@attrs.define
+class Price:
+    amount: int
+    currency: str = "EUR"
+
+
+@attrs.define
+class PrivatePrice:
+    amount: int
+    _currency: str = "EUR"
+
+
+class OwnsPrivate(msgspec.Struct):
+    prices: list[PrivatePrice]
+
+
 #: A subclass of each, as freezegun and pendulum have one of datetime.
 SUB: dict[type, Any] = {kind: type("Sub", (kind,), {}) for kind in (datetime, date, str, int, Decimal)}
 
@@ -208,6 +249,13 @@ SAME: list[Same] = [
     (Mixed, [Mixed(LATE.astimezone(UTC), "a", 3, Decimal("1.50"), date(2026, 2, 3)),
              Mixed(LATE, SUB[str]("a"), SUB[int](3), SUB[Decimal]("1.50"), SUB[date](2026, 2, 3))], None),
     (Mixed, [Mixed(name="a", rates={"x": 2.0**53}), {"name": "a", "rates": {"x": 2**53}}], None),
+    # Defaults are those of the field's type, fields without a value are left out.
+    *((kind, [kind(1.0, Decimal("1.50")), kind(1, Decimal("1.50")), {}, {"rate": 1}], b'{"amount":"1.50","rate":1.0}')
+      for kind in (LooseData, LooseStruct)),
+    (list[LooseData], [[LooseData(1, Decimal("1.50"))], [{}]], b'[{"amount":"1.50","rate":1.0}]'),
+    (Patch, [Patch("a"), {"name": "a"}], b'{"name":"a"}'),
+    (Patch, [Patch("a", 1), {"name": "a", "number": 1}], b'{"name":"a","number":1}'),
+    (Price, [Price(2, "USD"), {"currency": "USD", "amount": 2}], b'{"amount":2,"currency":"USD"}'),
     # Unions.
     (Paid | Shipped, [Paid(2, {"a": 1})], b'{"amount":2,"more":{"a":1},"type":"Paid"}'),
     (Paid | Shipped, [Shipped(NOON), {"type": "shipped", "at": NOON_IN_CET}], None),
@@ -415,6 +463,9 @@ REFUSED: list[Refused] = [
     (OrderStruct, Special(1), "it is of type Special"),
     (Owner, Owner(Special(1)), r"there is no field `why` - at `\$\.order`"),
     (Positive, negative, "it is negative.*"),
+    # A default that is no value of its field.
+    (NoneForNumber, NoneForNumber(), r"Expected `int`, got `null` - at `\$\.number`"),
+    (NoneForNumber, {}, r"Expected `int`, got `null` - at `\$\.number`"),
 ]  # fmt: skip
 
 
@@ -436,6 +487,16 @@ def test_no_payload_and_bytes_that_are_no_member_of_a_union_are_refused() -> Non
     for data in [b'{"kind":"lost"}', b"{}", b"7", b'{"kind":"paid"}']:
         with case(data), pytest.raises((PayloadError, msgspec.ValidationError), match=message):
             typed(EVENTS).load(data)
+
+
+def test_an_attribute_that_msgspec_would_lose_is_refused_where_it_is_declared() -> None:
+    what = "with the private attribute _currency, which would be lost; rename it$"
+    for kind, where in [
+        (PrivatePrice, "it is an attrs class"),
+        (OwnsPrivate, r"prices\[\.\.\.\] is of type PrivatePrice"),
+    ]:
+        with case(kind), pytest.raises(ConfigError, match=f"{where} {what}"):
+            payload_type("OrderSync", kind)
 
 
 # --- types that need no codec, and others ---
