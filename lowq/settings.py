@@ -159,7 +159,8 @@ _OF_A_CODEC = ("dump_payload", "load_payload")
 
 #: Variables that the dashboard reads, not the library.
 _OF_THE_DASHBOARD = {
-    f"LOWQ_WEB_{name}" for name in ("USER", "PASSWORD", "READ_USER", "READ_PASSWORD", "USERS", "REDACT", "ORIGINS")
+    f"LOWQ_WEB_{name}"
+    for name in ("USER", "PASSWORD", "READ_USER", "READ_PASSWORD", "USERS", "REDACT", "ORIGINS", "HOSTS")
 }
 
 

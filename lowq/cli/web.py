@@ -51,7 +51,9 @@ _DASHBOARD = [
     ),
     click.option("--root-path", default="", metavar="PATH", help="Where a proxy that strips it has put us: /ops/lowq."),
     click.option(
-        "--no-auth", is_flag=True, help="Serve the dashboard to everybody who can reach it: something else protects it."
+        "--no-auth", is_flag=True,
+        help="Serve the dashboard to everybody who can reach it, by its address or a name in LOWQ_WEB_HOSTS: something "
+        "else protects it.",
     ),
     click.option(
         "--auth-header", metavar="HEADER",

@@ -28,7 +28,7 @@ from lowq_web.pages.rendering import trouble
 from lowq_web.passwords import BasicAuth
 from lowq_web.proxies import TrustedProxies
 from lowq_web.redaction import Redact, redactor
-from lowq_web.security import Authenticate, Guard, checked_origins, chosen_auth, is_for_programs
+from lowq_web.security import Authenticate, Guard, checked_hosts, checked_origins, chosen_auth, is_for_programs
 from lowq_web.static_files import static
 from lowq_web.stats_cache import StatsCache
 from lowq_web.tasks import MAX_RUNNING, Tasks, TooManyTasks
@@ -68,6 +68,7 @@ def create_app(
     auth: Authenticate | None = None,
     redact: Redact | Iterable[str] | None = None,
     origins: Iterable[str] = (),
+    hosts: Iterable[str] = (),
     no_auth: bool = False,
     auth_header: str | None = None,
     groups_header: str | None = None,
@@ -79,8 +80,10 @@ def create_app(
     ``auth``: a callable that takes the request and returns a `User`, or None for somebody who may see nothing, or a
     response that is sent instead; it may raise HTTPException. It may be async; otherwise it runs in a
     thread. By default LOWQ_WEB_USER and LOWQ_WEB_PASSWORD (and for looking only LOWQ_WEB_READ_USER and
-    LOWQ_WEB_READ_PASSWORD) in the environment. Without any, only requests from this machine to this machine are
-    answered, unless ``no_auth`` says that something else protects it.
+    LOWQ_WEB_READ_PASSWORD) in the environment. Without any, only requests from this machine to a name of this
+    machine are answered, and those to the names in ``hosts``: ``ops.example.com``, ``*.example.com``. Those in
+    LOWQ_WEB_HOSTS, separated by commas, count too. ``no_auth``: something else protects it, so requests from everywhere
+    are answered, to addresses and these names.
 
     ``redact``: names of payload fields that are masked, or a function from a payload to what is shown of it. The
     comma-separated names in LOWQ_WEB_REDACT are masked in any case. Error texts are shown as they are.
@@ -128,6 +131,7 @@ def create_app(
                 auth=auth,
                 threads=threads,
                 open_to_all=no_auth,
+                hosts=checked_hosts([*hosts, *_listed("LOWQ_WEB_HOSTS")]),
                 origins=checked_origins([*origins, *_listed("LOWQ_WEB_ORIGINS")]),
                 proxies=proxies,
             ),

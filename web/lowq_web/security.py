@@ -3,7 +3,7 @@
 ::
 
     request -> /healthz? ---------------------------------------------------------------> answered
-            -> without authentication: only from this machine, to this machine's own name -> or 403, saying why
+            -> without authentication: to names of this machine, and those that are listed -> or 403, saying why
             -> authentication                                                             -> or 401, then 429
             -> not GET: the role is admin                                                 -> or 403
             -> GET: no page elsewhere has it fetched behind somebody's back               -> or 403
@@ -59,9 +59,13 @@ _HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-#: Headers that proxies add to a request; and prefixes of such headers.
-_FORWARDED = ("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "x-cluster-client-ip")
-_FORWARDING = ("x-forwarded-", "x-original-", "x-envoy-", "cf-")
+#: How headers begin that proxies add to a request.
+_FORWARDED = ("forwarded", "via", "x-forwarded-", "x-real-ip")
+_NO_PASSWORD = (
+    "The dashboard has no authentication, and others than you could reach it: {}. Set LOWQ_WEB_USER and "
+    "LOWQ_WEB_PASSWORD (or give create_app an auth=). If something else protects it: set LOWQ_WEB_HOSTS to the names "
+    "that browsers have it by, such as ops.example.com; --no-auth (no_auth=True) answers to all addresses."
+)
 #: Our token in the header Cookie, as `secrets.token_urlsafe` makes it: no other cookie is parsed.
 _COOKIE = re.compile(rf"(?:^|;)\s*{TOKEN}=([A-Za-z0-9_-]{{32}})\s*(?:;|$)")
 
@@ -157,38 +161,49 @@ def is_loopback(host: str) -> bool:
     return bool((mapped or address).is_loopback)
 
 
-def exposure(scope: Scope) -> str | None:
-    """Why the request may come from another machine; None: it surely does not.
+def host_refusal(scope: Scope, hosts: Collection[str], *, open_to_all: bool) -> str | None:
+    """Why a request is refused where there is no authentication; None: it is not. ``hosts``: names that are answered
+    besides those of this machine, as `checked_hosts` returns them; ``open_to_all``: of no_auth.
 
-    Checked for each connection, so it holds however the server was started. A proxy on this machine makes every
-    request look local, so the headers of proxies are checked as well. So is the host name of the request: another site
-    may let its own name point to this machine.
+    The name that a request asks for is the one thing that a proxy, or another site that points its own name here (DNS
+    rebinding), passes on unchanged. Names of this machine count only on connections from this machine.
     """
-    server = scope.get("server")
+    headers = Headers(scope=scope)
+    asked = headers.get("host", "")
+    host = _host_of(f"//{asked}").rstrip(".")
+    if "*" in hosts or host in hosts or any(host.endswith(name[1:]) for name in hosts if name.startswith("*.")):
+        return None
+    if open_to_all:
+        # No site can point an address somewhere else.
+        return None if is_loopback(host) or _is_address(host) else f"it was asked for by the name {asked[:100]!r}"
+    server, client = scope.get("server"), scope.get("client")
     if not server:
         return "the server does not say its address"
-    host, port = server[0], server[1]
-    if port is not None and not is_loopback(host):  # without a port it is the path of a Unix socket
-        return f"it was reached at the address {host}"
-    headers = Headers(scope=scope)
-    for name in headers:
-        if name in _FORWARDED or name.startswith(_FORWARDING):
-            return f"the request came through a proxy: it has the header {name[:100]}"
-    client = scope.get("client")
+    if server[1] is not None and not is_loopback(server[0]):  # without a port it is the path of a Unix socket
+        return f"it was reached at the address {server[0]}"
     if client and _is_address(client[0]) and not is_loopback(client[0]):
         return f"the request came from {client[0]}"
-    asked = headers.get("host", "")
-    if asked and not is_loopback(_host_of(f"//{asked}")):
+    if not is_loopback(host):
         return f"it was asked for by the name {asked[:100]!r}"
-    # A proxy may add no header. But some speak HTTP/1.0, and the headers Origin and Referer of a browser behind it have
-    # the address that the browser knows, unless the request follows a link of another site.
-    if scope.get("http_version") == "1.0":
-        return "the request came through a proxy: it is HTTP/1.0, which no browser speaks"
-    for name in ("origin", "referer"):
-        page = headers.get(name, "null") if headers.get("sec-fetch-site") != "cross-site" else "null"
-        if page != "null" and not is_loopback(_host_of(page)):
-            return f"the page that asks is {page[:100]!r}"
+    # A proxy that names this machine in Host, as nginx does unless told otherwise: then Host says nothing.
+    if scope.get("http_version") == "1.0" or any(name.startswith(_FORWARDED) for name in headers):
+        return "the request came through a proxy that does not pass Host on"
     return None
+
+
+def checked_hosts(hosts: Iterable[str]) -> frozenset[str]:
+    """Names, ``*.example.com`` for all below one, or ``*`` for any.
+
+    Raises:
+        ConfigError: one is none.
+    """
+    found = frozenset(host.strip("[]").rstrip(".").lower() for host in hosts)
+    for host in found:
+        if host != "*" and not re.fullmatch(r"(\*\.)?[\w.-]+|[0-9a-f:.]+(%\w+)?", host, re.ASCII):
+            raise lowq.ConfigError(
+                f"LOWQ_WEB_HOSTS, hosts: {host!r} is no name such as ops.example.com, without a port"
+            )
+    return found
 
 
 def _host_of(address: str) -> str:
@@ -299,12 +314,13 @@ class Guard:
         threads: Threads,
         *,
         open_to_all: bool,
+        hosts: Collection[str] = (),
         origins: Collection[str] = (),
         proxies: TrustedProxies | None = None,
     ) -> None:
         self._app = app
         self._proxies = proxies or TrustedProxies()
-        self._origins = origins
+        self._hosts, self._origins = hosts, origins
         self._auth = auth
         self._threads = threads
         # Of their own: guesses keep no page waiting, nor does Redis for a login.
@@ -357,15 +373,9 @@ class Guard:
 
     async def _who(self, request: Request) -> User | Response:
         if self._auth is None:
-            reason = None if self._open else exposure(request.scope)
+            reason = host_refusal(request.scope, self._hosts, open_to_all=self._open)
             if reason is not None:
-                return refusal(
-                    request,
-                    403,
-                    f"The dashboard has no authentication, and others than you could reach it: {reason}. Set "
-                    "LOWQ_WEB_USER and LOWQ_WEB_PASSWORD (or give create_app an auth=), or start it with --no-auth "
-                    "(no_auth=True) if something else protects it.",
-                )
+                return refusal(request, 403, _NO_PASSWORD.format(reason))
             return User("anonymous", "admin")
         try:
             user = await self._asked(self._auth, request)

@@ -63,8 +63,9 @@ class Server:
         if root_path and not re.fullmatch(r"(/[\w.~-]+)+/?", root_path, re.ASCII):
             raise lowq.ConfigError(f"root_path={root_path!r} is no path such as /ops/lowq")
         application = create_app(
-            app, no_auth=no_auth, redact=list(redact) or None, auth_header=auth_header, groups_header=groups_header,
-            admins=[name for given in admins for name in given.split(",")], trusted_proxies=list(trusted_proxy),
+            app, hosts=[host], no_auth=no_auth, redact=list(redact) or None, auth_header=auth_header,
+            groups_header=groups_header, admins=[name for given in admins for name in given.split(",")],
+            trusted_proxies=list(trusted_proxy),
         )  # fmt: skip
         application.state.health = health
         self._application = application
