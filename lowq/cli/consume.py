@@ -9,10 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from types import FrameType
 from typing import IO, Any
 
 import click
@@ -22,10 +21,11 @@ from lowq import logs
 from lowq.application import Lowq
 from lowq.cli.failure import FAILED, USAGE, Failure
 from lowq.cli.group import json_option, metrics_options, queue_argument, set_up, with_app
-from lowq.cli.output import count, echo_json, echo_lines, say
-from lowq.cli.push import check_exists, durability_option, job_of, not_safe
+from lowq.cli.output import answer, count, say
+from lowq.cli.process import stopped_by_signals
+from lowq.cli.push import job_of, job_options, push_options, queue_to_push, shards_count_option, single_push
 from lowq.consumer import Consumer, ConsumerJob
-from lowq.errors import ConsumerClosed, NotReplicated, NotTaken, RedisUnavailable
+from lowq.errors import ConsumerClosed, NotTaken, RedisUnavailable
 from lowq.logs import get_log
 from lowq.store import Durability
 
@@ -44,24 +44,14 @@ KEPT_ERROR = 2000
 @queue_argument
 @click.argument("payload", required=False)
 @click.option("--score", metavar="NUMBER", help="The payload's order; default: the time.")
-@click.option("--perform-at", metavar="TIME", help="When to run: Unix time, or 2027-01-31T12:00Z.")
-@click.option("--delay", type=float, metavar="SECONDS", help="When to run, from now on.")
-@click.option("--ttl", type=float, metavar="SECONDS", help="How long the payload is good for; default: for ever.")
-@click.option("--priority", type=click.IntRange(0, 9), help="0, the most urgent, to 9; default: that of the queue.")
-@click.option("--shards-count", type=click.IntRange(1, 16384), help="For a queue that doesn't exist yet.")
-@click.option("--timeout", type=click.FloatRange(0), metavar="SECONDS", help="Wait so long for room in a full queue.")
-@durability_option
+@job_options
+@shards_count_option
+@push_options
 @json_option
 def put(
-    app: Lowq,
-    queue: str,
-    payload: str | None,
-    shards_count: int | None,
-    timeout: float | None,
-    durability: Durability | None,
-    as_json: bool,
-    **rest: Any,
-) -> None:
+    app: Lowq, queue: str, payload: str | None, shards_count: int | None, timeout: float | None,
+    durability: Durability | None, as_json: bool, **rest: Any,
+) -> None:  # fmt: skip
     """Put a job with a fresh id; prints the id.
 
     PAYLOAD is JSON; default: "", and - reads it from the standard input.
@@ -69,17 +59,11 @@ def put(
     \b
     lowq put mail '{"to": "a@b.c"}' --delay 60
     """
-    handle = app.queue(queue, shards_count)
-    check_exists(handle)
+    handle = queue_to_push(app, queue, shards_count)
     job = job_of(None, sys.stdin.read() if payload == "-" else payload, **rest)
-    try:
+    with single_push():
         job_id = handle.put(**job, timeout=timeout, durability=durability)
-    except NotReplicated as error:
-        raise not_safe(error) from None
-    if as_json:
-        echo_json({"queue": queue, "id": job_id})
-    else:
-        echo_lines([job_id])
+    answer(as_json, {"queue": queue, "id": job_id}, job_id)
 
 
 @click.command
@@ -100,11 +84,7 @@ def take(app: Lowq, queue: str, limit: int, timeout: float, ack: bool, as_json: 
         while len(jobs) < limit and (some := consumer.take(limit - len(jobs), timeout if not jobs else 0)):
             jobs += some
         lines = [
-            {
-                "id": job.id,
-                "payloads": [msgspec.Raw(to_json(payload)) for payload in job.payloads],
-                "retry_count": job.retry_count,
-            }
+            {"id": job.id, "payloads": [msgspec.Raw(to_json(p)) for p in job.payloads], "retry_count": job.retry_count}
             for job in jobs
         ]
         if as_json and jobs:
@@ -136,8 +116,7 @@ def consume(
     concurrency: int,
     ttr: float | None,
     idle: float | None,
-    graphite: str | None,
-    statsd: str | None,
+    **settings: Any,
 ) -> None:
     """Run a command for each job.
 
@@ -156,12 +135,12 @@ def consume(
     if "{id}" not in command[0] and shutil.which(command[0]) is None:
         raise Failure(f"{command[0]!r} can't be run: there is no such program, or it is not executable", USAGE)
     logs.configure(None, None)
-    set_up(app, graphite=graphite, statsd=statsd)
+    set_up(app, **settings)
     # The command is killed long before its job would be taken from us, and so from two commands at once.
     patience = None if ttr is None else ttr + 3 * GRACE
     with app.queue(queue).consumer(ttr=patience) as consumer:
         runner = _Runner(consumer, command, ttr, _to_json(app, queue))
-        with _ended_by_signals(runner):
+        with stopped_by_signals(runner.stop):
             say(f"consuming {queue}: {shlex.join(command)}; Ctrl-C ends it")
             left = runner.run(concurrency, idle, app.config.shutdown_timeout)
     if left:
@@ -191,12 +170,10 @@ class _Runner:
         self._cuts_short = threading.Event()
         self._failure: Exception | None = None
 
-    @property
-    def is_stopping(self) -> bool:
-        return self._stopping.is_set()
-
     def stop(self) -> None:
-        """Takes nothing more. For a signal handler: it waits for nothing."""
+        """Takes nothing more; the second time ends what runs. For a signal handler: it waits for nothing."""
+        if self._stopping.is_set():
+            raise KeyboardInterrupt
         self._stopping.set()
 
     def run(self, concurrency: int, idle: float | None, shutdown_timeout: float) -> int:
@@ -357,18 +334,3 @@ def _signal(process: "subprocess.Popen[bytes]", number: int) -> None:
     """To a command and all that it has started."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
-
-
-@contextmanager
-def _ended_by_signals(runner: _Runner) -> Iterator[None]:
-    def on_signal(_number: int, _frame: FrameType | None) -> None:
-        if runner.is_stopping:  # the second one
-            raise KeyboardInterrupt
-        runner.stop()
-
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -20,6 +20,8 @@ from lowq.cli.failure import FAILED, INTERRUPTED, USAGE, Failure, failure_of
 from lowq.cli.loading import load_given
 from lowq.cli.process import drop_broken_streams, open_closed_streams, serve_as_process_1
 from lowq.errors import ConfigError, LowqError
+from lowq.logs import printable
+from lowq.queue import Queue
 from lowq.settings import SETTINGS
 
 Command = Callable[..., None]
@@ -140,19 +142,30 @@ def setting_option(setting: str, *flags: str, metavar: str) -> Callable[[Command
     )  # fmt: skip
 
 
-def with_connection(command: Command) -> Command:
-    """Adds -r, --redis-url and --namespace."""
-    command = setting_option("namespace", "--namespace", metavar="TEXT")(command)
-    command = setting_option("redis_url", "--redis-url", metavar="URL")(command)
-    return click.option(
+def options_of(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A decorator that adds all of these, in this order."""
+
+    def add(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+#: Adds -r, --redis-url and --namespace.
+with_connection = options_of(
+    click.option(
         "-r", "--require", metavar="APP", help="File, pkg.module or pkg.module:app with the workers or the settings."
-    )(command)
-
-
-def metrics_options(command: Command) -> Command:
-    """Adds --graphite and --statsd."""
-    command = setting_option("statsd", "--statsd", metavar="HOST:PORT")(command)
-    return setting_option("graphite", "--graphite", metavar="HOST:PORT")(command)
+    ),
+    setting_option("redis_url", "--redis-url", metavar="URL"),
+    setting_option("namespace", "--namespace", metavar="TEXT"),
+)
+#: Adds --graphite and --statsd.
+metrics_options = options_of(
+    setting_option("graphite", "--graphite", metavar="HOST:PORT"),
+    setting_option("statsd", "--statsd", metavar="HOST:PORT"),
+)
 
 
 def with_app(command: Command) -> Command:
@@ -162,7 +175,7 @@ def with_app(command: Command) -> Command:
     def call(require: str | None, redis_url: str | None, namespace: str | None, **arguments: Any) -> None:
         command(app=open_app(require, redis_url, namespace), **arguments)
 
-    return with_connection(call)
+    return with_connection(call)  # type: ignore[no-any-return]
 
 
 def open_app(require: str | None, redis_url: str | None, namespace: str | None) -> Lowq:
@@ -180,5 +193,31 @@ def set_up(app: Lowq, **settings: Any) -> None:
             setattr(app.config, name, value)
 
 
+def used_queue(app: Lowq, name: str) -> Queue:
+    """The handle of a queue that there is.
+
+    Raises:
+        UnknownQueueError: nobody has used it.
+    """
+    handle = app.queue(name)
+    handle.shards_count  # noqa: B018 - raises
+    return handle
+
+
+def confirm(what: str, yes: bool) -> None:
+    """Asks whether to do it.
+
+    Raises:
+        Failure: nobody can be asked, or the answer is no.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise Failure(f"this would {what}; add --yes to do it", USAGE)
+    if not click.confirm(printable(f"{what}?"), err=True):
+        raise Failure("nothing was done")
+
+
+yes_option = click.option("-y", "--yes", is_flag=True, help="Don't ask.")
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document, for machines.")
 queue_argument = click.argument("queue")

@@ -7,9 +7,8 @@ from typing import Any
 import click
 
 from lowq.application import Lowq
-from lowq.cli.group import json_option, queue_argument, with_app
-from lowq.cli.look import bound, server_time
-from lowq.cli.output import echo_json, echo_lines, number, say, table
+from lowq.cli.group import json_option, queue_argument, used_queue, with_app
+from lowq.cli.output import bound, echo_json, echo_lines, number, say, server_time, table
 from lowq.duration import ago, duration
 from lowq.observe.error_groups import most_frequent_first
 from lowq.observe.histories import PERCENTILES, SPANS, Histogram, HistoryPoint, Span, StretchTimes, Times, join
@@ -25,7 +24,7 @@ LINES = 24
 @json_option
 def rates(app: Lowq, queue: str, span: Span, as_json: bool) -> None:
     """How many jobs were performed and failed per second, and the lag, over time."""
-    handle = app.queue(queue, app.queue(queue).shards_count)
+    handle = used_queue(app, queue)
     found = handle.rates(span)
     if as_json:
         echo_json({"queue": queue, "span": found.span, "step": found.step, "rates": found.rates})
@@ -54,7 +53,7 @@ def times(app: Lowq, queue: str | None, span: Span, as_json: bool) -> None:
     if queue is None:
         _times_of_all(app, span, as_json)
         return
-    handle = app.queue(queue, app.queue(queue).shards_count)
+    handle = used_queue(app, queue)
     found, slowest = handle.times(span), handle.slowest()
     if as_json:
         stretches = [
@@ -152,7 +151,7 @@ def _at_most(found: Histogram, share: float) -> str:
 @json_option
 def errors(app: Lowq, queue: str | None, sort: str, as_json: bool) -> None:
     """What fails: failures of a queue, or of all, in groups of alike errors."""
-    found = app.error_groups() if queue is None else app.queue(queue, app.queue(queue).shards_count).error_groups()
+    found = app.error_groups() if queue is None else used_queue(app, queue).error_groups()
     if sort == "count":
         found = most_frequent_first(found)
     if as_json:

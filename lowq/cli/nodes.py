@@ -1,49 +1,112 @@
-"""The verbs that send commands to nodes: quiet, stop, reload."""
+"""The nodes: nodes, quiet, stop, reload."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import click
 
 from lowq.application import Lowq
 from lowq.cli.audited import audited
-from lowq.cli.group import with_app
-from lowq.cli.output import say
+from lowq.cli.group import json_option, with_app
+from lowq.cli.output import echo_json, echo_lines, number, say, server_time, table
+from lowq.duration import duration
+from lowq.logs import printable
+from lowq.operate.nodes import NodeInfo
+from lowq.schedules import is_internal
 
-
-def _send(app: Lowq, node: str, command: Literal["quiet", "stop", "reload"]) -> None:
-    with audited(app, command, node):
-        app.send_command(node, command)
+#: Seconds from which on `lowq nodes` names a batch that runs.
+LONG = 10.0
 
 
 @click.command
 @with_app
-@click.argument("node")
-def quiet(app: Lowq, node: str) -> None:
+@json_option
+def nodes(app: Lowq, as_json: bool) -> None:
+    """The nodes that live, and what they hold.
+
+    Each as of its last heartbeat.
+    """
+    found = app.nodes()
+    if as_json:
+        echo_json({"nodes": found})
+        return
+    if not found:
+        say("no node is running")
+        return
+    now = server_time(app)
+    rows = [
+        [
+            node.name, f"{sum(item is not None for item in node.performing)}/{node.threads}", number(node.tasks),
+            number(sum(len(shards) for queue, shards in node.shards.items() if not is_internal(queue))),
+            duration(now - node.started_at) if node.started_at else "", f"{duration(node.seconds_ago)} ago",
+            node.version, _remarks(node), " ".join(queue for queue in node.queues if not is_internal(queue)),
+        ]
+        for node in found
+    ]  # fmt: skip
+    columns = ("node", "busy", "tasks", "shards", "up", "heartbeat", "version", "?", "queues")
+    echo_lines(table(columns, rows, right=("busy", "tasks", "shards")))
+    say("BUSY (threads), TASKS (of async workers) and SHARDS: each node as of its heartbeat")
+    long = [
+        batch_text(node, thread, performed)
+        for node in found
+        for thread, performed in [*enumerate(node.performing), *((None, task) for task in node.longest_tasks)]
+        if performed is not None and performed["seconds"] >= LONG
+    ]
+    if long:
+        echo_lines(["", f"Batches that have been running for more than {LONG:g} s:", *long])
+    if any(node.waiting for node in found):
+        say("WAITING: Redis is a replica, which can't be written to; nodes go on when it is a primary again")
+
+
+def batch_text(node: NodeInfo, thread: int | None, performed: Mapping[str, Any]) -> str:
+    """Who performs which batch, and for how long."""
+    ids, count = performed["ids"][:3], performed["count"]
+    more = f" and {number(count - len(ids))} more" if count > len(ids) else ""
+    return printable(
+        f"  {node.name} {'task' if thread is None else f'thread {thread}'}: {performed['queue']} shard "
+        f"{performed['shard']}, id{'s' * (count != 1)} {', '.join(ids)}{more}, for {duration(performed['seconds'])}"
+    )
+
+
+def _remarks(node: NodeInfo) -> str:
+    remarks = ["waiting"] if node.waiting else []
+    remarks += ["quiet"] if node.quiet else []
+    if node.kind == "consumer":
+        remarks.append(f"consumer, taken: {number(node.taken)}")
+    if node.written_off:
+        remarks.append(f"written off: {node.written_off}")
+    return ", ".join(remarks)
+
+
+def _sends(command: Literal["quiet", "stop", "reload"], text: str, then: str = "") -> click.Command:
+    """A verb that sends a command to a node. ``then``: how it goes on, for people."""
+
+    @click.command(command, help=text)
+    @with_app
+    @click.argument("node")
+    def send(app: Lowq, node: str) -> None:
+        with audited(app, command, node):
+            app.send_command(node, command)
+        say(f"sent {command} to {node}{then}")
+
+    return send
+
+
+quiet = _sends(
+    "quiet",
     """Have a node take nothing more.
 
     It finishes what runs, gives its shards to other nodes and stays; `lowq nodes` names the nodes.
-    """
-    _send(app, node, "quiet")
-    say(f"sent quiet to {node}; `lowq nodes` shows when it is")
-
-
-@click.command
-@with_app
-@click.argument("node")
-def stop(app: Lowq, node: str) -> None:
-    """Stop a node, in order, as TERM does."""
-    _send(app, node, "stop")
-    say(f"sent stop to {node}")
-
-
-@click.command
-@with_app
-@click.argument("node")
-def reload(app: Lowq, node: str) -> None:
+    """,
+    "; `lowq nodes` shows when it is",
+)
+stop = _sends("stop", "Stop a node, in order, as TERM does.")
+reload = _sends(
+    "reload",
     """Have a node go on with new code, as HUP does.
 
     It loads what is on its disk now. If that can't be run, it goes on with what it has, and its log says why. Otherwise
     it finishes what runs and goes on in the same process, with its shards. A supervisor is sent HUP instead.
-    """
-    _send(app, node, "reload")
-    say(f"sent reload to {node}; its log says what becomes of it")
+    """,
+    "; its log says what becomes of it",
+)

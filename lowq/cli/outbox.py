@@ -1,23 +1,15 @@
 """``lowq outbox``: the relay of an outbox as a process; its table as SQL."""
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
-from typing import TYPE_CHECKING
-
 import click
 
 from lowq import logs
 from lowq.cli.failure import FAILED, USAGE, Failure
 from lowq.cli.group import open_app, with_connection
 from lowq.cli.output import count, say
+from lowq.cli.process import stopped_by_signals
 from lowq.cli.web import log_options
 from lowq.errors import LowqError
 from lowq.logs import LogFormat
-
-if TYPE_CHECKING:
-    from lowq.contrib.outbox import Relay
 
 #: Seconds, at most, for which --once waits for transactions that were open when it began.
 WAIT_FOR_WRITERS = 10.0
@@ -38,17 +30,9 @@ WAIT_FOR_WRITERS = 10.0
 )  # fmt: skip
 @log_options
 def outbox(
-    require: str | None,
-    redis_url: str | None,
-    namespace: str | None,
-    database_url: str | None,
-    once: bool,
-    retry: bool,
-    sql: str | None,
-    interval: float,
-    log_format: LogFormat | None,
-    log_level: str | None,
-) -> None:
+    database_url: str | None, once: bool, retry: bool, sql: str | None, interval: float, log_format: LogFormat | None,
+    log_level: str | None, **connection: str | None,
+) -> None:  # fmt: skip
     """Push what the transactions of a database have left in its table lowq_outbox.
 
     DATABASE_URL, or the variable of that name, is postgresql://user:password@host/name or sqlite:///path/to/file.db. Of
@@ -66,11 +50,11 @@ def outbox(
     if not database_url:
         raise Failure("which database? lowq outbox postgresql://user:password@host/name, or set DATABASE_URL", USAGE)
     logs.configure(log_format, log_level)
-    app = open_app(require, redis_url, namespace)
+    app = open_app(**connection)
     logs.configure(log_format, log_level)
     relay = contrib.Relay(app, database_url, interval=interval)
     if not once and not retry:
-        with _stopped_by_signals(relay):
+        with stopped_by_signals(relay.request_stop):
             say("relaying the outbox; Ctrl-C ends it")
             relay.run()
         return
@@ -89,16 +73,3 @@ def outbox(
         raise
     except Exception as error:  # the driver's
         raise Failure(f"the database can't be used: {type(error).__name__}: {error}".strip(), FAILED) from None
-
-
-@contextmanager
-def _stopped_by_signals(relay: "Relay") -> Iterator[None]:
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        relay.request_stop()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

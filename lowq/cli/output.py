@@ -1,4 +1,4 @@
-"""What people and machines get to see: tables, times, numbers, JSON, progress.
+"""What people and machines get to see: tables, times, numbers, JSON, progress; and times that people type.
 
 Nothing that comes from a job, an id or a name reaches a terminal unescaped.
 """
@@ -12,14 +12,19 @@ import sys
 import time
 import unicodedata
 from collections.abc import Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
 
 import click
 
-from lowq.duration import ago, duration
+from lowq.application import Lowq
+from lowq.cli.failure import USAGE, Failure
+from lowq.codec import MAX_TIME
+from lowq.duration import ago, duration, relative_seconds
 from lowq.job import Job
 from lowq.logs import printable
+from lowq.store.scripts import time_of
 
 #: Seconds between two updates of a progress line.
 PROGRESS_INTERVAL = 0.1
@@ -35,6 +40,14 @@ def echo_json(document: Any) -> None:
     except ValueError:  # a score that is infinite: rare, and no JSON
         text = json.dumps(_finite(json.loads(json.dumps(document, default=as_json))), allow_nan=False)
     click.echo(text)
+
+
+def answer(as_json: bool, document: Any, *lines: str) -> None:
+    """What a command has done: the document for machines, the lines for people."""
+    if as_json:
+        echo_json(document)
+    else:
+        echo_lines(lines)
 
 
 def _finite(value: Any) -> Any:
@@ -68,6 +81,51 @@ def count(value: int, noun: str) -> str:
 def score(value: float) -> str:
     """A score as it was given, as far as a float has it: 7, not 7.0."""
     return str(int(value)) if abs(value) <= 2**53 and value == int(value) else repr(value)
+
+
+def server_time(app: Lowq) -> float:
+    """Unix time in seconds, by the clock that due times are judged by."""
+    return time_of(app.client.command("TIME"))
+
+
+def bound(app: Lowq, name: str, text: str | None, order_by: str | None) -> float | str | None:
+    """A bound as it was typed: a time, also before or after now, or with another order a number or an id.
+
+    Raises:
+        Failure: it is none.
+    """
+    if text is None or order_by == "id":
+        return text
+    by_time = order_by != "retry_count"
+    try:
+        away = relative_seconds(text) if by_time else None
+        if away is not None:
+            return server_time(app) + away
+        return moment(text) if by_time else float(text)
+    except ValueError:
+        what = "a time: 2027-01-31T12:00Z, Unix seconds, or -2h, +30min" if by_time else "a number"
+        raise Failure(f"{name} {text}: it is {what}", USAGE) from None
+
+
+def moment(text: str) -> float:
+    """Unix time in seconds, or ISO 8601; a time without a zone is local. ISO 8601 after the year 2242 counts as that.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    try:
+        seconds = float(text)
+    except ValueError:
+        pass
+    else:
+        if not math.isfinite(seconds):
+            raise ValueError(text)
+        return seconds
+    parsed = datetime.fromisoformat(text)
+    try:
+        return min((parsed if parsed.tzinfo else parsed.astimezone()).timestamp(), MAX_TIME)
+    except (OverflowError, OSError) as error:  # a year that the platform can't convert
+        raise ValueError(str(error)) from None
 
 
 # --- text ----------------------------------------------------------------------------------------------------

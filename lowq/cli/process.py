@@ -3,6 +3,8 @@
 import os
 import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 #: `si_code` of a signal that the kernel itself has sent, as for Ctrl-C: all processes of the terminal have it.
 _FROM_KERNEL = 128
@@ -75,3 +77,14 @@ def _reap(child: int) -> None:
             os._exit(code if code >= 0 else 128 - code)
         if pid == 0:
             return
+
+
+@contextmanager
+def stopped_by_signals(stop: Callable[[], object]) -> Iterator[None]:
+    """Has INT and TERM call ``stop``, each time, for the time of the block."""
+    before = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -5,6 +5,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import IO, Any, NoReturn
 
@@ -13,9 +14,8 @@ import msgspec
 
 from lowq.application import Lowq
 from lowq.cli.failure import FAILED, INTERRUPTED, USAGE, Failure, failure_of
-from lowq.cli.group import json_option, queue_argument, with_app
-from lowq.cli.look import moment
-from lowq.cli.output import Progress, count, echo_json, echo_lines, say
+from lowq.cli.group import json_option, options_of, queue_argument, with_app
+from lowq.cli.output import Progress, answer, count, moment, say
 from lowq.codec import encode_job
 from lowq.errors import JobError, LowqError, NotReplicated, PushError, QueueFull, UnknownQueueError
 from lowq.queue import Queue
@@ -114,8 +114,23 @@ class LinesToSkip(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # 
         return ranges
 
 
-durability_option = click.option(
-    "--durability", type=click.Choice(DURABILITIES), help="What to wait for; default: what the queue says."
+#: The options of a job, and of how it is pushed.
+job_options = options_of(
+    click.option("--perform-at", metavar="TIME", help="When to run: Unix time, or 2027-01-31T12:00Z."),
+    click.option("--delay", type=float, metavar="SECONDS", help="When to run, from now on."),
+    click.option("--ttl", type=float, metavar="SECONDS", help="How long the payload is good for; default: for ever."),
+    click.option("--priority", type=click.IntRange(0, 9), help="0, the most urgent, to 9; default: that of the queue."),
+)
+shards_count_option = click.option(
+    "--shards-count", type=click.IntRange(1, 16384), help="For a queue that doesn't exist yet."
+)
+push_options = options_of(
+    click.option(
+        "--timeout", type=click.FloatRange(0), metavar="SECONDS", help="Wait so long for room in a full queue."
+    ),
+    click.option(
+        "--durability", type=click.Choice(DURABILITIES), help="What to wait for; default: what the queue says."
+    ),
 )
 
 
@@ -159,29 +174,17 @@ def _shown(raw: bytes) -> str:
     "--skip", type=LinesToSkip(), default="0", metavar="LINES",
     help="Lines to leave out: so many at the beginning, or such as 1-17,19,23-40.",
 )  # fmt: skip
-@click.option("--shards-count", type=click.IntRange(1, 16384), help="For a queue that doesn't exist yet.")
+@shards_count_option
 @click.option("--id", "job_id", metavar="ID", help="Push this single job.")
 @click.option("--payload", metavar="JSON", help='Its payload; default: "".')
 @click.option("--score", metavar="NUMBER", help="The payload's order within its id; default: the time.")
-@click.option("--perform-at", metavar="TIME", help="When to run: Unix time, or 2027-01-31T12:00Z.")
-@click.option("--delay", type=float, metavar="SECONDS", help="When to run, from now on.")
-@click.option("--ttl", type=float, metavar="SECONDS", help="How long the payload is good for; default: for ever.")
-@click.option("--priority", type=click.IntRange(0, 9), help="0, the most urgent, to 9; default: that of the queue.")
-@click.option("--timeout", type=click.FloatRange(0), metavar="SECONDS", help="Wait so long for room in a full queue.")
-@durability_option
+@job_options
+@push_options
 @json_option
 def push(
-    app: Lowq,
-    queue: str,
-    file: str | None,
-    skip: Sequence[range],
-    shards_count: int | None,
-    job_id: str | None,
-    timeout: float | None,
-    durability: Durability | None,
-    as_json: bool,
-    **single: Any,
-) -> None:
+    app: Lowq, queue: str, file: str | None, skip: Sequence[range], shards_count: int | None, job_id: str | None,
+    timeout: float | None, durability: Durability | None, as_json: bool, **single: Any,
+) -> None:  # fmt: skip
     """Push jobs, one JSON object a line.
 
     They come from FILE, or the standard input (-):
@@ -195,54 +198,48 @@ def push(
     \b
     lowq push Orders --id 42 --payload '{"version": 7}' --score 7
     """
-    handle = app.queue(queue, shards_count)
-    check_exists(handle)
+    handle = queue_to_push(app, queue, shards_count)
     if job_id is not None:
         if file is not None or any(skip):
             raise Failure("--id pushes a single job; leave out the file and --skip", USAGE)
-        try:
+        with single_push():
             accepted = handle.push(job_of(job_id, **single), timeout=timeout, durability=durability)
-        except NotReplicated as error:
-            raise not_safe(error) from None
     else:
         for name, value in single.items():
             if value is not None:
                 raise Failure(f"--{name.replace('_', '-')} is for a single job: give its --id too", USAGE)
         accepted = _push_lines(app, handle, file or "-", skip, timeout, durability)
-    if as_json:
-        echo_json({"queue": queue, "accepted": accepted})
-    else:
-        echo_lines([f"{count(accepted, 'payload')} pushed to {queue}"])
+    answer(as_json, {"queue": queue, "accepted": accepted}, f"{count(accepted, 'payload')} pushed to {queue}")
 
 
-def not_safe(error: NotReplicated) -> Failure:
-    """What is said of the single job of a push."""
-    (job,) = error.unsafe
-    return Failure(
-        f"job {job['id']} of {error.queue} is in, but not safe: {error.reason}; pushing it again by its id makes it so",
-        FAILED,
-    )
-
-
-def check_exists(queue: Queue) -> None:
-    """Ends the command when nobody has used the queue, and nobody said how many shards it gets."""
+@contextmanager
+def single_push() -> Iterator[None]:
+    """Says it when the single job of a push is not safe."""
     try:
-        _ = queue.shards_count
+        yield
+    except NotReplicated as error:
+        (job,) = error.unsafe
+        raise Failure(
+            f"job {job['id']} of {error.queue} is in, but not safe: {error.reason}; pushing it again by its id makes "
+            "it so", FAILED,
+        ) from None  # fmt: skip
+
+
+def queue_to_push(app: Lowq, name: str, shards_count: int | None) -> Queue:
+    """Ends the command when nobody has used the queue, and nobody said how many shards it gets."""
+    queue = app.queue(name, shards_count)
+    try:
+        queue.shards_count  # noqa: B018 - raises
     except UnknownQueueError as error:
         raise Failure(f"{error}; to make the queue, say how many shards it gets: --shards-count 5", USAGE) from None
+    return queue
 
 
 def job_of(
-    job_id: str | None,
-    payload: str | None,
-    score: str | None,
-    perform_at: str | None,
-    delay: float | None,
-    ttl: float | None,
-    priority: int | None,
+    job_id: str | None, payload: str | None, score: str | None, perform_at: str | None, **options: Any
 ) -> dict[str, Any]:
     """A job from the texts that somebody has typed; without an id it is a part of one."""
-    job: dict[str, Any] = {} if job_id is None else {"id": job_id}
+    job: dict[str, Any] = {"id": job_id, **options}
     if payload is not None:
         try:
             job["payload"] = msgspec.json.decode(payload)
@@ -258,13 +255,7 @@ def job_of(
             job["perform_at"] = moment(perform_at)
         except ValueError:
             raise Failure(f"--perform-at {perform_at}: it is Unix time, or such as 2027-01-31T12:00Z", USAGE) from None
-    if delay is not None:
-        job["delay"] = delay
-    if ttl is not None:
-        job["ttl"] = ttl
-    if priority is not None:
-        job["priority"] = priority
-    return job
+    return {name: value for name, value in job.items() if value is not None or name == "payload"}
 
 
 def _push_lines(

@@ -15,11 +15,9 @@ from lowq import logs
 from lowq.application import Lowq
 from lowq.cli.failure import FAILED, USAGE, Failure, failure_of, message_of
 from lowq.cli.group import metrics_options, set_up, setting_option, with_connection
-from lowq.cli.loading import in_short, load_given, source_folder, users_traceback
+from lowq.cli.launch import Launch, program, reporting, supervised_option, trace_of, typed_options
+from lowq.cli.loading import app_of_project, in_short, load_given, source_folder, users_traceback
 from lowq.cli.process import drop_broken_streams
-from lowq.cli.project import app_of_project
-from lowq.cli.reload import Launch
-from lowq.cli.supervised import program, reporting, supervised_option, trace_of, typed_options
 from lowq.cli.web import DASHBOARD_OPTIONS, Address, announce, dashboard, log_options, with_dashboard_options
 from lowq.errors import ConfigError, LowqError, RedisUnavailable, ShardsCountError
 from lowq.logs import LogFormat, get_log
@@ -63,28 +61,11 @@ _PASSED_ON = {
 @click.option("--check", is_flag=True, hidden=True, help="Load the code, see whether it can be run, and end.")
 @click.pass_context
 def run(
-    context: click.Context,
-    /,
-    app_named: str | None,
-    require: str | None,
-    redis_url: str | None,
-    namespace: str | None,
-    threads: int | None,
-    concurrency: int | None,
-    queues: tuple[str, ...],
-    processes: int | None,
-    reload: bool,
-    embedded: bool,
-    no_prefetch: bool,
-    graphite: str | None,
-    statsd: str | None,
-    web: tuple[str, int] | None,
-    log_format: LogFormat | None,
-    log_level: str | None,
-    supervised: str | None,
-    check: bool,
-    **_dashboard: Any,
-) -> None:
+    context: click.Context, /, app_named: str | None, require: str | None, redis_url: str | None, namespace: str | None,
+    threads: int | None, concurrency: int | None, queues: tuple[str, ...], processes: int | None, reload: bool,
+    embedded: bool, no_prefetch: bool, graphite: str | None, statsd: str | None, web: tuple[str, int] | None,
+    log_format: LogFormat | None, log_level: str | None, supervised: str | None, check: bool, **_dashboard: Any,
+) -> None:  # fmt: skip
     """Run a node: performs the jobs of the workers in APP: a file, pkg.module or pkg.module:app.
 
     Without APP, or -r, the one of [tool.lowq] in pyproject.toml: app = "shop.workers".

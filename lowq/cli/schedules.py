@@ -6,8 +6,7 @@ from lowq.application import Lowq
 from lowq.cli.audited import audited, me
 from lowq.cli.failure import USAGE, Failure
 from lowq.cli.group import json_option, with_app
-from lowq.cli.look import server_time
-from lowq.cli.output import echo_json, echo_lines, say, table
+from lowq.cli.output import echo_json, echo_lines, say, server_time, table
 from lowq.duration import ago
 from lowq.operate.schedules import ScheduleInfo
 

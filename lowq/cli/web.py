@@ -1,20 +1,23 @@
-"""``lowq web``: the dashboard. And for ``lowq run --web``: the same beside a node."""
+"""``lowq web``: the dashboard, also beside a node (``lowq run --web``); ``lowq web-user``: a line for its users."""
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from lowq import logs
 from lowq.application import Lowq
 from lowq.cli.failure import FAILED, USAGE, Failure
-from lowq.cli.group import open_app, with_connection
-from lowq.cli.supervised import program, reporting, supervised_option
+from lowq.cli.group import open_app, options_of, with_connection
+from lowq.cli.launch import program, reporting, supervised_option
+from lowq.cli.output import echo_lines
 from lowq.errors import ConfigError
 from lowq.logs import LogFormat
+from lowq.operate.logins import line_of
 from lowq.supervisor.dashboard import DashboardFailed, DashboardProcess, NodeWatcher
 
 #: Where the dashboard listens.
@@ -25,8 +28,6 @@ SHUTDOWN_TIMEOUT = 3.0
 log = logging.getLogger("lowq.cli")
 
 _LEVELS = ["debug", "info", "warning", "error", "critical"]
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Address(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic in newer versions of click
@@ -44,7 +45,8 @@ class Address(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # gene
         return host or "127.0.0.1", int(port)
 
 
-_DASHBOARD = [
+#: Adds the options of the dashboard, except for its address: `lowq run` has them as `lowq web`.
+with_dashboard_options = options_of(
     click.option(
         "--redact", multiple=True, metavar="FIELD",
         help="Mask this field of payloads on the dashboard, besides those in LOWQ_WEB_REDACT: card_*. Repeatable.",
@@ -75,26 +77,14 @@ _DASHBOARD = [
         "--max-connections", type=click.IntRange(1), metavar="N", default=256, show_default=True,
         help="Connections to the dashboard at a time; more are refused.",
     ),
-]  # fmt: skip
-
-
-def with_dashboard_options(command: Command) -> Command:
-    """Adds the options of the dashboard, except for its address: `lowq run` has them as `lowq web`."""
-    for option in reversed(_DASHBOARD):
-        command = option(command)
-    return command
-
-
-def log_options(command: Command) -> Command:
-    """Adds --log-format and --log-level."""
-    for option in (
-        click.option("--log-level", type=click.Choice(_LEVELS, case_sensitive=False), help="Default: info."),
-        click.option(
-            "--log-format", type=click.Choice(["text", "json"]), help="Default: text, or what the app has set up."
-        ),
-    ):
-        command = option(command)
-    return command
+)  # fmt: skip
+#: Adds --log-format and --log-level.
+log_options = options_of(
+    click.option(
+        "--log-format", type=click.Choice(["text", "json"]), help="Default: text, or what the app has set up."
+    ),
+    click.option("--log-level", type=click.Choice(_LEVELS, case_sensitive=False), help="Default: info."),
+)
 
 
 @click.command
@@ -104,15 +94,9 @@ def log_options(command: Command) -> Command:
 @log_options
 @supervised_option
 def web(
-    require: str | None,
-    redis_url: str | None,
-    namespace: str | None,
-    bind: tuple[str, int],
-    log_format: LogFormat | None,
-    log_level: str | None,
-    supervised: str | None,
-    **options: Any,
-) -> None:
+    require: str | None, redis_url: str | None, namespace: str | None, bind: tuple[str, int],
+    log_format: LogFormat | None, log_level: str | None, supervised: str | None, **options: Any,
+) -> None:  # fmt: skip
     """The dashboard and the API.
 
     LOWQ_WEB_USER and LOWQ_WEB_PASSWORD ask for a password; LOWQ_WEB_READ_USER and LOWQ_WEB_READ_PASSWORD may only look.
@@ -148,14 +132,9 @@ DASHBOARD_OPTIONS = {
 
 @contextmanager
 def dashboard(
-    options: Sequence[str],
-    bind: tuple[str, int],
-    folder: str,
-    *,
-    health: Callable[[], str | None],
-    was_at: str | None = None,
-    patient: bool = False,
-) -> Iterator[DashboardProcess]:
+    options: Sequence[str], bind: tuple[str, int], folder: str, *, health: Callable[[], str | None],
+    was_at: str | None = None, patient: bool = False,
+) -> Iterator[DashboardProcess]:  # fmt: skip
     """The dashboard beside a node or a supervisor, for the time of the block. ``options``: of `lowq web`; ``health``:
     why that is not well, or None; ``was_at``: where it was before the node got new code. There it comes back, and
     nobody waits. ``patient``: when it can't start, as the application can't be loaded, it is tried again and again.
@@ -197,3 +176,23 @@ def _server(app: Lowq, bind: tuple[str, int], **options: Any) -> Any:
         except ConfigError as error:
             raise Failure(str(error), USAGE) from None
     raise Failure("the dashboard is not installed: pip install 'lowq[web]'", USAGE)
+
+
+@click.command("web-user")
+@click.argument("name")
+@click.option("--role", type=click.Choice(["read", "admin"]), default="read", show_default=True, help="admin may act.")
+def web_user(name: str, role: str) -> None:
+    """Make the line of a user of the dashboard, with a password.
+
+    It asks for the password, or reads it from the standard input. LOWQ_WEB_USERS names the file that lines like this
+    are in: lowq web-user ann --role admin >> users
+    """
+    if sys.stdin.isatty():
+        password: str = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+    else:
+        password = sys.stdin.readline().rstrip("\r\n")
+    try:
+        line = line_of(name, password, role)
+    except ConfigError as error:
+        raise Failure(str(error), USAGE) from None
+    echo_lines([line])

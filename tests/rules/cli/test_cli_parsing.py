@@ -15,7 +15,7 @@ from lowq import Lowq
 from lowq.cli import main, output
 from lowq.cli.failure import Failure
 from lowq.cli.loading import load_app, users_traceback
-from lowq.cli.look import moment
+from lowq.cli.output import moment
 from lowq.cli.push import lines_but
 from lowq.codec import MAX_TIME
 from lowq.duration import ago, duration

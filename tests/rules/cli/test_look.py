@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from lowq import Lowq
-from lowq.cli import look, main
+from lowq.cli import main, stats
 from lowq.duration import LONGEST_WAIT
 from lowq.operate.nodes import NodeInfo
 from tests.rows import case
@@ -33,7 +33,7 @@ def test_the_seconds_of_watch_are_told_from_a_queue(monkeypatch: pytest.MonkeyPa
         slept.append(seconds)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(look, "time", SimpleNamespace(time=time.time, monotonic=time.monotonic, sleep=sleep))
+    monkeypatch.setattr(stats, "time", SimpleNamespace(time=time.time, monotonic=time.monotonic, sleep=sleep))
     for text, seconds in (("2", 2.0), (".5", 0.5), ("0", 0.1), ("9" * 30, LONGEST_WAIT)):
         with case(text):
             CliRunner().invoke(main, ["stats", "--watch", text, "--redis-url", "memory://watch"])

@@ -1,25 +1,39 @@
-"""The verbs that change what is there: kick, bury, delete, perform-now, release-all, pause, resume, drop."""
+"""Single jobs, and many: jobs, peek, why; kick, bury, delete, perform-now."""
 
+import dataclasses
 import shlex
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import click
 
 from lowq.application import Lowq
-from lowq.cli.audited import audited, me
+from lowq.cli.audited import audited
 from lowq.cli.failure import FAILED, INTERRUPTED, USAGE, Failure
-from lowq.cli.group import Command, json_option, queue_argument, with_app
-from lowq.cli.look import server_time
-from lowq.cli.output import Progress, count, echo_json, echo_lines, number, say
+from lowq.cli.group import Command, confirm, json_option, options_of, queue_argument, used_queue, with_app, yes_option
+from lowq.cli.output import (
+    JOB_COLUMNS,
+    Progress,
+    answer,
+    bound,
+    count,
+    echo_json,
+    echo_lines,
+    job_block,
+    job_row,
+    number,
+    say,
+    server_time,
+    table,
+)  # fmt: skip
 from lowq.duration import ago
 from lowq.job import Job
 from lowq.logs import printable
 from lowq.operate.actions import IN_FLIGHT, MISSING, Acted, ActionName
 from lowq.operate.bulk import STATES_OF, meant_by
 from lowq.operate.explain import ABSENT
-from lowq.operate.job_filter import JobFilter
+from lowq.operate.job_filter import ORDERS, STATES, JobFilter
+from lowq.operate.paging import MAX_LIMIT, FoundJob, FoundPage, Page
 from lowq.queue import Queue
 
 #: Up to as many ids the outcome of each one is reported.
@@ -28,7 +42,132 @@ REPORTED_ONE_BY_ONE = 50
 #: What was done to a job.
 _DONE = {"kick": "kicked", "bury": "buried", "delete": "deleted", "perform_now": "due now"}
 
-yes_option = click.option("-y", "--yes", is_flag=True, help="Don't ask.")
+
+def _filter_options(jobs: str, ids: str, shard: str) -> Callable[[Command], Command]:
+    """The options of a filter. What their help calls the jobs, the ids, and the shard."""
+    return options_of(
+        click.option("--match", metavar="PATTERN", help=f"{ids} like this: 4*, order-?, [a-c]*"),
+        click.option(
+            "--payload", metavar="FIELD:VALUE", help=f"{jobs} with it in a payload: customer:7, order.customer:7"
+        ),
+        click.option("--error", metavar="TEXT", help=f"{jobs} with it in their error."),
+        click.option("--error-group", metavar="GROUP", help=f"{jobs} whose error is in this group of `lowq errors`."),
+        click.option("--shard", type=click.IntRange(0), help=shard),
+    )
+
+
+@click.command
+@with_app
+@click.argument("queue", required=False)
+@click.option("--state", type=click.Choice(STATES), help="Default: all that wait.")
+@_filter_options("Only those", "Only ids", "Only this shard of the queue.")
+@click.option("--order-by", type=click.Choice(ORDERS), help="Default: perform_at; in the morgue buried_at.")
+@click.option("--reverse", is_flag=True, help="The last ones first.")
+@click.option("--limit", type=click.IntRange(1, MAX_LIMIT), default=50, show_default=True)
+@click.option("--after", metavar="CURSOR", help="Goes on where a page ended.")
+@click.option("--min", metavar="VALUE", help="Bounds what it is ordered by: a time (ISO, -2h), a number, an id.")
+@click.option("--max", metavar="VALUE", help="Likewise. Both are included.")
+@json_option
+def jobs(app: Lowq, queue: str | None, limit: int, after: str | None, as_json: bool, **options: Any) -> None:
+    """A page of jobs, in order over all shards, and without QUEUE over all queues.
+
+    --payload, --error and --error-group look into the jobs, some 20,000 for a page: it says where to go on.
+    """
+    bounds = {name: bound(app, f"--{name}", options[name], options["order_by"]) for name in ("min", "max")}
+    wanted = JobFilter(**{**options, **bounds})
+    columns = ["buried" if name == "when" and wanted.state == "morgue" else name for name in JOB_COLUMNS]
+    page: Page | FoundPage
+    if queue is None:
+        page = app.jobs(wanted, limit=limit, after=after)
+        columns.insert(0, "queue")
+        head: dict[str, Any] = {}
+        found: list[Any] = [dataclasses.asdict(item.job) | {"queue": item.queue} for item in page]
+    else:
+        page = app.queue(queue).jobs(wanted, limit=limit, after=after)
+        head, found = {"queue": queue}, page.jobs
+    if as_json:
+        looked = {} if page.looked is None else {"looked": page.looked}
+        echo_json({**head, "jobs": found, "cursor": page.cursor, **looked})
+        return
+    now = server_time(app)
+    if len(page):
+        rows = [
+            [item.queue, *job_row(item.job, now)] if isinstance(item, FoundJob) else job_row(item, now) for item in page
+        ]
+        echo_lines(table(columns, rows, right=("retry", "payloads")))
+    elif not page.cursor:
+        say("no such job" if wanted.state is not None or queue is None else _elsewhere(app.queue(queue)))
+    if page.looked is not None:
+        say(f"{count(page.looked, 'job')} looked at")
+    if page.cursor:
+        say(f"there are more: --after {page.cursor}")
+
+
+def _elsewhere(handle: Queue) -> str:
+    """That no job waits, and where others are."""
+    figures = handle.stats()
+    places = [("morgue", figures.morgue_length, "in the morgue"), ("taken", figures.taken, "in flight")]
+    hints = [f"{number(count)} {where} (--state {state})" for state, count, where in places if count]
+    return "no such job waits" + (f"; the queue has {' and '.join(hints)}" if hints else "")
+
+
+# --- by id ---------------------------------------------------------------------------------------------------
+
+
+@click.command
+@with_app
+@queue_argument
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@json_option
+def peek(app: Lowq, queue: str, ids: tuple[str, ...], as_json: bool) -> None:
+    """All about single jobs, wherever they are.
+
+    An id may be in flight, wait with newer payloads, and have older ones in the morgue: all of that is shown.
+    Exit code 1 when an id is nowhere.
+    """
+    jobs: list[Job] = []
+    missing = []
+    for item in app.queue(queue).describe_all(ids):
+        missing += [] if item.jobs else [item.id]
+        if as_json:
+            jobs += item.jobs
+        else:
+            echo_lines([line for job in item.jobs for line in job_block(job, item.at)])
+    if as_json:
+        echo_json({"queue": queue, "jobs": jobs, "missing": missing})
+    for job_id in () if as_json else missing:
+        say(f"{job_id}: {ABSENT}")
+    if missing:
+        click.get_current_context().exit(FAILED)
+
+
+@click.command
+@with_app
+@queue_argument
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@json_option
+def why(app: Lowq, queue: str, ids: tuple[str, ...], as_json: bool) -> None:
+    """Why these ids are not being performed right now.
+
+    Exit code 1 when an id is nowhere.
+    """
+    items: list[dict[str, Any]] = []
+    rows: list[list[str]] = []
+    for item in app.queue(queue).describe_all(ids):
+        why, buried_at = item.why, None if item.buried is None else item.buried.buried_at
+        items.append({"id": item.id} | dataclasses.asdict(why) | {"buried_at": buried_at})
+        until = f" ({ago(why.until, item.at)})" if why.until and "due in" not in why.detail else ""
+        rows.append([item.id, why.state or "absent", why.detail + until])
+        if buried_at is not None and why.state != "morgue":
+            rows.append(
+                [item.id, "morgue", f"also buried, {ago(buried_at, item.at)}; kick it to have that performed, too"]
+            )
+    if as_json:
+        echo_json({"queue": queue, "why": items})
+    else:
+        echo_lines(table(("id", "state", "why"), rows))
+    if any(item["state"] is None for item in items):
+        click.get_current_context().exit(FAILED)
 
 
 # --- jobs: by id, or many ------------------------------------------------------------------------------------
@@ -37,26 +176,16 @@ yes_option = click.option("-y", "--yes", is_flag=True, help="Don't ask.")
 def _on_jobs(action: ActionName) -> Callable[[Command], Command]:
     """Adds what kick, bury, delete and perform-now have in common."""
     default = "Default, and the only one." if action == "kick" else "Default: all that wait."
-    options = [
+    return options_of(
+        with_app,
         queue_argument,
         click.argument("ids", nargs=-1, metavar="[ID...]"),
         click.option("--all", "everything", is_flag=True, help="All of them, instead of single ids."),
         click.option("--state", type=click.Choice(STATES_OF[action]), help=f"All of this state. {default}"),
-        click.option("--match", metavar="PATTERN", help="All whose id is like this: 4*, order-?, [a-c]*"),
-        click.option("--payload", metavar="FIELD:VALUE", help="All with it in a payload: customer:7, order.customer:7"),
-        click.option("--error", metavar="TEXT", help="All with it in their error."),
-        click.option("--error-group", metavar="GROUP", help="All whose error is in this group of `lowq errors`."),
-        click.option("--shard", type=click.IntRange(0), help="All of this shard."),
+        _filter_options("All", "All whose id is", "All of this shard."),
         yes_option,
         json_option,
-    ]
-
-    def add(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
-        return with_app(command)
-
-    return add
+    )
 
 
 @click.command
@@ -103,16 +232,9 @@ def perform_now(app: Lowq, queue: str, **arguments: Any) -> None:
 
 
 def _act(
-    app: Lowq,
-    queue_name: str,
-    action: ActionName,
-    ids: tuple[str, ...],
-    everything: bool,
-    yes: bool,
-    as_json: bool,
-    reason: str | None = None,
-    **options: Any,
-) -> None:
+    app: Lowq, queue_name: str, action: ActionName, ids: tuple[str, ...], everything: bool, yes: bool, as_json: bool,
+    reason: str | None = None, **options: Any,
+) -> None:  # fmt: skip
     queue, wanted = app.queue(queue_name), JobFilter(**options)
     verb = action.replace("_", "-")
     many = everything or wanted != JobFilter()
@@ -127,19 +249,15 @@ def _act(
     if many:
         _act_on_many(app, queue, action, wanted, reason, yes=yes, as_json=as_json)
     else:
-        _act_on_ids(app, queue, action, ids, reason, as_json=as_json)
+        _act_on_ids(app, used_queue(app, queue_name), action, ids, reason, as_json=as_json)
 
 
 def _act_on_ids(
     app: Lowq, queue: Queue, action: ActionName, ids: tuple[str, ...], reason: str | None, *, as_json: bool
 ) -> None:
-    methods: dict[ActionName, Callable[..., Acted]] = {
-        "kick": queue.kick, "bury": queue.bury, "delete": queue.delete, "perform_now": queue.perform_now
-    }  # fmt: skip
-    method = methods[action]
+    method: Callable[..., Acted] = getattr(queue, action)
     options: dict[str, Any] = {"reason": reason} if action == "bury" else {}
     outcomes: dict[str, str] | None = None
-    queue.shards_count  # noqa: B018 - raises for a queue that nobody has used
     named = [job_id for job_id in ids if job_id != "-"]
     detail = {"ids": named[:5], "named": len(ids) if named == list(ids) else None, "reason": reason}
     with audited(app, action, queue.name, detail) as outcome:
@@ -156,8 +274,7 @@ def _act_on_ids(
         left = {"in_flight": acted.in_flight, "missing": acted.missing}
         outcome.detail = {name: number for name, number in left.items() if number}
     if as_json:
-        counts = {"done": acted.done, "in_flight": acted.in_flight, "missing": acted.missing}
-        echo_json({"action": action, "queue": queue.name, **counts, "ids": outcomes})
+        echo_json({"action": action, "queue": queue.name, "done": acted.done, **left, "ids": outcomes})
     elif outcomes is not None:
         words = {"done": _DONE[action], "in_flight": IN_FLIGHT}
         missing = _whereabouts(app, queue, action, [job_id for job_id, state in outcomes.items() if state == "missing"])
@@ -230,7 +347,7 @@ def _act_on_many(
     what = f"{count(step.total, f'{kind} job')} of queue {queue.name!r}{_described(wanted)}"
     if step.total:
         hint = "; buried ones: --state morgue" if action == "delete" and wanted.state is None else ""
-        _confirm(f"{action.replace('_', '-')} {what}{hint}", yes)
+        confirm(f"{action.replace('_', '-')} {what}{hint}", yes)
     try:
         with (
             audited(app, action, queue.name, {**wanted.given(), "reason": reason}) as outcome,
@@ -244,18 +361,15 @@ def _act_on_many(
         click.get_current_context().exit(INTERRUPTED)
     # Nobody counts those in flight by their ids.
     in_flight = 0 if meant == "morgue" else queue.stats().taken
-    if as_json:
-        done = {"done": step.done, "total": step.total, "in_flight": in_flight}
-        echo_json({"action": action, "queue": queue.name, **done})
-    else:
-        left = f"; {number(in_flight)} {IN_FLIGHT}" if in_flight else ""
-        if in_flight and wanted.given().keys() - {"state"}:
-            left = f"; left alone: what is in flight, {count(in_flight, 'job')} of this queue, whichever they are"
-        echo_lines([f"{count(step.done, 'job')} {_DONE[action]}{left}"])
-        if not step.done and action == "delete" and wanted.state is None:
-            buried = next(item.total for item in queue.bulk("delete", wanted, state="morgue") if not item.counting)
-            if buried:
-                say(f"{count(buried, 'such job')} {'lies' if buried == 1 else 'lie'} in the morgue: --state morgue")
+    left = f"; {number(in_flight)} {IN_FLIGHT}" if in_flight else ""
+    if in_flight and wanted.given().keys() - {"state"}:
+        left = f"; left alone: what is in flight, {count(in_flight, 'job')} of this queue, whichever they are"
+    done = {"action": action, "queue": queue.name, "done": step.done, "total": step.total, "in_flight": in_flight}
+    answer(as_json, done, f"{count(step.done, 'job')} {_DONE[action]}{left}")
+    if not as_json and not step.done and action == "delete" and wanted.state is None:
+        buried = queue.count("delete", wanted, state="morgue")
+        if buried:
+            say(f"{count(buried, 'such job')} {'lies' if buried == 1 else 'lie'} in the morgue: --state morgue")
 
 
 def _described(wanted: JobFilter) -> str:
@@ -265,96 +379,3 @@ def _described(wanted: JobFilter) -> str:
         ("with an error of the group", wanted.error_group), ("of shard", wanted.shard),
     ]  # fmt: skip
     return "".join(f" {word} {value!r}" for word, value in words if value is not None)
-
-
-def _confirm(what: str, yes: bool) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise Failure(f"this would {what}; add --yes to do it", USAGE)
-    if not click.confirm(printable(f"{what}?"), err=True):
-        raise Failure("nothing was done")
-
-
-# --- whole queues --------------------------------------------------------------------------------------------
-
-
-@click.command
-@with_app
-@queue_argument
-@json_option
-def pause(app: Lowq, queue: str, as_json: bool) -> None:
-    """Take no more jobs of a queue.
-
-    Those in flight are finished, and pushing goes on.
-    """
-    handle = app.queue(queue)
-    handle.shards_count  # noqa: B018 - raises for a queue that nobody has used
-    with audited(app, "pause", queue) as outcome:
-        changed = handle.pause(by=me())
-        outcome.detail = {} if changed else {"changed": False}
-    _show_paused(queue, changed, as_json, paused=True)
-
-
-@click.command
-@with_app
-@queue_argument
-@json_option
-def resume(app: Lowq, queue: str, as_json: bool) -> None:
-    """End a pause."""
-    handle = app.queue(queue)
-    handle.shards_count  # noqa: B018 - raises for a queue that nobody has used
-    with audited(app, "resume", queue) as outcome:
-        changed = handle.resume()
-        outcome.detail = {} if changed else {"changed": False}
-    _show_paused(queue, changed, as_json, paused=False)
-
-
-def _show_paused(queue: str, changed: bool, as_json: bool, *, paused: bool) -> None:
-    if as_json:
-        echo_json({"queue": queue, "paused": paused, "changed": changed})
-    elif paused:
-        echo_lines([f"{queue}: paused" if changed else f"{queue}: was paused already"])
-    else:
-        echo_lines([f"{queue}: goes on" if changed else f"{queue}: was not paused"])
-
-
-@click.command("release-all")
-@with_app
-@queue_argument
-@json_option
-def release_all(app: Lowq, queue: str, as_json: bool) -> None:
-    """Have jobs of dead nodes wait again.
-
-    What is in flight of nodes and consumers whose lease has run out waits again at once, charged with a crash: as when
-    another one takes over. What living ones have stays theirs.
-    """
-    handle = app.queue(queue)
-    handle.shards_count  # noqa: B018 - raises for a queue that nobody has used
-    with audited(app, "release_all", queue) as outcome:
-        released = outcome.count = handle.release_all()
-    in_flight = handle.stats().taken
-    if as_json:
-        echo_json({"queue": queue, "released": released, "in_flight": in_flight})
-    else:
-        left = f"; {number(in_flight)} {IN_FLIGHT}" if in_flight else ""
-        echo_lines([f"{count(released, 'job')} released{left}"])
-
-
-@click.command
-@with_app
-@queue_argument
-@yes_option
-@json_option
-def drop(app: Lowq, queue: str, yes: bool, as_json: bool) -> None:
-    """Remove a queue with all its jobs, for good. No node may be working it."""
-    handle = app.queue(queue)
-    figures = handle.stats()
-    jobs = figures.length + figures.taken + figures.morgue_length
-    _confirm(f"remove the queue {queue!r} with all its {count(jobs, 'job')} for good", yes)
-    with audited(app, "drop", queue) as outcome:
-        removed = outcome.count = handle.drop()
-    if as_json:
-        echo_json({"queue": queue, "removed": removed})
-    else:
-        echo_lines([f"{queue}: removed, with {count(removed, 'job')}"])

@@ -1,0 +1,159 @@
+"""A command as a process: how it was started, how it reports to a supervisor, and how a node gets new code, which the
+same process executes.
+"""
+
+import atexit
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import click
+from click.core import ParameterSource
+
+from lowq import logs
+from lowq.cli.failure import USAGE, Failure, failure_of
+from lowq.errors import LowqError
+from lowq.logs import LogFormat
+from lowq.node.reload import NewCode
+from lowq.supervisor.dashboard import DashboardProcess
+from lowq.supervisor.process import OPTION, Supervised, why_not
+from lowq.supervisor.supervisor import current_folder, has_terminal
+
+log = logging.getLogger("lowq.cli")
+
+#: What the old code leaves to the new one. It is for this process alone: whatever inherits it has another pid.
+_VARIABLE = "LOWQ_RELOADED"
+
+Kind = TypeVar("Kind", bound=Supervised)
+
+supervised_option = click.option(OPTION, hidden=True, help="What a supervisor passes to its processes.")
+
+
+def program() -> list[str]:
+    """How this program was started, up to the arguments: `python -W error -m lowq`, or `python /usr/bin/lowq`."""
+    given = len(sys.orig_argv) - len(sys.argv) + 1
+    script = Path(sys.argv[0])
+    is_lowq = script.name == "lowq" or script.parent == Path(__file__).parents[1]
+    if is_lowq and given > 1 and sys.orig_argv[given:] == sys.argv[1:]:
+        return [sys.executable, *sys.orig_argv[1:given]]
+    return [sys.executable, "-m", "lowq"]
+
+
+def typed_options(context: click.Context, names: Collection[str]) -> list[str]:
+    """Those of these options that were typed, as they can be typed again."""
+    options = []
+    for param in context.command.params:
+        name = param.name or ""
+        if name not in names or context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        option = next(opt for opt in param.opts if opt.startswith("--"))
+        value = context.params[name]
+        if isinstance(param, click.Option) and param.is_flag:
+            options.append(option)
+        else:
+            options += [f"{option}={item}" for item in (value if param.multiple else [value])]
+    return options
+
+
+@contextmanager
+def reporting(
+    supervised: str | None, log_format: LogFormat | None, kind: Callable[[str], Kind]
+) -> Iterator[Kind | None]:
+    """For a process of a supervisor: why it fails is reported to the supervisor, which logs it, and not to people."""
+    if supervised is None:
+        yield None
+        return
+    try:
+        child = kind(supervised)
+    except ValueError:
+        raise Failure(f"{OPTION} is for the processes of a supervisor: lowq run --processes N", USAGE) from None
+    try:
+        yield child
+    except LowqError as error:
+        _report(child, failure_of(error), log_format)
+    except Failure as failure:
+        _report(child, failure, log_format)
+
+
+def _report(child: Supervised, failure: Failure, log_format: LogFormat | None) -> None:
+    if failure.trace:  # it is too long for the pipe
+        if log_format == "json":
+            logs.configure(log_format, None)
+            log.error("%s", failure.message, extra={"event": "failed_to_start", **trace_of(failure)})
+        else:
+            click.echo(failure.trace, err=True, nl=False)
+    if not child.failed(failure.message, passing=failure.passing):
+        failure.trace = ""
+        raise failure
+    click.get_current_context().exit(failure.exit_code)
+
+
+def trace_of(failure: Failure) -> dict[str, str]:
+    """Where in the user's code it went wrong, for the log."""
+    return {"exception": failure.trace.rstrip()} if failure.trace else {}
+
+
+@dataclass(slots=True)
+class Launch:
+    """How this process was started, and what its code goes on with, or leaves to the next. To be made before the
+    application is loaded, which may change folder, environment and arguments.
+    """
+
+    folder: str = field(default_factory=current_folder)
+    command: list[str] = field(default_factory=lambda: [*program(), *sys.argv[1:]])
+    has_terminal: bool = field(default_factory=has_terminal)
+    environment: dict[str, str] = field(default_factory=dict)
+    #: The nonce of the leases that the code before this one has kept; None: there was none.
+    nonce: str | None = None
+    #: Where its dashboard was, if there was one.
+    web: str | None = None
+    #: The dashboard of this code.
+    dashboard: DashboardProcess | None = None
+    #: The nonce of the leases that this code has kept for the next one.
+    succeeds_as: str | None = None
+
+    def __post_init__(self) -> None:
+        carried = os.environ.pop(_VARIABLE, None)
+        self.environment = dict(os.environ)
+        if carried is not None and (values := json.loads(carried))["pid"] == os.getpid():
+            self.nonce, self.web = values["nonce"], values["web"]
+
+    def new_code(self, refusal: str) -> NewCode:
+        """For the node that this process runs. ``refusal``: why it can't have any; empty: it can."""
+        if not hasattr(signal, "SIGHUP"):
+            refusal = "this system can't replace the code of a process: start another node, then stop this one"
+        return NewCode(
+            check=lambda: why_not([*self.command, "--check"], self.folder, self.environment),
+            terminal_closed=lambda: self.has_terminal and not has_terminal(),
+            on_kept=self._end_dashboard,
+            refusal=refusal,
+        )
+
+    def _end_dashboard(self) -> None:
+        if self.dashboard is not None:
+            self.dashboard.stop(at_once=True)
+
+    def go_on(self) -> None:
+        """If the node has kept its leases for new code, ends this code and does not return. What would be called at the
+        end of the process is called first.
+
+        Raises:
+            Failure: the system can't execute it.
+        """
+        if self.succeeds_as is None:
+            return
+        atexit._run_exitfuncs()
+        bind = None if self.dashboard is None else self.dashboard.bind
+        carried = json.dumps({"pid": os.getpid(), "nonce": self.succeeds_as, "web": bind})
+        try:
+            os.chdir(self.folder)
+            os.execve(self.command[0], self.command, {**self.environment, _VARIABLE: carried})
+        except OSError as error:
+            raise Failure(f"the new code could not be started: {error}; the leases of the node run out") from None
