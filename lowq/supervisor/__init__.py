@@ -4,8 +4,7 @@
 
     supervisor  the loop: signals, deploys, restarts
     generation  the processes that run the same code
-    process     one child process, and how it ended
-    new_code    whether the code that is on the disk can be run, found out in a process of its own
+    process     one child process, and how it ended; whether the code that is on the disk can be run
     dashboard   the dashboard beside a node, as a process of its own
     reload      new code as soon as a file changes, for development
 """

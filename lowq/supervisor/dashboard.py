@@ -13,11 +13,9 @@ A line on the life pipe is JSON: ``{"trouble": null}``, or why the node is not w
 again; the node goes on meanwhile. A supervisor is one more kind of node here: its deploys leave the dashboard as it is.
 """
 
-import contextlib
 import json
 import logging
 import os
-import select
 import subprocess
 import threading
 import time
@@ -26,12 +24,9 @@ from collections.abc import Callable, Sequence
 from lowq.duration import duration
 from lowq.errors import LowqError
 from lowq.supervisor.generation import FORGIVEN_AFTER, restart_delay
-from lowq.supervisor.process import BEAT, MARGIN, Child, Health, Supervised, health_line, how_it_ended
+from lowq.supervisor.process import BEAT, MARGIN, READY_SECONDS, Child, Health, Supervised, health_line, how_it_ended
 
 log = logging.getLogger("lowq.supervisor")
-
-#: Seconds that it has to become ready: it imports the application.
-READY_SECONDS = 60.0
 
 
 class DashboardFailed(LowqError):
@@ -55,8 +50,6 @@ class DashboardProcess:
         self._folder = folder
         self._health = health
         self._child: Child | None = None
-        #: Our end of the life pipe of that child.
-        self._life: int | None = None
         #: Deaths in a row, and the monotonic time at which it is to be started again.
         self._deaths = 0
         self._start_at = 0.0
@@ -71,7 +64,15 @@ class DashboardProcess:
             DashboardFailed: it can't; it says why.
         """
         try:
-            url = self._await_ready(self._start())
+            child = self._start()
+            if not child.await_ready(READY_SECONDS):
+                if child.report_pipe() is not None:
+                    raise DashboardFailed(f"the dashboard is not ready after {READY_SECONDS:g} s", 1)
+                code = child.process.wait()
+                how = f"the dashboard {how_it_ended(code)} before it was ready"
+                raise DashboardFailed(child.reason or how, code)
+            assert child.url is not None
+            url = child.url
         except BaseException:
             self.stop()
             raise
@@ -94,49 +95,28 @@ class DashboardProcess:
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
+        child, self._child = self._child, None
+        if child is None:
+            return
         if at_once:
-            self._hang_up()
-        if self._child is not None:
-            if at_once:
-                self._child.kill()
-            else:
-                self._child.stop(time.monotonic())
-            try:
-                self._child.process.wait(self._child.shutdown_timeout + MARGIN)
-            except subprocess.TimeoutExpired:
-                self._child.kill()
-                self._child.process.wait()
-            self._child.ended()
-            self._child = None
-        self._hang_up()
+            child.hang_up()
+            child.kill()
+        else:
+            child.stop(time.monotonic())
+        try:
+            child.process.wait(child.shutdown_timeout + MARGIN)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.process.wait()
+        child.ended()
 
     def _start(self) -> Child:
-        theirs, self._life = os.pipe()
-        os.set_blocking(self._life, False)
+        command = [*self._command, f"--bind={self._bind}"]
         try:
-            command = [*self._command, f"--bind={self._bind}"]
-            self._child = Child.start(command, self._folder, "web", theirs, time.monotonic())
+            self._child = Child.start(command, self._folder, "web", time.monotonic())
         except OSError as error:
-            self._hang_up()
             raise DashboardFailed(f"the dashboard could not be started: {error}", 1) from error
-        finally:
-            os.close(theirs)
         return self._child
-
-    def _await_ready(self, child: Child) -> str:
-        until = child.started_at + READY_SECONDS
-        while not child.hear():
-            pipe = child.report_pipe()
-            if pipe is None:  # it has said why, or died
-                code = child.process.wait()
-                raise DashboardFailed(child.reason or f"the dashboard {how_it_ended(code)} before it was ready", code)
-            if time.monotonic() > until:
-                raise DashboardFailed(f"the dashboard is not ready after {READY_SECONDS:g} s", 1)
-            poll = select.poll()
-            poll.register(pipe, select.POLLIN)
-            poll.poll(500)
-        assert child.url is not None
-        return child.url
 
     # --- while the node runs ---
 
@@ -157,7 +137,7 @@ class DashboardProcess:
             log.info("the dashboard is back at %s", child.url, extra={"event": "dashboard_ready"})
         code = child.ended()
         if code is None:
-            self._report_health()
+            child.say(health_line(self._health()))
             return
         how = f"the dashboard (pid {child.process.pid}) {how_it_ended(code)}"
         if child.reason:
@@ -165,7 +145,6 @@ class DashboardProcess:
         if now - child.started_at >= FORGIVEN_AFTER:
             self._deaths = 0
         self._child = None
-        self._hang_up()
         self._lost(how, now)
 
     def _lost(self, how: str, now: float) -> None:
@@ -174,17 +153,6 @@ class DashboardProcess:
         self._start_at = now + delay
         again = f"in {duration(delay)}" if delay else "at once"
         log.warning("%s; started again %s, the node goes on", how, again, extra={"event": "dashboard_died"})
-
-    def _report_health(self) -> None:
-        line = health_line(self._health())
-        # It may be stopped, and the pipe full; or it has just died, which the next look finds out.
-        with contextlib.suppress(OSError):
-            os.write(self._life or -1, line)
-
-    def _hang_up(self) -> None:
-        if self._life is not None:
-            os.close(self._life)
-            self._life = None
 
 
 class NodeWatcher(Supervised):

@@ -37,6 +37,8 @@ OPTION = "--supervised"
 SHUTDOWN_TIMEOUT = 25.0
 #: Seconds beyond its shutdown_timeout that a process has to end, before it is killed.
 MARGIN = 5.0
+#: Seconds that a process has to become ready: it imports the application. One that replaces nobody is waited for.
+READY_SECONDS = 60.0
 #: Seconds between two words of how a node is.
 BEAT = 1.0
 #: Seconds without a word after which a node is not well.
@@ -73,7 +75,9 @@ def health_line(trouble: str | None) -> bytes:
 class Child:
     """A process of the supervisor, as the supervisor sees it. It belongs to one thread at a time."""
 
-    def __init__(self, label: str, process: "subprocess.Popen[bytes]", report: int, now: float) -> None:
+    def __init__(
+        self, label: str, process: "subprocess.Popen[bytes]", report: int, now: float, life: int | None = None
+    ) -> None:
         #: Generation and number, "2.1".
         self.label = label
         self.process = process
@@ -97,40 +101,42 @@ class Child:
         self._health = Health(None)
         self._report: int | None = report
         self._heard = b""
+        #: Our end of a life pipe of its own.
+        self._life = life
 
     @classmethod
     def start(
-        cls,
-        command: Sequence[str],
-        folder: str,
-        label: str,
-        life: int,
-        now: float,
+        cls, command: Sequence[str], folder: str, label: str, now: float, *, life: int | None = None,
         environment: Mapping[str, str] | None = None,
-    ) -> Self:
-        """Starts the command in a session of its own: Ctrl-C in a terminal reaches the supervisor alone.
-        ``environment``: None is that of this process.
+    ) -> Self:  # fmt: skip
+        """Starts the command in a session of its own: Ctrl-C in a terminal reaches the supervisor alone. ``life``: the
+        end of the life pipe that it inherits; None: it has one of its own. ``environment``: None is that of this
+        process.
 
         Raises:
             OSError: there is no such program or folder any more, or no room for a process.
         """
-        report, theirs = os.pipe()
+        theirs, ours = (life, None) if life is not None else os.pipe()
+        report, reported = os.pipe()
         try:
             process = subprocess.Popen(
-                [*command, f"{OPTION}={label}:{theirs}:{life}"],
-                cwd=folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs, life),
+                [*command, f"{OPTION}={label}:{reported}:{theirs}"],
+                cwd=folder, env=environment, stdin=subprocess.DEVNULL, pass_fds=(reported, theirs),
                 start_new_session=True,
-            )
+            )  # fmt: skip
         except BaseException:
             os.close(report)
+            if ours is not None:
+                os.close(ours)
             raise
         finally:
-            os.close(theirs)
-        os.set_blocking(report, False)
-        return cls(label, process, report, now)
+            os.close(reported)
+            if ours is not None:
+                os.close(theirs)
+        for pipe in (report, ours):
+            if pipe is not None:
+                os.set_blocking(pipe, False)
+        return cls(label, process, report, now, ours)
 
     def __str__(self) -> str:
         return f"process {self.label} (pid {self.process.pid})"
@@ -162,6 +168,29 @@ class Child:
             else:
                 self._health.note(says["trouble"])
         return became_ready
+
+    def await_ready(self, seconds: float) -> bool:
+        """Waits until it is ready, up to so many seconds after its start. False: it is not by then, or it has said why
+        or died, and its report pipe is closed.
+        """
+        while not self.hear():
+            if self._report is None or time.monotonic() > self.started_at + seconds:
+                return False
+            poll = select.poll()
+            poll.register(self._report, select.POLLIN)
+            poll.poll(500)
+        return True
+
+    def say(self, line: bytes) -> None:
+        """Writes a line to its own life pipe. It may be stopped, and the pipe full; or it has just died."""
+        with contextlib.suppress(OSError):
+            os.write(-1 if self._life is None else self._life, line)
+
+    def hang_up(self) -> None:
+        """Closes its own life pipe: it ends."""
+        if self._life is not None:
+            os.close(self._life)
+            self._life = None
 
     def trouble(self) -> str | None:
         """Why it is not well, or None. Only for a node that is ready. May be called from any thread."""
@@ -196,6 +225,7 @@ class Child:
         if code is not None:
             self.hear()
             self._close()
+            self.hang_up()
         return code
 
     def _close(self) -> None:
@@ -287,3 +317,24 @@ def how_it_ended(code: int) -> str:
         return f"was killed by {signal.Signals(-code).name}"
     except ValueError:  # a real-time signal
         return f"was killed by signal {-code}"
+
+
+def why_not(command: Sequence[str], folder: str, environment: Mapping[str, str]) -> str | None:
+    """Why the code that is on the disk now can't be run, or None. Runs the command, which loads the code and reports
+    that it could (`Supervised.ready`). Should this process die meanwhile, so does that one.
+    """
+    try:
+        child = Child.start(command, folder, "check", time.monotonic(), environment=environment)
+    except OSError as error:
+        return f"it could not be started: {error}"
+    try:
+        if child.await_ready(READY_SECONDS):
+            return None
+        if child.report_pipe() is not None:
+            return f"it is not loaded after {READY_SECONDS:g} s"
+        return child.reason or f"its process {how_it_ended(child.process.wait())}"
+    finally:
+        # It has nothing more to do, and nothing to finish.
+        child.kill()
+        child.process.wait()
+        child.ended()

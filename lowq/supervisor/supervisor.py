@@ -22,7 +22,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from types import FrameType
@@ -31,7 +30,7 @@ from lowq.duration import LONGEST_WAIT, duration
 from lowq.logs import get_log
 from lowq.supervisor.dashboard import DashboardProcess
 from lowq.supervisor.generation import Generation, Place
-from lowq.supervisor.process import Child, how_it_ended
+from lowq.supervisor.process import READY_SECONDS, Child, how_it_ended
 
 log = get_log("lowq.supervisor")
 
@@ -46,28 +45,10 @@ EXIT_CUT_SHORT = 3
 #: Of a process: handlers hang in half of its threads, and another one is to take its place.
 EXIT_REPLACE = 75
 
-#: Seconds that each process of a deploy has to become ready. Where it replaces nobody, it is waited for.
-READY_SECONDS = 60.0
 #: Seconds between two words about draining processes that still perform.
 REMINDER = 60.0
 #: Seconds that processes have to end by themselves after a second INT.
 HURRY = 5.0
-
-
-@dataclass(slots=True)
-class _Outcome:
-    """What is known of the end, for the exit code."""
-
-    gave_up: int | None = None
-    failed: bool = False
-    cut_short: bool = False
-
-    def code(self) -> int:
-        if self.gave_up is not None:
-            return self.gave_up
-        if self.cut_short:
-            return EXIT_CUT_SHORT
-        return EXIT_FAILED if self.failed else EXIT_OK
 
 
 class Supervisor:
@@ -77,13 +58,9 @@ class Supervisor:
     """
 
     def __init__(
-        self,
-        command: Sequence[str],
-        processes: int,
-        *,
-        waits_for_change: bool = False,
+        self, command: Sequence[str], processes: int, *, waits_for_change: bool = False,
         ready_seconds: float = READY_SECONDS,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._command = command
         self._processes = processes
         self._waits_for_change = waits_for_change
@@ -102,7 +79,9 @@ class Supervisor:
         self._stopping = False
         #: Runs beside the processes, whatever becomes of them: a deploy leaves it as it is.
         self.dashboard: DashboardProcess | None = None
-        self._outcome = _Outcome()
+        #: What a process that was to stop has failed with, so far: cut short is more than failed.
+        self._exit_code = EXIT_OK
+        self._gave_up: int | None = None
         self._remind_at = inf
         self._wakeup_read, self._wakeup_write = os.pipe()
         os.set_blocking(self._wakeup_read, False)
@@ -134,7 +113,7 @@ class Supervisor:
                 self._kill_overdue(now)
                 if not self._stopping:
                     self._go_on(now)
-            code = self._outcome.code()
+            code = self._exit_code if self._gave_up is None else self._gave_up
             log.info("supervisor has stopped, exit code %d", code, extra={"event": "stopped", "exit_code": code})
             return code
         finally:
@@ -143,9 +122,7 @@ class Supervisor:
     def trouble(self) -> str | None:
         """Why no job can be performed, or None. May be called from any thread; it is as of a moment ago."""
         processes = f"{self._processes} {_processes(self._processes)} of the supervisor"
-        ready = [
-            child for child in [place.child for place in self._current.places] if child is not None and child.ready
-        ]
+        ready = self._current.ready()
         if not ready:
             return f"none of the {processes} is ready"
         troubles = [(child, child.trouble()) for child in ready]
@@ -239,7 +216,7 @@ class Supervisor:
     def _start(self, generation: Generation, place: Place, now: float) -> None:
         label = f"{generation.number}.{place.number}"
         try:
-            place.child = Child.start(self._command, self._folder, label, self._life_read, now)
+            place.child = Child.start(self._command, self._folder, label, now, life=self._life_read)
         except OSError as error:
             self._lost(generation, place, f"process {label} could not be started: {error}", now)
             return
@@ -311,8 +288,9 @@ class Supervisor:
         else:
             log.warning("%s %s", child, how_it_ended(code), extra={"event": "process_died", "child": child.process.pid})
             if self._stopping and child.ready:
-                self._outcome.cut_short |= code == EXIT_CUT_SHORT or child.killed
-                self._outcome.failed |= code != EXIT_REPLACE
+                is_cut_short = code == EXIT_CUT_SHORT or child.killed
+                failed = EXIT_CUT_SHORT if is_cut_short else EXIT_OK if code == EXIT_REPLACE else EXIT_FAILED
+                self._exit_code = max(self._exit_code, failed)
         if not any(other.sent is signal.SIGUSR2 for other in self._leaving):
             self._remind_at = inf
 
@@ -323,7 +301,7 @@ class Supervisor:
             return
         times = f", {self._current.failures} times in a row" if self._current.failures > 1 else ""
         log.critical("giving up, as no process becomes ready: %s%s", how, times, extra={"event": "give_up"})
-        self._outcome.gave_up = code
+        self._gave_up = code
         self._stop(now)
 
     # --- deploys ---
