@@ -27,7 +27,7 @@ from lowq.observe.error_groups import ErrorGroup, read_error_groups
 from lowq.observe.events import Observer
 from lowq.observe.graphite_statsd import MetricsExporter
 from lowq.operate import audit as audit_log
-from lowq.operate.doctor import examine
+from lowq.operate.doctor import Examination
 from lowq.operate.findings import Finding
 from lowq.operate.job_filter import FilterOptions, JobFilter
 from lowq.operate.layouts import RegistryCheck
@@ -576,7 +576,7 @@ class Lowq:
         Raises:
             UnknownQueueError, RedisUnavailable, RedisRefused
         """
-        return examine(self, queues, repair=repair, on_progress=on_progress, patience=patience)
+        return Examination(self, queues, repair=repair, on_progress=on_progress, patience=patience).findings()
 
     def overview(self) -> "list[QueueOverview]":
         """All queues in figures, with their shards, in one round."""

@@ -24,8 +24,7 @@
     logins          passwords of the dashboard's users, and failed logins
     token_store     values that processes of the dashboard leave for each other
     doctor          an examination of everything, and repairs
-    findings        what a finding is, and what there is to say of each kind
+    findings        what a finding is; what there is to say of each kind is in findings.toml
     server          Redis itself: eviction, persistence, memory, clock
-    suspicions      who works what, and what does not fit
     integrity       the keys of a shard, and its ids
 """

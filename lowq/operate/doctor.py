@@ -1,22 +1,27 @@
-"""An examination: all that the doctor looks at, in order, and the repairs."""
+"""An examination: all that the doctor looks at, in order, and the repairs.
+
+The registries and the leases are read one after the other, so what does not fit may only be in motion: a shard between
+two owners, a node that has just started or died. Such a *suspicion* is reported when it was there at every look for
+longer than anything in order takes: a heartbeat or a head start is never later than lease_ttl / 3.
+"""
 
 import json
 import math
+import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lowq.backend import Backend
 from lowq.duration import duration
 from lowq.errors import RedisUnavailable, ScriptError, ShardsCountError, UnknownQueueError
 from lowq.operate.actions import release_shard
-from lowq.operate.findings import KINDS, Finding
+from lowq.operate.findings import Finding, Severity, make_finding
 from lowq.operate.integrity import SCAN_KEYS, JobScanner, Place, ShardSnapshot, literally, read_shard_snapshots
-from lowq.operate.nodes import STUCK_SECONDS, read_node_entries, seconds_all_busy
+from lowq.operate.nodes import STUCK_SECONDS, NodeEntries, read_node_entries, seconds_all_busy
 from lowq.operate.queues import QueueInfo, find_queue, read_registry
-from lowq.operate.server import SAMPLE, SERVER_CODES, check_channels, check_encoding, check_servers
-from lowq.operate.suspicions import Look, Suspicion, confirm, look
+from lowq.operate.server import SAMPLE, check_channels, check_encoding, check_servers
 from lowq.options import QueueOptions
 from lowq.sharding import Layout
 from lowq.shards.lease import LeaseDenied
@@ -29,26 +34,174 @@ from lowq.store.shard import ShardScripts
 ENDLESS_LEASE = 600_000
 #: Shards, nodes or keys that a text names.
 MOST_NAMED = 10
-#: The codes that findings have.
-CODES = SERVER_CODES | KINDS.keys()
-
-OnProgress = Callable[[int, int], object]
-
-
-def examine(
-    backend: Backend,
-    queues: Sequence[str] = (),
-    *,
-    repair: bool = False,
-    on_progress: OnProgress | None = None,
-    patience: float | None = None,
-) -> list[Finding]:
-    """What the doctor finds; see `Lowq.examine`."""
-    return _Examination(backend, queues, repair=repair, on_progress=on_progress, patience=patience).findings()
+#: Seconds between two looks at what is suspicious.
+LOOK_INTERVAL = 0.5
+#: Fields of a shard's `meta` that change as its jobs are moved.
+_OF_RESHARD = ("sealed", "moved", "fed", "step")
+#: A suspicion: its code, the queue or node, and what distinguishes it from others of the same code. It may go on under
+#: the same name only.
+Suspicion = tuple[Any, ...]
 
 
-class _Examination:
-    """One examination. It is done once, by `findings`."""
+# --- who works what ---
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The registries and the shards, as one look found them."""
+
+    queues: Mapping[str, QueueInfo]
+    #: queue -> what can't be read of its entry.
+    unreadable_queues: Mapping[str, str]
+    nodes: NodeEntries
+    shard_snapshots: Mapping[Place, ShardSnapshot]
+
+    def of_queue(self, queue: str) -> list[ShardSnapshot]:
+        """Snapshots of its shards, as far as they can be read."""
+        return [item for place, item in self.shard_snapshots.items() if place.queue == queue and not item.wrong]
+
+    def served(self, queue: str) -> bool:
+        """Whether a node lives that takes jobs of it."""
+        return any(queue in node.queues and not node.quiet for node in self.nodes.live)
+
+    def layout(self, place: Place) -> Layout | None:
+        """The layout of a shard, of those that may have jobs; None: the registry doesn't know it."""
+        info = self.queues.get(place.queue)
+        return next((each for each in info.layouts.all if each.epoch == place.epoch), None) if info else None
+
+    def shards_count(self, place: Place) -> int:
+        """How many shards its layout has; 0: the registry doesn't know that."""
+        layout = self.layout(place)
+        return 0 if layout is None else layout.shards_count
+
+    def within(self, place: Place) -> bool:
+        """Whether it is a shard of a layout that the registry knows."""
+        return place.shard < self.shards_count(place)
+
+    def has_nodes(self, item: ShardSnapshot) -> bool:
+        """Whether nodes may hold it: a shard that a reshard is only about to make has nothing yet."""
+        place = item.place
+        return self.within(place) and (place.epoch == self.queues[place.queue].epoch or "shards_count" in item.meta)
+
+    def following(self, place: Place) -> Layout | None:
+        """The layout that its jobs are being moved to, as the registry says."""
+        layouts = self.queues[place.queue].layouts if place.queue in self.queues else None
+        return layouts.next if layouts is not None and layouts.current.epoch == place.epoch else None
+
+
+def look(backend: Backend, wanted: Collection[str] | None, others: Sequence[Place] = ()) -> Look:
+    """Looks at the registries and at the shards of the queues wanted (None: all), and at some others.
+
+    Raises:
+        RedisUnavailable, RedisRefused, ScriptError
+    """
+    queues, unreadable = read_registry(backend)
+    if wanted is not None:
+        queues = {name: info for name, info in queues.items() if name in wanted}
+        unreadable = {name: text for name, text in unreadable.items() if name in wanted}
+    places = [
+        Place(name, shard, layout.epoch)
+        for name, info in queues.items()
+        for layout in info.layouts.all
+        for shard in range(layout.shards_count)
+    ]
+    shard_snapshots = read_shard_snapshots(backend.client, backend.config.namespace, dict.fromkeys([*places, *others]))
+    # The nodes last: one that comes meanwhile is seen, while its leases may not be.
+    nodes = read_node_entries(backend)
+    live = [node for node in nodes.live if node.name not in nodes.unreadable]
+    return Look(queues, unreadable, replace(nodes, live=live), shard_snapshots)
+
+
+def suspicions(seen: Look) -> dict[Suspicion, list[ShardSnapshot]]:
+    """What does not fit at one look: the suspicion, and the shards that it is about."""
+    known = {name.rpartition(":")[2] for name in seen.nodes.names}
+    found = {
+        (code, item.place.queue, item.place, mark): [item]
+        for item in seen.shard_snapshots.values()
+        if not item.wrong
+        for code, mark in _suspicions_of_shard(seen, item, known)
+    }
+    return found | dict(_suspicions_of_queues(seen)) | {("node_without_leases", name): [] for name in _idle_nodes(seen)}
+
+
+def _suspicions_of_shard(seen: Look, item: ShardSnapshot, known: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Code and mark of each. ``known``: the nonces of the nodes in the registry."""
+    place, following = item.place, seen.following(item.place)
+    sealed, count = item.meta.get("sealed"), item.meta.get("shards_count")
+    # Nodes take nothing of a shard whose jobs are being moved, or are still to come: see "reshard_left".
+    if item.token is None and sealed is None and "fed" not in item.meta:
+        # Each change of owner has a fence of its own: with the same one, nobody was there between two looks.
+        fence = item.meta.get("fence", "")
+        if item.taken:
+            yield "ownerless", fence
+        elif seen.served(place.queue) and seen.has_nodes(item):
+            yield "shard_unserved", fence
+    # Whoever moves jobs of a shard is no node.
+    if item.owner is not None and item.owner[:6] not in known and not (item.is_moving and following is not None):
+        yield "lease_unknown", item.token or ""
+    if count is not None and seen.within(place) and count != str(seen.shards_count(place)):
+        yield "shards_count", count
+    expected = None if following is None else f"{following.shards_count} {following.epoch}"
+    if sealed is not None and sealed != expected and seen.layout(place) is not None:
+        yield "shard_sealed", sealed
+
+
+def _suspicions_of_queues(seen: Look) -> Iterator[tuple[Suspicion, list[ShardSnapshot]]]:
+    for queue, info in seen.queues.items():
+        items = seen.of_queue(queue)
+        usable = [item for item in items if seen.has_nodes(item) and not item.is_left]
+        if len({"paused" in item.meta for item in usable}) == 2:
+            yield ("paused_in_part", queue), [item for item in items if "paused" in item.meta and not item.is_left]
+        # A reshard that nobody goes on with: nothing of it changes. Whoever moves jobs holds a lease, and while a node
+        # finishes what is in flight of a sealed shard it does.
+        items = [item for item in items if seen.within(item.place)]
+        if info.reshard is not None and not any(item.is_moving and item.token is not None for item in items):
+            state = [
+                (item.place, item.is_moving and item.meta.get("fence"), *map(item.meta.get, _OF_RESHARD))
+                for item in items
+            ]
+            yield ("reshard_left", queue, *state), [item for item in items if item.is_moving or "fed" in item.meta]
+
+
+def _idle_nodes(seen: Look) -> Iterator[str]:
+    """Nodes that name shards, of which none is leased to them."""
+    for node in seen.nodes.live:
+        # It names shards by number: those of two layouts while a reshard is under way.
+        places = [
+            Place(queue, shard, layout.epoch)
+            for queue, shards in node.shards.items()
+            if queue in seen.queues
+            for layout in seen.queues[queue].layouts.all
+            for shard in shards
+        ]
+        snapshots = map(seen.shard_snapshots.get, places)
+        held = [item for item in snapshots if item is not None and not item.wrong]
+        nonce = node.name.rpartition(":")[2]
+        if held and not any((item.owner or "").startswith(nonce) for item in held):
+            yield node.name
+
+
+def confirm(look_again: Callable[[], Look], patience: float) -> tuple[Look, dict[Suspicion, list[ShardSnapshot]]]:
+    """The last look, and the suspicions that were there at every look for so many seconds. Ends early without any.
+
+    Raises:
+        RedisUnavailable, RedisRefused, ScriptError
+    """
+    deadline = time.monotonic() + patience
+    seen = look_again()
+    found = suspicions(seen)
+    while found and time.monotonic() < deadline:
+        time.sleep(max(min(LOOK_INTERVAL, deadline - time.monotonic()), 0.0))
+        seen = look_again()
+        found = {suspicion: what for suspicion, what in suspicions(seen).items() if suspicion in found}
+    return seen, found
+
+
+# --- the examination ---
+
+
+class Examination:
+    """One examination; see `Lowq.examine`. It is done once, by `findings`."""
 
     def __init__(
         self,
@@ -56,7 +209,7 @@ class _Examination:
         queues: Sequence[str] = (),
         *,
         repair: bool = False,
-        on_progress: OnProgress | None = None,
+        on_progress: Callable[[int, int], object] | None = None,
         patience: float | None = None,
     ) -> None:
         self._backend = backend
@@ -67,30 +220,31 @@ class _Examination:
         self._on_progress = on_progress or (lambda _done, _total: None)
         self._patience = backend.config.lease_ttl / 3 + 1.0 if patience is None else patience
         self._done = self._total = 0
+        #: The last look.
+        self._seen: Look
         self._scanner = JobScanner(self._client, self._namespace, repair=repair, on_step=self._step)
 
     def findings(self) -> list[Finding]:
         """Examines, and repairs if it is to."""
         silent: dict[str, RedisUnavailable] = {}
         found = list(check_servers(self._client, silent))
-        if silent:
-            return sorted(found, key=_severity)
-        for name in self._wanted or ():
-            self._check_exists(name)
-        found += check_channels(self._client, self._namespace)
-        # The ids first: restoring what a dead owner left needs entries that can be read.
-        seen = look(self._backend, self._wanted)
-        others = self._examine_jobs(seen)
-        found += check_encoding(self._client, self._scanner.sample)
-        # Twice, as a queue may come or go meanwhile: it is unknown only when its keys are there between two looks at
-        # the registry that do not find it.
-        known_before, _ = read_registry(self._backend)
-        seen, confirmed = confirm(lambda: look(self._backend, self._wanted, others), self._patience)
-        found += self._of_nodes(seen, confirmed)
-        found += self._of_queues(seen, confirmed, known_before)
-        found += self._of_shards(seen)
-        found += self._of_ids(seen)
-        return sorted(found, key=_severity)
+        if not silent:
+            for name in self._wanted or ():
+                self._check_exists(name)
+            found += check_channels(self._client, self._namespace)
+            # The ids first: restoring what a dead owner left needs entries that can be read.
+            others = self._examine_jobs(look(self._backend, self._wanted))
+            found += check_encoding(self._client, self._scanner.sample)
+            # Twice, as a queue may come or go meanwhile: it is unknown only when its keys are there between two looks
+            # at the registry that do not find it.
+            known_before, _ = read_registry(self._backend)
+            self._seen, confirmed = confirm(lambda: look(self._backend, self._wanted, others), self._patience)
+            found += self._of_nodes([suspicion[1] for suspicion in confirmed if suspicion[0] == "node_without_leases"])
+            found += self._of_queues(known_before)
+            found += self._of_suspicions(confirmed)
+            found += self._of_shards()
+            found += self._of_ids()
+        return sorted(found, key=lambda finding: ("ok", "warning", "error").index(finding.severity))
 
     def _check_exists(self, name: str) -> None:
         try:
@@ -105,8 +259,6 @@ class _Examination:
                     return
             raise
 
-    # --- progress ---
-
     def _step(self, count: int) -> None:
         self._done += count
         self._total = max(self._total, self._done)
@@ -120,138 +272,80 @@ class _Examination:
         sizes = self._client.on_all([("DBSIZE",)])
         self._total = sum(item.entries for item in shard_snapshots.values()) + sum(size for (size,) in sizes.values())
         self._scanner.examine_sets([place for place, item in shard_snapshots.items() if item.entries])
-        wanted = None if self._wanted is None else frozenset(self._wanted)
-        layouts = {name: info.layouts for name, info in seen.queues.items()}
-        self._scanner.examine_keys(wanted, layouts, shard_snapshots, SAMPLE)
+        self._scanner.examine_keys(self._wanted, seen.shards_count, shard_snapshots, SAMPLE)
         others = sorted(shard_snapshots.keys() - seen.shard_snapshots.keys())
         self._scanner.examine_sets([place for place in others if shard_snapshots[place].entries])
         return others
 
-    def _of_ids(self, seen: Look) -> Iterator[Finding]:
+    def _of_ids(self) -> Iterator[Finding]:
         for (queue, code), tally in sorted(self._scanner.tallies.items()):
             ids = tuple(job_id.decode("utf-8", "backslashreplace") for job_id in tally.ids)
-            noun = "entry" if code == "leftovers" else "key" if code == "unknown_keys" else "id"
+            noun = {"leftovers": "entry", "unknown_keys": "key"}.get(code, "id")
             finding = self._finding(
-                code,
-                queue=queue,
-                shards=sorted(tally.shards),
-                current=seen.epoch(queue),
-                count=_count(tally.count, noun),
-                detail=_some(ids),
-            )
+                code, queue, places=tally.shards, count=_count(tally.count, noun), detail=_some(ids)
+            )  # fmt: skip
             ids = () if code == "unknown_keys" else ids
             yield replace(finding, ids=ids, count=tally.count, repaired=tally.repaired)
 
     # --- nodes ---
 
-    def _of_nodes(self, seen: Look, confirmed: dict[Suspicion, Any]) -> Iterator[Finding]:
-        ttl = self._backend.config.lease_ttl
-        yield from self._of_node_entries(seen)
-        without = [suspicion[1] for suspicion in confirmed if suspicion[0] == "node_without_leases"]
-        if without:
-            yield self._finding("node_without_leases", nodes=without)
-        busy = {node.name: seconds_all_busy(node) for node in seen.nodes if seconds_all_busy(node) > STUCK_SECONDS}
+    def _of_nodes(self, without_leases: Sequence[str]) -> Iterator[Finding]:
+        nodes, ttl = self._seen.nodes, self._backend.config.lease_ttl
+        dead = []
+        if nodes.unreadable:
+            dead.append(self._finding("node_unreadable", nodes=sorted(nodes.unreadable)))
+        if nodes.silent:
+            ago = duration(min(nodes.silent.values()))
+            dead.append(self._finding("node_silent", nodes=sorted(nodes.silent), ago=ago))
+        if dead and self._repair:
+            # An anonymous deregistration: as every heartbeat, it looks at all entries anew and prunes dead nodes.
+            self._client.call(registry.prune_nodes(nodes_key(self._namespace)))
+            left = read_node_entries(self._backend).names
+            dead = [replace(item, repaired=sum(name not in left for name in item.nodes)) for item in dead]
+        yield from dead
+        if without_leases:
+            yield self._finding("node_without_leases", nodes=without_leases)
+        busy = {node.name: seconds_all_busy(node) for node in nodes.live if seconds_all_busy(node) > STUCK_SECONDS}
         if busy:
             yield self._finding("threads_busy", nodes=list(busy), seconds=duration(min(busy.values())))
         versions: defaultdict[str, list[str]] = defaultdict(list)
-        for node in seen.nodes:
+        for node in nodes.live:
             versions[node.version or "unknown"].append(node.name)
         if len(versions) > 1:
             detail = "; ".join(f"{version}: {_some(names)}" for version, names in sorted(versions.items()))
-            yield self._finding("version_drift", nodes=[node.name for node in seen.nodes], detail=detail)
-        late = {node.name: node.late for node in seen.nodes if node.late > ttl / 3}
+            yield self._finding("version_drift", nodes=[node.name for node in nodes.live], detail=detail)
+        late = {node.name: node.late for node in nodes.live if node.late > ttl / 3}
         if late:
             longest = max(late.values())
-            finding = self._finding("maintenance_late", nodes=list(late), late=duration(longest))
-            yield replace(finding, severity="error") if longest > ttl else finding
-
-    def _of_node_entries(self, seen: Look) -> Iterator[Finding]:
-        found = []
-        if seen.entries.unreadable:
-            found.append(self._finding("node_unreadable", nodes=sorted(seen.entries.unreadable)))
-        if seen.entries.silent:
-            ago = duration(min(seen.entries.silent.values()))
-            found.append(self._finding("node_silent", nodes=sorted(seen.entries.silent), ago=ago))
-        if found and self._repair:
-            # A goodbye of nobody: as every heartbeat, it looks at all entries anew and forgets the nodes that are dead.
-            self._client.call(registry.prune_nodes(nodes_key(self._namespace)))
-            left = read_node_entries(self._backend).names
-            found = [replace(item, repaired=sum(name not in left for name in item.nodes)) for item in found]
-        yield from found
+            severity: Severity = "error" if longest > ttl else "warning"
+            yield self._finding("maintenance_late", nodes=list(late), severity=severity, late=duration(longest))
 
     # --- queues ---
 
-    def _of_queues(self, seen: Look, confirmed: dict[Suspicion, Any], known_before: Iterable[str]) -> Iterator[Finding]:
+    def _of_queues(self, known_before: Collection[str]) -> Iterator[Finding]:
+        seen = self._seen
         for queue, text in seen.unreadable_queues.items():
-            yield self._finding("queue_unreadable", queue=queue, detail=text)
-        for queue in seen.queues:
-            shard_snapshots = seen.of_queue(queue)
-            if seen.served(queue):
-                continue
-            jobs = sum(item.length + item.taken for item in shard_snapshots)
-            if jobs:
-                yield self._finding("queue_unserved", queue=queue, jobs=_count(jobs, "job"))
-            elif (
-                not any(item.exists for item in shard_snapshots)
-                and sum(seen.within(item.place) for item in shard_snapshots) >= seen.queues[queue].shards_count
-            ):
-                yield self._finding("queue_unused", queue=queue)
-        yield from self._unregistered(seen, frozenset(known_before))
-        groups: defaultdict[tuple[str, str], list[ShardSnapshot]] = defaultdict(list)
-        for suspicion, what in confirmed.items():
-            if suspicion[0] in ("paused_in_part", "reshard_left"):
-                groups[suspicion[0], suspicion[1]] = what
-            elif suspicion[0] != "node_without_leases":
-                groups[suspicion[0], suspicion[1]].append(what)
-        for (code, queue), items in groups.items():
-            yield self._of_group(seen, code, queue, items)
-
-    def _of_group(self, seen: Look, code: str, queue: str, items: list[ShardSnapshot]) -> Finding:
-        jobs = sum(item.length + item.taken for item in items)
-        if code == "shard_sealed":
-            counts = {item.meta["sealed"].partition(" ")[0] for item in items}
-        else:
-            counts = {item.meta.get("shards_count", "") for item in items}
-        layouts = seen.queues[queue].layouts if queue in seen.queues else None
-        finding = self._finding(
-            code,
-            queue=queue,
-            shards=[item.place for item in items],
-            current=seen.epoch(queue),
-            following="" if layouts is None or layouts.next is None else layouts.next.shards_count,
-            count=_count(sum(item.taken for item in items), "job"),
-            jobs=_count(jobs, "job"),
-            owner=_some(sorted({item.owner or "" for item in items})),
-            detail=_some(sorted(counts)),
-            expected=_count(seen.queues[queue].shards_count, "shard") if queue in seen.queues else "",
-        )
-        if code == "shard_unserved" and not any(item.due for item in items):
-            finding = replace(finding, severity="warning")
-        if code == "ownerless" and self._repair:
-            repaired = sum(self._restore(item, seen.queues.get(queue)) for item in items)
-            finding = replace(finding, repaired=repaired)
-        return finding
-
-    def _unregistered(self, seen: Look, known_before: frozenset[str]) -> Iterator[Finding]:
+            yield self._finding("queue_unreadable", queue, detail=text)
+        for queue, info in seen.queues.items():
+            items = seen.of_queue(queue)
+            if not seen.served(queue):
+                if any(item.length + item.taken for item in items):
+                    yield replace(self._finding("queue_unserved", queue, items), shards=(), count=1)
+                elif (
+                    not any(item.exists for item in items)
+                    and sum(seen.within(item.place) for item in items) >= info.shards_count
+                ):
+                    yield self._finding("queue_unused", queue)
         strangers: defaultdict[str, list[ShardSnapshot]] = defaultdict(list)
         for (queue, *_), item in seen.shard_snapshots.items():
-            known = queue in seen.queues or queue in seen.unreadable_queues or queue in known_before
-            if not known and self._exists(item):
+            if queue not in {*seen.queues, *seen.unreadable_queues, *known_before} and self._exists(item):
                 strangers[queue].append(item)
-        if not strangers:
-            return
-        known_after, _ = read_registry(self._backend)
-        for queue, items in strangers.items():
-            if queue in known_after:
-                continue
-            jobs = sum(item.jobs for item in items)
-            finding = self._finding("queue_unregistered", queue=queue, jobs=_count(jobs, "job"))
-            layout = _layout_of(items)
-            shards = tuple(item.place.shard for item in items)
-            finding = replace(finding, shards=shards, repairable=layout is not None)
-            if layout is not None and self._repair:
-                finding = replace(finding, repaired=int(self._register(queue, layout)))
-            yield finding
+        known_after = read_registry(self._backend)[0] if strangers else {}
+        for queue in strangers.keys() - known_after.keys():
+            layout = _layout_of(strangers[queue])
+            finding = replace(self._finding("queue_unregistered", queue, strangers[queue]), count=1)
+            repaired = layout is not None and self._repair and self._register(queue, layout)
+            yield replace(finding, repairable=layout is not None, repaired=int(repaired))
 
     def _register(self, queue: str, layout: Layout) -> bool:
         """Enters a queue; False: somebody was quicker, with another number."""
@@ -265,9 +359,29 @@ class _Examination:
             return False
         return True
 
+    def _of_suspicions(self, confirmed: Mapping[Suspicion, list[ShardSnapshot]]) -> Iterator[Finding]:
+        groups: defaultdict[tuple[str, str], list[ShardSnapshot]] = defaultdict(list)
+        for (code, queue, *_), items in confirmed.items():
+            if code != "node_without_leases":
+                groups[code, queue] += items
+        for (code, queue), items in groups.items():
+            if code == "shard_sealed":
+                counts = {item.meta["sealed"].partition(" ")[0] for item in items}
+            else:
+                counts = {item.meta.get("shards_count", "") for item in items}
+            is_idle = code == "shard_unserved" and not any(item.due for item in items)
+            finding = self._finding(
+                code, queue, items, severity="warning" if is_idle else None, detail=_some(sorted(counts)),
+                owner=_some(sorted({item.owner or "" for item in items})),
+            )  # fmt: skip
+            if code == "ownerless" and self._repair:
+                repaired = sum(self._restore(item, self._seen.queues.get(queue)) for item in items)
+                finding = replace(finding, repaired=repaired)
+            yield finding
+
     def _restore(self, item: ShardSnapshot, info: QueueInfo | None) -> bool:
-        """What a dead owner left in flight waits again, as after any other change of owner: the doctor is the new
-        owner for a moment. Whether nothing is without an owner any more.
+        """Lets what a dead owner left in flight wait again, as after any other change of owner: the doctor is the new
+        owner for a moment. Returns whether nothing is without an owner any more.
         """
         queue, shard, _ = item.place
         count = untrusted.count(item.meta.get("shards_count"))
@@ -289,12 +403,13 @@ class _Examination:
 
     # --- shards ---
 
-    def _of_shards(self, seen: Look) -> Iterator[Finding]:
+    def _of_shards(self) -> Iterator[Finding]:
+        seen = self._seen
         beyond: defaultdict[tuple[str, str], list[ShardSnapshot]] = defaultdict(list)
-        found: defaultdict[tuple[str, str], list[tuple[ShardSnapshot, str]]] = defaultdict(list)
+        sick: defaultdict[tuple[str, str], dict[Place, str]] = defaultdict(dict)
         for place, item in seen.shard_snapshots.items():
             for code, detail in item.integrity_errors().items():
-                found[place.queue, code].append((item, detail))
+                sick[place.queue, code][place] = detail
             if place.queue not in seen.queues or not self._exists(item):
                 continue
             if seen.layout(place) is None or (item.is_left and item.jobs):
@@ -304,45 +419,28 @@ class _Examination:
             elif not seen.within(place):
                 beyond[place.queue, "shard_beyond"].append(item)
         for (queue, code), items in beyond.items():
-            jobs = sum(item.jobs for item in items)
-            layouts = " and ".join(_count(layout.shards_count, "shard") for layout in seen.queues[queue].layouts.all)
-            finding = self._finding(
-                code,
-                queue=queue,
-                shards=[item.place for item in items],
-                current=seen.epoch(queue),
-                jobs=_count(jobs, "job"),
-                expected=layouts,
-                epoch=seen.epoch(queue),
-            )
-            yield finding if jobs else replace(finding, severity="warning")
-        for (queue, code), pairs in found.items():
-            sick = [item for item, _ in pairs]
-            finding = self._finding(
-                code,
-                queue=queue,
-                shards=[item.place for item in sick],
-                current=seen.epoch(queue),
-                detail=_some(sorted({part for _, detail in pairs for part in detail.split(", ")})),
-                ahead=duration(max((item.seconds_ahead for item in sick if not item.wrong), default=0.0)),
-            )
+            has_jobs = any(item.jobs for item in items)
+            yield self._finding(code, queue, items, severity=None if has_jobs else "warning")
+        for (queue, code), details in sick.items():
+            items = [seen.shard_snapshots[place] for place in details]
+            ahead = duration(max((item.seconds_ahead for item in items if not item.wrong), default=0.0))
+            words = sorted({part for detail in details.values() for part in detail.split(", ")})
+            finding = self._finding(code, queue, items, detail=_some(words), ahead=ahead)
             if finding.repairable and self._repair:
-                finding = replace(finding, repaired=self._repair_shards(seen, code, sick))
+                finding = replace(finding, repaired=self._repair_shards(code, items))
             yield finding
 
     def _exists(self, item: ShardSnapshot) -> bool:
         """Whether there is anything of a shard that the registry doesn't know: perhaps only keys that nothing lists."""
         return item.exists or any(item.place in tally.shards for tally in self._scanner.tallies.values())
 
-    def _repair_shards(self, seen: Look, code: str, sick: list[ShardSnapshot]) -> int:
-        """How many of them have it no more."""
+    def _repair_shards(self, code: str, sick: list[ShardSnapshot]) -> int:
+        """Repairs these shards; returns how many of them have it no more."""
         for item in sick:
-            argument = str(ENDLESS_LEASE)
-            if code == "meta_lost":
-                if not seen.within(item.place):
-                    continue
-                argument = str(seen.shards_count(item.place))
-            self._client.call(ShardScripts(shard_prefix(self._namespace, *item.place)).repair_shard(code, argument))
+            argument = self._seen.shards_count(item.place) if code == "meta_lost" else ENDLESS_LEASE
+            if code != "meta_lost" or self._seen.within(item.place):
+                scripts = ShardScripts(shard_prefix(self._namespace, *item.place))
+                self._client.call(scripts.repair_shard(code, str(argument)))
         after = read_shard_snapshots(self._client, self._namespace, [item.place for item in sick])
         return sum(code not in item.integrity_errors() for item in after.values())
 
@@ -351,45 +449,38 @@ class _Examination:
     def _finding(
         self,
         code: str,
-        *,
         queue: str | None = None,
-        shards: Sequence[Place] = (),
-        current: int = 0,
+        items: Collection[ShardSnapshot] = (),
+        *,
+        places: Collection[Place] = (),
         nodes: Sequence[str] = (),
-        **values: Any,
+        severity: Severity | None = None,
+        **fields: Any,
     ) -> Finding:
-        """``current``: the epoch of the layout that shards are named in without saying so."""
-        kind = KINDS[code]
-        values |= {
-            "queue": queue,
-            "shards": ("shard " if len(shards) == 1 else "shards ")
-            + _some([_name(place, current) for place in sorted(shards, key=lambda place: (place.epoch, place.shard))]),
+        """A finding about these shards, given as ``items`` or as ``places``, or about these nodes."""
+        info = self._seen.queues.get(queue or "")
+        layouts = () if info is None else info.layouts.all
+        shards = sorted(places or [item.place for item in items], key=lambda place: (place.epoch, place.shard))
+        # Shards of the present layout are named without saying so.
+        epoch = 0 if info is None else info.epoch
+        names = [f"{each.shard}{'' if each.epoch == epoch else f' (of layout {each.epoch})'}" for each in shards]
+        fields = {
+            "shards": f"{'shard' if len(shards) == 1 else 'shards'} {_some(names)}",
             "nodes": _some(nodes),
+            "count": _count(sum(item.taken for item in items), "job"),
+            "unfinished": _count(sum(item.length + item.taken for item in items), "job"),
+            "jobs": _count(sum(item.jobs for item in items), "job"),
+            "expected": " and ".join(_count(layout.shards_count, "shard") for layout in layouts),
+            "epoch": epoch,
+            "following": layouts[-1].shards_count if layouts else "",
             "queues_key": queues_key(self._namespace),
             "nodes_key": nodes_key(self._namespace),
             "lease_ttl": duration(self._backend.config.lease_ttl),
-        }
-        return Finding(
-            code,
-            kind.severity,
-            kind.what.format(**values),
-            kind.cause.format(**values),
-            kind.effect.format(**values),
-            kind.advice.format(**values),
-            queue=queue,
-            shards=tuple(sorted(place.shard for place in shards)),
-            nodes=tuple(nodes),
+        } | fields
+        return make_finding(
+            code, fields, severity=severity, queue=queue, shards=sorted(place.shard for place in shards), nodes=nodes,
             count=max(len(shards), len(nodes), 1),
-            repairable=kind.repairable,
-        )
-
-
-def _severity(finding: Finding) -> int:
-    return ("ok", "warning", "error").index(finding.severity)
-
-
-def _name(place: Place, current: int) -> str:
-    return str(place.shard) if place.epoch == current else f"{place.shard} (of layout {place.epoch})"
+        )  # fmt: skip
 
 
 def _layout_of(items: Sequence[ShardSnapshot]) -> Layout | None:
@@ -409,7 +500,7 @@ def _layout_of(items: Sequence[ShardSnapshot]) -> Layout | None:
 
 
 def _count(number: int, noun: str) -> str:
-    plural = f"{noun[:-1]}ies" if noun.endswith("y") and noun != "key" else f"{noun}s"
+    plural = "entries" if noun == "entry" else f"{noun}s"
     return f"{number:,} {noun if number == 1 else plural}"
 
 

@@ -7,13 +7,14 @@ looks is not reported. A repair looks once more before it does anything.
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple
 
 from lowq.operate.findings import MAX_NAMED
 from lowq.operate.walk import SCANS_TOGETHER, ask, scan_shards
-from lowq.sharding import Layouts, queue_of_layout, shard_of
+from lowq.sharding import queue_of_layout, shard_of
 from lowq.store import Client
 from lowq.store.keys import FORMAT, SHARD_KEYS, shard_prefix
 from lowq.store.shard import ShardScripts
@@ -203,19 +204,20 @@ class JobScanner:
 
     def examine_keys(
         self,
-        wanted: frozenset[str] | None,
-        layouts: Mapping[str, Layouts],
+        wanted: Collection[str] | None,
+        shards_count: Callable[[Place], int],
         shard_snapshots: dict[Place, ShardSnapshot],
         sample: int,
     ) -> None:
         """Every payloads key there is of the queues wanted (None: of all). Shards that it comes across and that are not
-        in ``shard_snapshots`` are added there. ``sample``: so many keys are kept.
+        in ``shard_snapshots`` are added there. ``shards_count``: how many shards the layout of a shard has, 0 when that
+        is not known. ``sample``: so many keys are kept.
         """
         gathered: defaultdict[tuple[Place, bytes], list[bytes]] = defaultdict(list)
         count = 0
-        counts = {(queue, layout.epoch): layout.shards_count for queue, both in layouts.items() for layout in both.all}
+        shards_count = cache(shards_count)
         for place, kind, job_id in self._payload_keys(wanted, shard_snapshots, sample):
-            expected = counts.get((place.queue, place.epoch), 0)
+            expected = shards_count(place)
             if place.shard < expected and shard_of(job_id, expected) != place.shard:
                 self.tallies[place.queue, "wrong_shard"].add(place, job_id)
             ids = gathered[place, kind]
@@ -231,7 +233,7 @@ class JobScanner:
         self._examine_ids(gathered.items())
 
     def _payload_keys(
-        self, wanted: frozenset[str] | None, shard_snapshots: dict[Place, ShardSnapshot], sample: int
+        self, wanted: Collection[str] | None, shard_snapshots: dict[Place, ShardSnapshot], sample: int
     ) -> Iterator[tuple[Place, bytes, bytes]]:
         begin = f"{self._namespace}:{FORMAT}:{{"
         places: dict[bytes, Place | None] = {}

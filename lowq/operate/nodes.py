@@ -83,12 +83,7 @@ def nodes(backend: Backend) -> list[NodeInfo]:
     Raises:
         RedisUnavailable, RedisRefused
     """
-    key = nodes_key(backend.config.namespace)
-    raw, time = backend.client.commands([("HGETALL", key), ("TIME",)], key=key)
-    found = _live_nodes(raw, time_of(time))
-    if 2 * len(found) < len(raw) and _is_replica(backend.client):
-        return _live_nodes(raw, time_of(time), on_replica=True)
-    return found
+    return read_node_entries(backend).live
 
 
 def _is_replica(client: Client) -> bool:
@@ -164,6 +159,8 @@ class NodeEntries:
     """The registry of nodes, also of those that do not live."""
 
     names: frozenset[str]
+    #: As `nodes` has them.
+    live: list[NodeInfo]
     #: Node -> seconds since its last heartbeat, of those that were silent for longer than they said.
     silent: Mapping[str, float]
     unreadable: frozenset[str]
@@ -178,16 +175,17 @@ def read_node_entries(backend: Backend) -> NodeEntries:
     key = nodes_key(backend.config.namespace)
     raw, time = backend.client.commands([("HGETALL", key), ("TIME",)], key=key)
     now = time_of(time)
-    entries = {
-        name.decode("utf-8", "replace"): _Entry.read(data) for name, data in zip(raw[::2], raw[1::2], strict=True)
-    }
-    silent = {
-        name: now - entry.heartbeat_at
-        for name, entry in entries.items()
-        if entry is not None and entry.details is not None and now - entry.heartbeat_at > entry.silence
-    }
-    unreadable = frozenset(name for name, entry in entries.items() if entry is None or entry.details is None)
-    return NodeEntries(frozenset(entries), silent, unreadable)
+    live = _live_nodes(raw, now)
+    if 2 * len(live) < len(raw) and _is_replica(backend.client):
+        live = _live_nodes(raw, now, on_replica=True)
+    silent, unreadable = {}, set()
+    names = [name.decode("utf-8", "replace") for name in raw[::2]]
+    for name, entry in zip(names, map(_Entry.read, raw[1::2]), strict=True):
+        if entry is None or entry.details is None:
+            unreadable.add(name)
+        elif now - entry.heartbeat_at > entry.silence:
+            silent[name] = now - entry.heartbeat_at
+    return NodeEntries(frozenset(names), live, silent, frozenset(unreadable))
 
 
 def _node_info(name: bytes, data: bytes, now: float, on_replica: bool) -> NodeInfo | None:

@@ -249,7 +249,7 @@ def test_without_info_the_server_is_unknown_and_without_config_its_snapshots(ser
     info = app.redis_info()
     assert info.version.startswith(("Redis ", "Valkey "))
     assert (info.eviction, info.persistence) == ("allkeys-lru", "no AOF")
-    assert any("may not ask whether there are snapshots" in warning for warning in info.warnings)
+    assert any("whether there are snapshots may not be asked" in warning for warning in info.warnings)
     (found,) = [finding for finding in app.examine() if finding.code == "persistence"]
     assert "whether there are snapshots may not be asked" in found.what
     app.close()

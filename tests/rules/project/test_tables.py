@@ -79,6 +79,6 @@ def test_the_page_of_the_doctor_lists_every_finding() -> None:
     )
     assert {code for code, *_ in found} == CODES
     table = {code: (severity, bool(repair) and not re.match(r"no\b", repair)) for code, severity, repair in found}
-    assert {code: table[code] for code in KINDS} == {
-        code: (kind.severity, kind.repairable) for code, kind in KINDS.items()
+    assert {code: table[code] for code in KINDS if code in table} == {
+        code: (kind.severity, kind.repairable) for code, kind in KINDS.items() if "." not in code
     }
