@@ -443,7 +443,7 @@ class Node:
             events = self.app.events_of(queue)
             if queue in self._workers:
                 offset = lambda: self.broker.maintenance.server_clock.offset  # noqa: E731
-                events = events.joined_by(self._recorder.new_tally(queue), server_offset=offset)
+                events = events.counted_by(self._recorder.new_tally(queue), offset)
         return WorkerRuntime.of(self._all_workers[queue], self.app.config, self.stopping.is_set, events=events)
 
     def _on_command(self, command: str) -> None:

@@ -138,7 +138,7 @@ class BatchObservation:
 
 class Observer:
     """Observes events: those whose methods it overrides. Those of an application (`Lowq.observers`), which may come at
-    any time, observe pushes and batches; the others are given to `QueueEvents`.
+    any time, observe pushes and batches; others of jobs, and a tally, are given to `QueueEvents`.
     """
 
     __slots__ = ()
@@ -152,8 +152,8 @@ class Observer:
     def jobs_failed(self, failures: Iterable[tuple[bytes, bytes]]) -> None:
         """Ids and errors, as Redis keeps them."""
 
-    def jobs_taken(self, jobs: Sequence[Any], taken_at: float | None) -> None:
-        """``taken_at``: Unix time in Redis, seconds; None: that is not known."""
+    def jobs_taken(self, jobs: Sequence[Any], taken_at: float) -> None:
+        """``taken_at``: Unix time in Redis, seconds."""
 
     def batch_began(self, batch: Batch) -> BatchObservation | None:
         """None: the batch is not observed."""

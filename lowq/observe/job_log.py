@@ -8,12 +8,8 @@ from lowq.logs import get_log
 from lowq.observe.events import Batch, BatchObservation, BatchResult, Observer
 
 log = get_log("lowq.jobs")
-_logger = logging.getLogger("lowq.jobs")
-
-
-def is_on() -> bool:
-    """Whether anybody wants the lines."""
-    return _logger.isEnabledFor(logging.DEBUG)
+#: Enabled for DEBUG if anybody wants the lines.
+logger = logging.getLogger("lowq.jobs")
 
 
 class _JobLog(Observer):

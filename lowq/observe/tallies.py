@@ -69,14 +69,12 @@ class Tally(Observer):
         self.waits = [0] * (len(WAIT_BOUNDS) + 1)
         self.waited = 0.0
 
-    def jobs_taken(self, jobs: Sequence[TakenJob], taken_at: float | None) -> None:
+    def jobs_taken(self, jobs: Sequence[TakenJob], taken_at: float) -> None:
         """Counts how long the jobs of a delivery had waited since they were due.
 
         Of a long delivery some are read, evenly spread, and each stands for its neighbours: all were taken at once,
         most of them in the order in which they became due.
         """
-        if taken_at is None:
-            return
         left, step, waits = len(jobs), -(-len(jobs) // WAITS_READ), self.waits
         for job in jobs[::step]:
             number = min(step, left)

@@ -233,7 +233,7 @@ class _Drainer(Loop):
         self._watcher = watchers[-1] if watchers else None
         self.tally = Tally(SlowBatches())
         events = self._app.events_of(worker.queue_name)
-        self._events = events.joined_by(self.tally)
+        self._events = events.counted_by(self.tally)
         super().__init__(self._app.config, {worker.queue_name: self._new_runtime()}, clock.now, prefetch=False)
         self._activity = BatchActivity(None)
         #: Of the batch that was performed last, if it did not simply finish.

@@ -211,7 +211,7 @@ class Loop:
             if limits is None or not limits.written_off:
                 activity.performed = performing, ended
                 activity.performing = activity.limits = None
-        runtime.events.batch_performed(shard, jobs, outcome, ended - now, ended)
+        runtime.events.tally.batch_performed(shard, jobs, outcome, ended - now, ended)
         in_flight.finish(outcome.finished)
         if not outcome.whole:
             await OwnContext(self._conclude(shard, jobs, runtime, outcome), outcome.context)

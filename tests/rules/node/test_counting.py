@@ -20,7 +20,7 @@ def counted(*due: bytes | float, offset: float | None = OFFSET) -> tuple[dict[fl
     """Bound -> how many jobs, and their seconds together. ``due``: how long each had waited, or what stands there."""
     tally = Tally(SlowBatches())
     times = [repr(NOW - at).encode() if isinstance(at, float) else at for at in due]
-    events = QueueEvents("Orders").joined_by(tally, server_offset=lambda: offset)
+    events = QueueEvents("Orders").counted_by(tally, lambda: offset)
     events.jobs_taken([TakenJob("a", [], -1, (b"a", at, b"-1")) for at in times], NOW - OFFSET)
     bounds = zip((*WAIT_BOUNDS, float("inf")), tally.waits, strict=True)
     return {bound: count for bound, count in bounds if count}, tally.waited
@@ -50,11 +50,11 @@ def test_a_time_that_somebody_has_written_spoils_no_figure() -> None:
 def test_a_batch_that_took_longer_than_the_floor_is_kept_with_its_first_id() -> None:
     slow = SlowBatches()
     tally = Tally(slow)
-    events = QueueEvents("Orders").joined_by(tally)
+    events = QueueEvents("Orders").counted_by(tally)
     shard = cast(Shard, type("Named", (), {"index": 3, "queue": "Orders"}))
     jobs = [TakenJob(job_id, [], -1, ()) for job_id in "ab"]
-    events.batch_performed(shard, jobs, Outcome(), FLOOR / 2, 100.0)
+    events.tally.batch_performed(shard, jobs, Outcome(), FLOOR / 2, 100.0)
     assert slow.unrecorded(102.5) == []
-    events.batch_performed(shard, jobs, Outcome(), 2.5, 102.5)
+    events.tally.batch_performed(shard, jobs, Outcome(), 2.5, 102.5)
     assert slow.unrecorded(102.5) == [("a", 2, 3, 2.5, 102.5)]
     assert sum(tally.lengths) == 2
