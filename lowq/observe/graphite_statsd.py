@@ -15,6 +15,7 @@ import threading
 import time
 import unicodedata
 from collections.abc import Callable, Mapping
+from functools import partial
 from hashlib import blake2b
 
 from lowq.address import parse_address
@@ -30,6 +31,9 @@ INTERVAL = 1.0
 #: Seconds that the end of the last source waits for the last lines to be sent.
 CLOSE_SECONDS = 1.0
 
+#: (queue, name) -> value; "" as queue: of the process.
+Figures = dict[tuple[str, str], float]
+
 
 class MetricsExporter:
     """Reads sources each second, and has what they say sent. Safe for threads. A child of a fork begins anew."""
@@ -39,15 +43,18 @@ class MetricsExporter:
         self._begin()
 
     def _begin(self) -> None:
-        #: Guards what follows. Held while the last lines of a run are sent: the next one begins after it.
+        #: Guards what follows. Held while the last lines are sent: the next source begins after it.
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._run: _Run | None = None
+        self._sources: list[Source] = []
+        #: Ends the thread that reads the sources; None: there is no thread, as there are no sources.
+        self._stop: threading.Event | None = None
         #: What sources had counted that have ended: counters never go back.
-        self._ended: dict[tuple[str, str], float] = {}
+        self._ended: Figures = {}
         #: Made for the first source, when the settings are frozen. They go on where they were, too, when sources come
         #: after others have gone.
-        self._sinks: list[tuple[Sink, _Formatter]] = []
+        self._sinks: list[tuple[Sink, GraphiteFormatter | StatsdFormatter]] = []
+        self._said = ""
 
     def add(self, source: Source) -> Callable[[], None]:
         """Reads the source from now on, if the settings name Graphite or StatsD. Returns what ends that, after one more
@@ -59,95 +66,59 @@ class MetricsExporter:
         if self._pid != os.getpid():
             self._begin()
         with self._lock:
-            if self._run is None:
-                self._sinks = self._sinks or self._new_sinks()
-                self._run = _Run(self._sinks, self._ended)
-                self._run.start()
-            run = self._run
-            run.add(source)
+            if not self._sinks:
+                for name, address, transports, formatter in (
+                    ("Graphite", config.graphite, GRAPHITE_TRANSPORTS, GraphiteFormatter),
+                    ("StatsD", config.statsd, STATSD_TRANSPORTS, StatsdFormatter),
+                ):
+                    if address is not None:
+                        self._sinks.append((Sink(name, parse_address(address, transports)), formatter(config)))
+            self._sources.append(source)
+            if self._stop is None:
+                self._stop = threading.Event()
+                threading.Thread(target=self._run, args=[self._stop], name="lowq-metrics", daemon=True).start()
+        return partial(self._remove, source)
 
-        def remove() -> None:
-            if self._pid != os.getpid():
-                return  # it is the parent's
-            with self._lock:
-                is_last = run.remove(source)
-                if is_last and self._run is run:
-                    self._run = None
-                    run.close()
-
-        return remove
-
-    def _new_sinks(self) -> "list[tuple[Sink, _Formatter]]":
-        config = self._config
-        sinks: list[tuple[Sink, _Formatter]] = []
-        if config.graphite is not None:
-            address = parse_address(config.graphite, GRAPHITE_TRANSPORTS)
-            sinks.append((Sink("Graphite", address), GraphiteFormatter(config)))
-        if config.statsd is not None:
-            sinks.append((Sink("StatsD", parse_address(config.statsd, STATSD_TRANSPORTS)), StatsdFormatter(config)))
-        return sinks
+    def _remove(self, source: Source) -> None:
+        if self._pid != os.getpid():
+            return  # it is the parent's
+        with self._lock:
+            if source not in self._sources:
+                return
+            self._sources.remove(source)
+            _add_up(self._read(source), self._ended, {})
+            if self._sources or self._stop is None:
+                return
+            self._stop.set()
+            self._stop = None
+            self._send()
+            deadline = time.monotonic() + CLOSE_SECONDS
+            for sink, _ in self._sinks:
+                sink.flush(max(deadline - time.monotonic(), 0.0))
 
     def close(self) -> None:
         """What is still to be sent is dropped, unless there are sources; the next one begins anew."""
         if self._pid != os.getpid():
             return
         with self._lock:
-            if self._run is None:
+            if not self._sources:
                 for sink, _ in self._sinks:
                     sink.close()
                 self._sinks = []
                 self._ended.clear()
 
-
-class _Run:
-    """From the first source to the end of the last one."""
-
-    def __init__(self, sinks: "list[tuple[Sink, _Formatter]]", ended: dict[tuple[str, str], float]) -> None:
-        self._sinks = sinks
-        #: Guards the two below.
-        self._lock = threading.Lock()
-        self._sources: list[Source] = []
-        self._ended = ended
-        self._closing = threading.Event()
-        self._said = ""
-        self._thread = threading.Thread(target=self._loop, name="lowq-metrics", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def add(self, source: Source) -> None:
-        with self._lock:
-            self._sources.append(source)
-
-    def remove(self, source: Source) -> bool:
-        """Whether none is left."""
-        with self._lock:
-            if source in self._sources:
-                self._sources.remove(source)
-                _add_up(self._read(source), self._ended, {})
-            return not self._sources
-
-    def close(self) -> None:
-        self._closing.set()
-        deadline = time.monotonic() + CLOSE_SECONDS
-        self._thread.join(CLOSE_SECONDS)
-        for sink, _ in self._sinks:
-            sink.flush(max(deadline - time.monotonic(), 0.0))
-
-    def _loop(self) -> None:
+    def _run(self, stop: threading.Event) -> None:
         due = time.monotonic()
-        while not self._closing.wait(max(due - time.monotonic(), 0.0)):
-            self._send()
+        while not stop.wait(max(due - time.monotonic(), 0.0)):
+            with self._lock:
+                if not stop.is_set():
+                    self._send()
             due = max(due + INTERVAL, time.monotonic())  # what was missed is missed: a line says how it is now
-        self._send()
 
     def _send(self) -> None:
-        counters: dict[tuple[str, str], float]
-        gauges: dict[tuple[str, str], float] = {}
-        with self._lock:
-            counters = dict(self._ended)
-            for source in self._sources:
-                _add_up(self._read(source), counters, gauges)
+        counters, gauges = dict(self._ended), Figures()
+        for source in self._sources:
+            _add_up(self._read(source), counters, gauges)
         counters["", "metrics_dropped"] = sum(sink.dropped for sink, _ in self._sinks)
         now = time.time()
         for sink, formatter in self._sinks:
@@ -163,9 +134,7 @@ class _Run:
             return {}
 
 
-def _add_up(
-    readings: Mapping[str, Reading], counters: dict[tuple[str, str], float], gauges: dict[tuple[str, str], float]
-) -> None:
+def _add_up(readings: Mapping[str, Reading], counters: Figures, gauges: Figures) -> None:
     """Adds them to figures by queue and name. Of lags the longest counts."""
     for queue, reading in readings.items():
         part = part_of_name(queue) if queue else ""
@@ -176,17 +145,7 @@ def _add_up(
             gauges[part, name] = max(before, value) if name == "lag" else before + value
 
 
-class _Formatter:
-    """Makes lines of figures. For one thread."""
-
-    def lines(
-        self, counters: Mapping[tuple[str, str], float], gauges: Mapping[tuple[str, str], float], now: float, /
-    ) -> list[bytes]:
-        """``now``: Unix time, seconds."""
-        raise NotImplementedError
-
-
-class GraphiteFormatter(_Formatter):
+class GraphiteFormatter:
     """``lowq.web1.4711.queues.Orders.processed 120 1800000000``: counters as they have grown since the start."""
 
     def __init__(self, config: Config) -> None:
@@ -195,13 +154,14 @@ class GraphiteFormatter(_Formatter):
     def lines(
         self, counters: Mapping[tuple[str, str], float], gauges: Mapping[tuple[str, str], float], now: float
     ) -> list[bytes]:
+        """``now``: Unix time, seconds."""
         return [
             f"{_path(self._prefix, key)} {_number(value)} {int(now)}".encode()
             for key, value in (*counters.items(), *gauges.items())
         ]
 
 
-class StatsdFormatter(_Formatter):
+class StatsdFormatter:
     """``lowq.queues.Orders.processed:12|c``: counters by how much they have grown since the last line, as StatsD adds
     up what all processes send. The lag is a timing in milliseconds: StatsD has the longest and the mean of all. What
     is the state of one process has its host and pid in the name.
@@ -210,13 +170,14 @@ class StatsdFormatter(_Formatter):
     def __init__(self, config: Config) -> None:
         self._shared_prefix = config.metrics_prefix or part_of_name(config.namespace)
         self._own_prefix = config.metrics_prefix or process_prefix(config.namespace)
-        self._sent: dict[tuple[str, str], float] = {}
+        self._sent: Figures = {}
         #: Gauges that StatsD has, and keeps for good.
         self._standing: set[tuple[str, str]] = set()
 
     def lines(
         self, counters: Mapping[tuple[str, str], float], gauges: Mapping[tuple[str, str], float], _now: float
     ) -> list[bytes]:
+        """The lines since those before."""
         lines = []
         for key, value in counters.items():
             more = value - self._sent.get(key, 0)
