@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from difflib import get_close_matches
-from typing import Any, NoReturn
+from typing import Any
 
-from lowq.codec.ids import encode_id
+from lowq.codec.ids import MAX_ID_BYTES, encode_id
 from lowq.codec.payloads import APPENDED
 from lowq.codec.payloads import dump_payload as _dump_payload  # where a parameter has its name
 from lowq.errors import JobError, PayloadError
@@ -183,9 +183,14 @@ def encode_job(
         JobError, PayloadError: the message names the field and the id.
     """
     try:
-        job_id = encode_id(job["id"])
+        given_id = job["id"]
     except (KeyError, TypeError) as error:
         raise _why_no_id(job, error) from None
+    kind = type(given_id)
+    if kind is str and given_id.isascii() and 0 < len(given_id) <= MAX_ID_BYTES:
+        job_id = given_id.encode()
+    else:
+        job_id = b"%d" % given_id if kind is int and abs(given_id) <= MAX_SCORE else encode_id(given_id)
     score = perform_at = b""
     payload = b'""'
     known = 1
@@ -198,10 +203,21 @@ def encode_job(
             except JobError:
                 raise
             except Exception as error:
-                _refuse_unencoded(error, is_own=dump_payload is _dump_payload or is_typed)
+                if (
+                    is_typed or dump_payload is _dump_payload
+                ):  # they refuse with a PayloadError: it is a signal handler's
+                    raise
+                raise PayloadError(f"the payload can't be encoded: {error!r:.200}") from error
             given: object = payload
-            if not isinstance(given, bytes) or given[:3] == APPENDED or len(given) > max_payload_bytes:
-                _refuse_payload(given, max_payload_bytes)
+            if not isinstance(given, bytes) or given[:3] == APPENDED:
+                raise PayloadError(
+                    f"dump_payload gave {given!r:.100}; it must give bytes, without {APPENDED!r} in front"
+                )
+            if len(given) > max_payload_bytes:
+                raise PayloadError(
+                    f"the payload has {len(given)} bytes encoded; max_payload_bytes is {max_payload_bytes}. "
+                    "Push a reference instead, such as a URL or a row's key"
+                )
         elif is_typed:
             payload = dump_payload("")
         if len(job) > known:
@@ -213,31 +229,12 @@ def encode_job(
     return (job_id, payload, score, perform_at) if rest == default else (job_id, payload, score, perform_at, *rest)
 
 
-def _refuse_unencoded(error: Exception, *, is_own: bool) -> NoReturn:
-    """``is_own``: whether it was raised under lowq's own encoding, which refuses with a PayloadError: this is a signal
-    handler's, such as a timeout.
-    """
-    if is_own:
-        raise error
-    raise PayloadError(f"the payload can't be encoded: {error!r:.200}") from error
-
-
 def _why_no_id(job: object, error: Exception) -> Exception:
     if not isinstance(job, Mapping):
         return JobError(f"{job!r:.100} is of type {type(job).__name__}, not a mapping such as {{'id': 42}}")
     if isinstance(error, KeyError):
         return JobError(f"a job has no id: {dict(job)!r:.200}; every job needs one, such as {{'id': 42}}")
     return error
-
-
-def _refuse_payload(payload: object, max_payload_bytes: int) -> None:
-    """Says what is wrong with an encoded payload."""
-    if not isinstance(payload, bytes) or payload[:3] == APPENDED:
-        raise PayloadError(f"dump_payload gave {payload!r:.100}; it must give bytes, without {APPENDED!r} in front")
-    raise PayloadError(
-        f"the payload has {len(payload)} bytes encoded; max_payload_bytes is {max_payload_bytes}. "
-        "Push a reference instead, such as a URL or a row's key"
-    )
 
 
 def _encode_order(job: Mapping[str, Any], known: int, rest: Rest) -> tuple[bytes, bytes, Rest]:

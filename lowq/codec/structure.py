@@ -97,16 +97,13 @@ def parts_of(info: types.Type) -> Iterator[tuple[str, types.Type]]:
         yield "", info.type
 
 
-def contains(info: types.Type, is_meant: Callable[[types.Type], bool]) -> bool:
-    """Whether a type, or one that it is made of, is meant."""
-    return _contains(info, is_meant, set())
-
-
-def _contains(info: types.Type, is_meant: Callable[[types.Type], bool], seen: set[int]) -> bool:
+def contains(info: types.Type, is_meant: Callable[[types.Type], bool], seen: set[int] | None = None) -> bool:
+    """Whether a type, or one that it is made of, is meant. ``seen``: those that were looked at, by identity."""
+    seen = set() if seen is None else seen
     if id(info) in seen:  # types may be part of themselves
         return False
     seen.add(id(info))
-    return is_meant(info) or any(_contains(part, is_meant, seen) for _, part in parts_of(info))
+    return is_meant(info) or any(contains(part, is_meant, seen) for _, part in parts_of(info))
 
 
 def is_json(info: types.Type) -> bool:

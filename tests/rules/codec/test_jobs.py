@@ -274,4 +274,4 @@ def test_what_a_signal_handler_raises_while_a_payload_is_encoded_is_not_taken_fo
 
     monkeypatch.setattr("lowq.codec.payloads.check_json", interrupted)
     with pytest.raises(TookTooLong):
-        encode_job({"id": 1, "payload": 2}, dump_payload, 100)
+        encode_job({"id": 1, "payload": [2]}, dump_payload, 100)
