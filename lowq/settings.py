@@ -159,8 +159,7 @@ _OF_A_CODEC = ("dump_payload", "load_payload")
 
 #: Variables that the dashboard reads, not the library.
 _OF_THE_DASHBOARD = {
-    f"LOWQ_WEB_{name}"
-    for name in ("USER", "PASSWORD", "READ_USER", "READ_PASSWORD", "USERS", "REDACT", "ORIGINS", "HOSTS")
+    f"LOWQ_WEB_{name}" for name in ("USER", "PASSWORD", "READ_USER", "READ_PASSWORD", "REDACT", "ORIGINS", "HOSTS")
 }
 
 

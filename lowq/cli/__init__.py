@@ -5,7 +5,7 @@
     group     finds the verb; -r, --redis-url, --namespace     failure   exit codes, `lowq: ...`
     loading   from -r to the application                       output    tables, times, JSON, progress
     run       a node, or a supervisor of several               launch    processes of others, and new code
-    web       the dashboard, and its users                     process   standard streams, process 1
+    web       the dashboard                                    process   standard streams, process 1
     stats     stats, statistics                                history   rates, times, errors, audit
     jobs      jobs, peek, why; kick, bury, delete, perform-now
     queues    shards, pause, resume, release-all, drop, reshard
@@ -28,7 +28,7 @@ from lowq.cli.outbox import outbox
 from lowq.cli.push import push
 from lowq.cli.run import run
 from lowq.cli.schedules import schedules
-from lowq.cli.web import web, web_user
+from lowq.cli.web import web
 from lowq.version import VERSION
 
 
@@ -42,7 +42,7 @@ from lowq.version import VERSION
         ],
         "Act": [
             push, put, take, jobs.kick, jobs.bury, jobs.delete, jobs.perform_now, queues.pause, queues.release_all,
-            queues.resume, queues.reshard, queues.drop, nodes.quiet, nodes.stop, nodes.reload, web_user,
+            queues.resume, queues.reshard, queues.drop, nodes.quiet, nodes.stop, nodes.reload,
         ],
         "Begin": [init, completion],
     },

@@ -66,9 +66,9 @@ services:
     volumes: [".:/app"]
     environment:
       LOWQ_REDIS_URL: redis://redis:6379/0
-      # Who may use the dashboard. Change the password.
+      # Who may use the dashboard. Change the password; it has 12 characters or more.
       LOWQ_WEB_USER: admin
-      LOWQ_WEB_PASSWORD: change-me
+      LOWQ_WEB_PASSWORD: change-me-please
     ports: ["127.0.0.1:8080:8080"]
     depends_on: [redis]
     # What runs is finished before a container ends.

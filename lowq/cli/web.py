@@ -1,7 +1,6 @@
-"""``lowq web``: the dashboard, also beside a node (``lowq run --web``); ``lowq web-user``: a line for its users."""
+"""``lowq web``: the dashboard, also beside a node (``lowq run --web``)."""
 
 import logging
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
@@ -14,10 +13,8 @@ from lowq.application import Lowq
 from lowq.cli.failure import FAILED, USAGE, Failure
 from lowq.cli.group import open_app, options_of, with_connection
 from lowq.cli.launch import program, reporting, supervised_option
-from lowq.cli.output import echo_lines
 from lowq.errors import ConfigError
 from lowq.logs import LogFormat
-from lowq.operate.logins import line_of
 from lowq.supervisor.dashboard import DashboardFailed, DashboardProcess, NodeWatcher
 
 #: Where the dashboard listens.
@@ -71,7 +68,7 @@ with_dashboard_options = options_of(
     ),
     click.option(
         "--trusted-proxy", multiple=True, metavar="CIDR",
-        help="An address or network of a proxy whose X-Forwarded-For and --auth-header are believed. Repeatable.",
+        help="An address or network of a proxy whose X-Forwarded-* and --auth-header are believed. Repeatable.",
     ),
     click.option(
         "--max-connections", type=click.IntRange(1), metavar="N", default=256, show_default=True,
@@ -100,7 +97,6 @@ def web(
     """The dashboard and the API.
 
     LOWQ_WEB_USER and LOWQ_WEB_PASSWORD ask for a password; LOWQ_WEB_READ_USER and LOWQ_WEB_READ_PASSWORD may only look.
-    Or LOWQ_WEB_USERS is a file of users, see `lowq web-user`.
     """
     if log_format == "json":  # and anew once the application, which may set up logging, is loaded
         logs.configure(log_format, log_level)
@@ -176,23 +172,3 @@ def _server(app: Lowq, bind: tuple[str, int], **options: Any) -> Any:
         except ConfigError as error:
             raise Failure(str(error), USAGE) from None
     raise Failure("the dashboard is not installed: pip install 'lowq[web]'", USAGE)
-
-
-@click.command("web-user")
-@click.argument("name")
-@click.option("--role", type=click.Choice(["read", "admin"]), default="read", show_default=True, help="admin may act.")
-def web_user(name: str, role: str) -> None:
-    """Make the line of a user of the dashboard, with a password.
-
-    It asks for the password, or reads it from the standard input. LOWQ_WEB_USERS names the file that lines like this
-    are in: lowq web-user ann --role admin >> users
-    """
-    if sys.stdin.isatty():
-        password: str = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
-    else:
-        password = sys.stdin.readline().rstrip("\r\n")
-    try:
-        line = line_of(name, password, role)
-    except ConfigError as error:
-        raise Failure(str(error), USAGE) from None
-    echo_lines([line])

@@ -21,7 +21,6 @@
     layout_switch   what a reshard writes, confirmed by replicas
     mover           brings the jobs of a reshard to their new shards
     audit           the log of what people did
-    logins          passwords of the dashboard's users, and failed logins
     token_store     values that processes of the dashboard leave for each other
     doctor          an examination of everything, and repairs
     findings        what a finding is; what there is to say of each kind is in findings.toml

@@ -193,10 +193,6 @@ TASKS = Key("tasks", ("hash",),
     "dashboard; times are Unix seconds; `facts`, of `size` bytes, are JSON; `-` is not known yet; cancel 1: it is to "
     "end. At most 4 that run and 100 others",
     ("operate",), "expires 30 days after the last report")
-LOGINS = Key("logins", ("hash",),
-    'digest of an address and a user -> "count time attempt": failed logins of the dashboard in a row, Unix time of '
-    "the last. At most 1,000",
-    ("operate",), "expires 15 minutes after the latest")
 NOTICES = Key("notices", ("hash",),
     'slot -> "token JSON": a sentence of the dashboard about the action that was just done, until a page has shown '
     "it; `next` counts. At most 200",
@@ -226,7 +222,6 @@ NAMESPACE_KEYS: tuple[Key, ...] = (
     ERROR_GROUPS,
     AUDIT,
     TASKS,
-    LOGINS,
     NOTICES,
     CONFIRMATIONS,
     SESSION,
@@ -290,11 +285,6 @@ def audit_key(namespace: str) -> str:
 def tasks_key(namespace: str) -> str:
     """The registry of tasks: bulk actions in the background of some process."""
     return _key(namespace, TASKS)
-
-
-def logins_key(namespace: str) -> str:
-    """Failed logins of the dashboard."""
-    return _key(namespace, LOGINS)
 
 
 def notices_key(namespace: str) -> str:

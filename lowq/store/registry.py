@@ -151,11 +151,6 @@ def audit_append(key: str, entry: str, kept: int, replaces: str = "") -> Call[in
     return Call("audit_append", key, ["", entry, kept, replaces])
 
 
-def login_failed(key: str, digest: str, attempt: str, forgotten: int, kept: int) -> Call[int]:
-    """Replies how many have failed in a row."""
-    return Call("login_failed", key, ["", digest, attempt, forgotten, kept])
-
-
 def task_begin(
     key: str, task_id: str, facts: str, most_running: int, most_ended: int, silence: float, kept: int
 ) -> Call[tuple[int, Any]]:

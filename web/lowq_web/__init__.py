@@ -6,9 +6,7 @@
 How a request flows, file by file::
 
     security   Guard: is this server reachable by others without a password? who is the user? what may they do? does
-               the request come from our own pages? `passwords` checks logins by
-               the `users` and `logins` slows guesses down; `proxies` are those whose headers are
-               believed. Behind it:
+               the request come from our own pages? `auth` names the user. Behind it:
     app        the routes
     pages/     HTML from templates/, complete without JavaScript: a module for each; static/app.js adds to them
     api        the same as JSON: `documents` are the types of what it takes and answers, `received` checks requests
@@ -24,7 +22,7 @@ What several viewers see at once is read once: `stats_cache` keeps the latest fi
 `single_flight` for each value. Handlers run in `threads` of our own, a bounded number at a time, and only while Redis
 answers. `retry_clock` computes the coming retries of an id, `chart` draws, `text` formats values, `words` names things,
 and `redaction` masks fields of payloads. `notices` keeps the message about a finished action until the next page shows
-it. `compression` packs answers; `static_files` are packed once. `serve` is the server of `lowq web`, and `connections`
+it. `serve` is the server of `lowq web`, and `connections`
 bounds its connections.
 
 Whatever comes from a job, an id, a queue or an error is hostile text. Templates escape it, and `pages.rendering` shows
@@ -34,8 +32,7 @@ control characters, direction marks and broken encodings as what they are.
 from starlette.applications import Starlette
 
 from lowq_web.app import create_app
-from lowq_web.passwords import BasicAuth
-from lowq_web.users import User
+from lowq_web.auth import BasicAuth, User
 
 #: The dashboard of lowq's default application. It connects at the first request. It replaces the name of the submodule
 #: in this package, which is what `uvicorn lowq_web:app` looks up.

@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route, Router
@@ -19,16 +20,14 @@ from starlette.routing import BaseRoute, Mount, Route, Router
 import lowq
 from lowq_web import api, live, pages, prometheus
 from lowq_web.actions import Actions
-from lowq_web.compression import Compress
+from lowq_web.auth import Authenticate, checked_networks, chosen_auth
 from lowq_web.confirmations import Snapshots
 from lowq_web.context import AppContext, context_of
 from lowq_web.notices import Notices
 from lowq_web.open_streams import OpenStreams
 from lowq_web.pages.rendering import trouble
-from lowq_web.passwords import BasicAuth
-from lowq_web.proxies import TrustedProxies
 from lowq_web.redaction import Redact, redactor
-from lowq_web.security import Authenticate, Guard, checked_hosts, checked_origins, chosen_auth, is_for_programs
+from lowq_web.security import Guard, checked_hosts, checked_origins, is_for_programs
 from lowq_web.static_files import static
 from lowq_web.stats_cache import StatsCache
 from lowq_web.tasks import MAX_RUNNING, Tasks, TooManyTasks
@@ -40,6 +39,8 @@ MAX_SCANS = 4
 #: Connections to Redis that the dashboard opens at most, none of them the host application's: as many as there may be
 #: scans and tasks, and a few for other requests. More callers wait for one.
 CONNECTIONS = MAX_SCANS + MAX_RUNNING + 4
+#: Bytes of an answer below which it is not compressed; and how: half the time of the highest level, for 2 % more bytes.
+SHORT, LEVEL = 1000, 5
 #: Seconds after which a request that takes long checks whether Redis still answers.
 LONG = 1.0
 
@@ -91,7 +92,7 @@ def create_app(
     ``origins``: the addresses that browsers use, such as ``https://ops.example.com``. Needed when a proxy changes the
     header Host, so that requests don't show them. Those in LOWQ_WEB_ORIGINS, separated by commas, count too.
 
-    ``trusted_proxies``: addresses and networks of proxies whose X-Forwarded-For says where a request comes from.
+    ``trusted_proxies``: addresses and networks of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed.
     ``auth_header``: such a proxy logs people in, and names the user in this header; from any other address nothing is
     answered. ``admins`` may act, everybody else may only look: names, and groups as ``@ops`` out of ``groups_header``
     (by default X-Forwarded-Groups).
@@ -102,13 +103,11 @@ def create_app(
     Raises:
         ConfigError: settings that make no sense.
     """
-    proxies = TrustedProxies(trusted_proxies)
+    proxies = checked_networks(trusted_proxies)
     auth = chosen_auth(
         auth, proxies, auth_header=auth_header, groups_header=groups_header, admins=list(admins), no_auth=no_auth
     )
     app = (app or lowq.app).with_own_pool(CONNECTIONS)
-    if isinstance(auth, BasicAuth):
-        auth = auth.shared(app)
     open_streams = OpenStreams()
     stats_cache = StatsCache(app, open_streams.wake)
     tasks = Tasks(app, stats_cache)
@@ -135,7 +134,7 @@ def create_app(
                 origins=checked_origins([*origins, *_listed("LOWQ_WEB_ORIGINS")]),
                 proxies=proxies,
             ),
-            Middleware(Compress, threads=threads),
+            Middleware(GZipMiddleware, minimum_size=SHORT, compresslevel=LEVEL),
         ],
         exception_handlers=_handlers(),
         lifespan=_lifespan,

@@ -30,7 +30,7 @@ _ERRORS = {
     409: "More jobs match than at_most says, or the queue is full, or it is being resharded",
     413: "The request is too large",
     415: "The request is no JSON document",
-    429: "Too many tasks or scans of all ids run already, or too many logins have failed",
+    429: "Too many tasks or scans of all ids run already",
     500: "A bug of the dashboard, or keys in Redis that another program has written",
     503: "Redis does not answer",
 }

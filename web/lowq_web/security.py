@@ -4,7 +4,7 @@
 
     request -> /healthz? ---------------------------------------------------------------> answered
             -> without authentication: to names of this machine, and those that are listed -> or 403, saying why
-            -> authentication                                                             -> or 401, then 429
+            -> authentication                                                             -> or 401
             -> not GET: the role is admin                                                 -> or 403
             -> GET: no page elsewhere has it fetched behind somebody's back               -> or 403
             -> not GET: sent by one of our own pages, or by no browser                    -> or 403
@@ -19,7 +19,7 @@ import ipaddress
 import logging
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,20 +29,19 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 import lowq
+from lowq_web.auth import Authenticate, Network, User, UserHeader
 from lowq_web.journal import Actor
-from lowq_web.passwords import Attempt, BasicAuth, auth_from_environment
-from lowq_web.proxies import TrustedProxies, UserHeader
 from lowq_web.threads import Threads
-from lowq_web.users import User
 
 log = logging.getLogger(__name__)
 
 #: Bytes of a form or a JSON document that is sent to us: a page of ids as long as ids may be, escaped.
 MAX_BODY = 4 * 2**20
-#: Logins that Redis is asked about at a time.
-RECALLS = 4
+#: Characters of the address of a client: a trusted proxy passes on what it likes.
+MAX_ADDRESS = 100
 #: The cookie and the form field of the token, for browsers that say nothing of where a request comes from.
 TOKEN = "lowq_token"
 
@@ -70,10 +69,6 @@ _NO_PASSWORD = (
 _COOKIE = re.compile(rf"(?:^|;)\s*{TOKEN}=([A-Za-z0-9_-]{{32}})\s*(?:;|$)")
 
 
-#: Request -> the user; None: may see nothing; a response: is sent instead, such as a redirect to a login. May be async.
-Authenticate = Callable[[Request], User | Response | Awaitable[User | Response | None] | None]
-
-
 @dataclass(frozen=True, slots=True)
 class Visit:
     """The user, token and body of a request, as the guard has checked them."""
@@ -95,54 +90,6 @@ def visit_of(request: Request) -> Visit:
     """The visit of a request that has passed the guard."""
     visit: Visit = request.scope["lowq_web"]
     return visit
-
-
-# --- the user ------------------------------------------------------------------------------------------------
-
-
-class HeaderAuth:
-    """The user that a trusted proxy names in a header: see `lowq_web.proxies.UserHeader`."""
-
-    def __init__(self, header: UserHeader) -> None:
-        self._header = header
-
-    def __call__(self, request: Request) -> User | None:
-        """The user, or None.
-
-        Raises:
-            HTTPException: the request does not come from a trusted proxy, or its headers make no sense.
-        """
-        found = self._header.named(request.scope)
-        return None if found is None else User(found.name, "admin" if found.is_admin else "read")
-
-
-def chosen_auth(
-    auth: Authenticate | None,
-    proxies: TrustedProxies,
-    *,
-    auth_header: str | None = None,
-    groups_header: str | None = None,
-    admins: Collection[str] = (),
-    no_auth: bool = False,
-) -> Authenticate | None:
-    """What says who it is: the one thing that was chosen. None: nothing was.
-
-    Raises:
-        ConfigError: two of them, or one without what it needs.
-    """
-    from_environment = auth_from_environment()
-    if auth_header is None:
-        for option, value in (("--admins", admins), ("--groups-header", groups_header)):
-            if value:
-                raise lowq.ConfigError(f"{option} is about users whom a proxy names: it needs --auth-header")
-        return auth or from_environment
-    for other, given in (
-        ("auth=", auth is not None), ("a password in LOWQ_WEB_*", from_environment is not None),
-        ("--no-auth", no_auth),
-    ):  # fmt: skip
-        if given:
-            raise lowq.ConfigError(f"--auth-header and {other} both say who it is: leave one of them out")
-    return HeaderAuth(UserHeader(auth_header, proxies, admins=admins, groups_header=groups_header))
 
 
 # --- may this be seen without authentication? ----------------------------------------------------------------
@@ -316,15 +263,14 @@ class Guard:
         open_to_all: bool,
         hosts: Collection[str] = (),
         origins: Collection[str] = (),
-        proxies: TrustedProxies | None = None,
+        proxies: Collection[Network] = (),
     ) -> None:
         self._app = app
-        self._proxies = proxies or TrustedProxies()
+        # Replaces the client and the scheme of a request by those that a trusted proxy names.
+        self._proxied: Any = ProxyHeadersMiddleware(self._answer, [str(network) for network in proxies])  # type: ignore[arg-type]  # types of its own
         self._hosts, self._origins = hosts, origins
         self._auth = auth
         self._threads = threads
-        # Of their own: guesses keep no page waiting, nor does Redis for a login.
-        self._recalls, self._logins = Threads(RECALLS), Threads(1)
         self._open = open_to_all
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -334,10 +280,13 @@ class Guard:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        scope["lowq_root"] = scope.get("root_path", "")
-        scope["lowq_address"] = self._proxies.client_address(scope)
+        # Of our own: a host application around us goes on with its scope.
+        scope = {**scope, "client": _plain_client(scope.get("client")), "lowq_root": scope.get("root_path", "")}
+        scope["lowq_peer"] = scope["client"][0] if scope["client"] else ""
+        await self._proxied(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         token = _cookie(Headers(scope=scope))
-        scope["lowq_token"] = token
         new_token = "" if token else secrets.token_urlsafe(24)
         guarded = _Guarded(scope, send, new_token)
         try:
@@ -368,7 +317,8 @@ class Guard:
         if refused is not None:
             await refused(scope, receive, send)
             return
-        scope["lowq_web"] = Visit(user, scope["lowq_address"], token, body)
+        address = scope["client"][0][:MAX_ADDRESS] if scope["client"] else ""
+        scope["lowq_web"] = Visit(user, address, token, body)
         await self._app(scope, receive, send)
 
     async def _who(self, request: Request) -> User | Response:
@@ -378,38 +328,22 @@ class Guard:
                 return refusal(request, 403, _NO_PASSWORD.format(reason))
             return User("anonymous", "admin")
         try:
-            user = await self._asked(self._auth, request)
+            # One that is not async may take long: it looks up a session in a database.
+            answer: Any = self._auth(request) if _is_async(self._auth) else await self._threads.run(self._auth, request)
+            user = await answer if inspect.isawaitable(answer) else answer
         except HTTPException as error:
             response = refusal(request, error.status_code, error.detail)
             response.headers.update(error.headers or {})
             return response
         if isinstance(user, Response) or (isinstance(user, User) and user.role in ("read", "admin")):
             return user
-        by_proxy = isinstance(self._auth, HeaderAuth)
+        by_proxy = isinstance(self._auth, UserHeader)
         reason = "The proxy has named no user." if by_proxy else "This needs a user and a password."
         response = refusal(request, 401, reason)
         challenge = getattr(self._auth, "challenge", None)
         if challenge:
             response.headers["www-authenticate"] = challenge
         return response
-
-    async def _asked(self, auth: Authenticate, request: Request) -> Any:
-        """The answer of the callable. One that is not async may take long: it looks up a session in a database."""
-        if isinstance(auth, BasicAuth):
-            found = auth.attempt(request)
-            if not isinstance(found, Attempt):
-                return found
-            # Not in the thread of those that are verified: these may be guesses, and many.
-            user = await self._recalls.run(auth.recall, found)
-            if user is not None:
-                return user
-            with auth.waiting(found):
-                return await self._logins.run(auth.verify, found)
-        if isinstance(auth, HeaderAuth) or _is_async(auth):
-            answer: Any = auth(request)
-        else:
-            answer = await self._threads.run(auth, request)
-        return await answer if inspect.isawaitable(answer) else answer
 
     def _may_look(self, request: Request) -> Response | None:
         """None, or the refusal. Other sites may link to pages here, but not fetch them."""
@@ -441,6 +375,15 @@ class Guard:
                 return refusal(request, 403, "Send this with the header Content-Type: application/json."), b""
             return refusal(request, 403, "The form lacks its token: go back, load the page anew and try again."), b""
         return None, bytes(body)
+
+
+def _plain_client(client: Any) -> Any:
+    """The address of a connection; an IPv4 address that IPv6 carries is that one."""
+    try:
+        mapped = getattr(ipaddress.ip_address(client[0]), "ipv4_mapped", None) if client else None
+    except ValueError:
+        return client
+    return client if mapped is None else (str(mapped), client[1])
 
 
 def _is_async(function: Any) -> bool:

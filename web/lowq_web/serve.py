@@ -16,8 +16,8 @@ from starlette.applications import Starlette
 
 import lowq
 from lowq_web.app import create_app
+from lowq_web.auth import auth_from_environment
 from lowq_web.connections import CONNECTIONS, bounded
-from lowq_web.passwords import auth_from_environment
 from lowq_web.security import is_loopback, refuse_bind
 
 log = logging.getLogger(__name__)

@@ -1,11 +1,10 @@
-"""Scripts, styles and the icon: read once, compressed once, and fetched once by each browser.
+"""Scripts, styles and the icon: read once, and fetched once by each browser.
 
 Pages ask for a file together with what its content hashes to, so a browser may keep it for ever: another content has
 another address.
 """
 
 import functools
-import gzip
 import hashlib
 import mimetypes
 from collections.abc import Mapping
@@ -16,8 +15,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lowq_web.compression import accepts_gzip
-
 
 @dataclass(frozen=True, slots=True)
 class StaticFile:
@@ -25,8 +22,6 @@ class StaticFile:
 
     media_type: str
     content: bytes
-    #: The same by gzip.
-    packed: bytes
     version: str
 
 
@@ -39,7 +34,7 @@ def files() -> Mapping[str, StaticFile]:
             content = path.read_bytes()
             media_type = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
             version = hashlib.sha256(content).hexdigest()[:16]
-            found[path.name] = StaticFile(media_type, content, gzip.compress(content, 9, mtime=0), version)
+            found[path.name] = StaticFile(media_type, content, version)
     return found
 
 
@@ -54,10 +49,7 @@ async def static(request: Request) -> Response:
     headers = {
         "cache-control": "private, max-age=31536000, immutable" if fresh else "no-cache",
         "etag": tag,
-        "vary": "accept-encoding",
     }
     if tag.removeprefix("W/") in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
-    if accepts_gzip(request.headers):
-        return Response(file.packed, headers=headers | {"content-encoding": "gzip"}, media_type=file.media_type)
     return Response(file.content, headers=headers, media_type=file.media_type)

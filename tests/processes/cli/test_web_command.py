@@ -166,7 +166,7 @@ def test_what_can_not_be_served_is_refused_at_the_start(cli: Cli, start: Start) 
 def test_addresses_that_others_reach_need_a_login_a_proxy_that_logs_people_in_or_a_word(cli: Cli, start: Start) -> None:
     proxy = ("--auth-header", "X-Forwarded-User", "--admins", "ann,@ops", "--groups-header", "X-Groups",
              "--trusted-proxy", "127.0.0.1", "--trusted-proxy", "10.0.0.9")  # fmt: skip
-    users = {"LOWQ_WEB_USER": "ann", "LOWQ_WEB_PASSWORD": "secret"}
+    users = {"LOWQ_WEB_USER": "ann", "LOWQ_WEB_PASSWORD": "a secret of ann"}
     anywhere = ("web", "--bind", "0.0.0.0:0")
     rows: list[tuple[tuple[str, ...], dict[str, str], int]] = [
         ((*anywhere, "--no-auth"), {}, 200),

@@ -56,7 +56,7 @@ def test_every_verb_is_listed_and_explains_itself() -> None:
             assert f"\n  {verb} " in listed
             help_text = invoke(verb, "--help")
             assert help_text.exit_code == 0
-            assert ("--redis-url" in help_text.stdout) is (verb not in ("web-user", "init", "completion"))
+            assert ("--redis-url" in help_text.stdout) is (verb not in ("init", "completion"))
 
 
 def test_wrong_usage_exits_2_and_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:

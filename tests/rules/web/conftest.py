@@ -11,10 +11,13 @@ from starlette.testclient import TestClient
 import lowq
 import lowq_web
 from tests.rules.web.shown import Reader
-from tests.waiting import NEVER, PATIENCE
+from tests.waiting import PATIENCE
 
 #: What a browser says of a request that one of our own pages makes.
 OWN = {"sec-fetch-site": "same-origin"}
+#: The logins of one who may act and of one who may look, for `lowq_web.BasicAuth`.
+ANN, BOB = ("ann", "s3cret of ann"), ("bob", "s3cret of bob")
+USERS: Any = {ANN[0]: (ANN[1], "admin"), BOB[0]: (BOB[1], "read")}
 
 Open = Callable[..., TestClient]
 
@@ -24,13 +27,6 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine is no Redis that hangs: pages wait for it as long as tests do."""
     monkeypatch.setattr("lowq_web.stats_cache.CLOCK_PATIENCE", PATIENCE)
     monkeypatch.setattr("lowq_web.stats_cache.PATIENCE", PATIENCE)
-
-
-@pytest.fixture
-def long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has given a wrong password is refused for longer than any test takes."""
-    monkeypatch.setattr("lowq_web.logins.FIRST_PAUSE", NEVER)
-    monkeypatch.setattr("lowq_web.logins.LONGEST_PAUSE", NEVER)
 
 
 @pytest.fixture

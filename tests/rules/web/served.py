@@ -4,6 +4,7 @@ import http.client
 import json
 import socket
 import threading
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Self
@@ -33,10 +34,13 @@ def served(application: ASGIApp) -> Iterator[str]:
         assert not thread.is_alive()
 
 
-def get(address: str, path: str, timeout: float = PATIENCE, method: str = "GET") -> tuple[int, bytes]:
+def get(
+    address: str, path: str, timeout: float = PATIENCE, method: str = "GET", auth: tuple[str, str] | None = None
+) -> tuple[int, bytes]:
     """Status and body. Raises TimeoutError."""
+    login = {} if auth is None else {"authorization": f"Basic {b64encode(':'.join(auth).encode()).decode()}"}
     with connected(address, timeout) as connection:
-        connection.request(method, path)
+        connection.request(method, path, headers=login)
         answer = connection.getresponse()
         return answer.status, answer.read()
 

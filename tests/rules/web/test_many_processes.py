@@ -6,15 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
 import lowq
 import lowq_web
-from lowq.operate.logins import record_failure
 from lowq.operate.token_store import TokenStore
-from lowq_web import confirmations, logins
-from lowq_web.passwords import Attempt
+from lowq_web import confirmations
 from tests.rows import case
 from tests.rules.web.confirming import confirm
 from tests.rules.web.conftest import OWN
@@ -22,7 +19,6 @@ from tests.rules.web.shown import parse
 from tests.waiting import until
 
 AT = "http://127.0.0.1"
-USERS: Any = {"ann": ("s3cret", "admin")}
 
 
 class Balanced:
@@ -108,60 +104,3 @@ def test_a_notice_that_somebody_has_written_is_only_text(browser: Any, app: lowq
             app.client.command("HSET", key, slot, f"{token} {forged}", key=key)
             page = browser.get(address)
             assert (page.status_code, "<script>alert" in page.text) == (200, False)
-
-
-# --- failed logins ---
-
-
-@pytest.fixture
-def pair(redis_url: str) -> Iterator[list[TestClient]]:
-    """Two processes that ask for a password."""
-    apps = [lowq.Lowq(redis_url=redis_url) for _ in range(2)]
-    made = [lowq_web.create_app(app, auth=lowq_web.BasicAuth(USERS)) for app in apps]
-    yield [TestClient(application, base_url=AT) for application in made]
-    for app in apps:
-        app.close()
-
-
-def status(client: TestClient, password: str = "s3cret", path: str = "/") -> int:
-    return client.get(path, auth=("ann", password)).status_code
-
-
-def another(client: TestClient, address: str = "testclient") -> TestClient:
-    """Another browser at the same process."""
-    return TestClient(client.app, base_url=AT, client=(address, 5))
-
-
-@pytest.mark.usefixtures("long_pauses")
-def test_a_guesser_waits_at_all_of_them(pair: list[TestClient], app: lowq.Lowq) -> None:
-    one, other = pair
-    assert status(other) == 200, "from now on it remembers the password, and this browser"
-    assert status(another(one), "wrong") == 401
-    for client in (another(one), another(other)):
-        assert [status(client, password) for password in ("wrong", "s3cret")] == [429, 429]
-    assert status(another(one, "192.0.2.7")) == 200
-    assert record_failure(app, "testclient", "ann", 900) == 2, "what is refused is not counted"
-
-
-@pytest.mark.usefixtures("long_pauses")
-def test_while_redis_is_away_each_counts_alone(pair: list[TestClient], monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(*_args: object) -> int:
-        raise lowq.RedisUnavailable("Redis does not answer")
-
-    one, other = pair
-    monkeypatch.setattr(logins, "find_failures", away)
-    monkeypatch.setattr(logins, "record_failure", away)
-    assert (status(one, "wrong"), status(one), status(other)) == (401, 429, 200)
-    assert status(other) == 200, "the browser shows its cookie"
-    monkeypatch.setattr(logins, "find_failures", pytest.fail)
-    assert status(other) == 200, "whom it knows it does not ask Redis about"
-
-
-@pytest.mark.usefixtures("long_pauses")
-def test_a_guess_that_has_waited_for_its_turn_learns_what_failed_elsewhere_meanwhile(app: lowq.Lowq) -> None:
-    auth, attempt = lowq_web.BasicAuth(USERS).shared(app), Attempt("ann", "s3cret", "192.0.2.1", "")
-    assert auth.recall(attempt) is None
-    record_failure(app, "192.0.2.1", "ann", 900)
-    with pytest.raises(HTTPException) as refused:
-        auth.verify(attempt)
-    assert refused.value.status_code == 429

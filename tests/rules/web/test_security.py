@@ -23,11 +23,10 @@ import lowq_web
 from lowq.settings import Config
 from lowq_web.security import TOKEN, cross_site, host_refusal, is_loopback
 from tests.rows import case
-from tests.rules.web.conftest import OWN, Open
+from tests.rules.web.conftest import ANN, OWN, USERS, Open
 from tests.rules.web.served import get, served
 from tests.waiting import PATIENCE
 
-USERS: Any = {"ann": ("s3cret", "admin"), "bob": ("other", "read")}
 GETS = ("/", "/nodes", "/audit", "/tasks", "/search?id=1", "/metrics", "/live", "/api/v1/stats", "/static/app.css")
 POSTS = (
     "/queues/Orders/pause", "/queues/Orders/act", "/nodes/command", "/tasks/x/cancel", "/api/v1/queues/Orders/pause",
@@ -251,7 +250,7 @@ class TestCrossSite:
         def post(origin: str, **options: Any) -> Any:
             client = browse("http://backend", auth=lowq_web.BasicAuth(USERS), **options)
             headers = {"origin": origin, "host": "backend"}
-            return client.post("/queues/Orders/pause", headers=headers, auth=("ann", "s3cret"))
+            return client.post("/queues/Orders/pause", headers=headers, auth=ANN)
 
         refused = post("http://dash.example.com:8000")
         assert refused.status_code == 403
