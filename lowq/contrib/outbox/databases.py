@@ -30,6 +30,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -239,8 +240,12 @@ class PostgreSQL(_Connection):
 
     def __init__(self, connection: Any, placeholder: str, hold_seconds: float) -> None:
         connection.autocommit = True
+        if hasattr(connection, "row_factory"):  # of psycopg: the application's may make dicts
+            connection.row_factory = import_module("psycopg.rows").tuple_row
         super().__init__(connection, placeholder)
         self._writers = _OpenWriters()
+        #: The file that has the table. TRUNCATE gives it another one, and perhaps numbers from 1 on.
+        self._file: object = None
         # A process that was frozen keeps its connection open: others take over when the server has ended its session.
         self._hold = f"SET LOCAL idle_in_transaction_session_timeout = {int(hold_seconds * 1000)}"
         self._listens = hasattr(connection, "notifies") and callable(connection.notifies)
@@ -259,7 +264,12 @@ class PostgreSQL(_Connection):
         return False
 
     def read(self, limit: int, without: Collection[str]) -> Batch:
-        seen = self.one("SELECT max(seq) FROM lowq_outbox WHERE error IS NULL")
+        # In one statement: from then on the table is locked against TRUNCATE until the round ends.
+        ((seen, file),) = self.all(
+            "SELECT max(seq), pg_relation_filenode('lowq_outbox') FROM lowq_outbox WHERE error IS NULL"
+        )
+        if file != self._file:
+            self._file, self._writers = file, _OpenWriters()
         if seen is None:
             return Batch([])
         writers = self.all(
@@ -302,6 +312,7 @@ class SQLite(_Connection):
 
     def __init__(self, connection: Any, placeholder: str) -> None:
         connection.isolation_level = None
+        connection.row_factory = None  # the application's may make dicts
         super().__init__(connection, placeholder)
         self._path = next((row[2] for row in self.all("PRAGMA database_list") if row[1] == "main"), "")
         self._lock: int | None = None

@@ -34,6 +34,7 @@ from lowq.application import Lowq
 from lowq.contrib.outbox.databases import Batch, Changes, Database, StoredJob, connector, open_database
 from lowq.errors import ConfigError, JobError, NotReplicated, PayloadError, PushError, UnknownQueueError
 from lowq.logs import get_log
+from lowq.options import check_queue_name
 
 log = get_log("lowq.outbox")
 
@@ -246,6 +247,12 @@ class Relay:
 
     def _push(self, name: str, rows: Sequence[StoredJob], done: _Round) -> None:
         """Pushes rows of a queue, in order. What is malformed is refused, and the others go on without it."""
+        try:
+            check_queue_name(name)
+        except ConfigError as error:  # no queue will ever have this name
+            for row in rows:
+                self._refuse(row, error, done)
+            return
         jobs: list[dict[str, Any]] = []
         sources: dict[int, StoredJob] = {}  # the identity of a job -> its row
         try:

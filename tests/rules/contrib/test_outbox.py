@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import psycopg.rows
 import pytest
 import sqlalchemy
 import sqlalchemy.orm
@@ -414,6 +415,25 @@ def test_what_is_pushed_twice_as_the_relay_died_is_there_once_and_in_order(
     assert payloads(app, 42, "Many") == [0, 0, 1, 1, 2, 2], "each stays, and order holds"
 
 
+def test_a_connection_whose_rows_are_dicts_may_be_relayed_from(
+    app: lowq.Lowq, url: str, connect: Callable[[], Any]
+) -> None:
+    def with_dicts() -> Any:
+        connection = connect()
+        connection.row_factory = psycopg.rows.dict_row if url.startswith("postgres") else sqlite_dict
+        return connection
+
+    def sqlite_dict(cursor: Any, row: Any) -> dict[str, Any]:
+        return {column[0]: value for column, value in zip(cursor.description, row, strict=True)}
+
+    order_sync, connection = worker_of(app), connect()
+    outbox.push(order_sync, 42, 1, connection=connection)
+    connection.commit()
+    relay = outbox.Relay(app, with_dicts)
+    assert relay.run_once() == 1
+    assert (relay.count_rows(), payloads(app, 42)) == ((0, 0), [1])
+
+
 def test_a_row_that_can_not_be_pushed_keeps_its_error_and_stops_nobody(
     app: lowq.Lowq, url: str, connect: Callable[[], Any]
 ) -> None:
@@ -422,6 +442,7 @@ def test_a_row_that_can_not_be_pushed_keeps_its_error_and_stops_nobody(
     cursor = connection.cursor()
     cursor.execute("INSERT INTO lowq_outbox (queue, id, payload) VALUES ('OrderSync', '42', '{no JSON')")
     cursor.execute(f"INSERT INTO lowq_outbox (queue, id) VALUES ('OrderSync', '{'x' * 600}')")
+    cursor.execute("INSERT INTO lowq_outbox (queue, id) VALUES ('{Order}Sync', '42')")
     outbox.push(order_sync, 42, 2, connection=connection)
     outbox.push(order_sync, 43, 3, connection=connection)
     connection.commit()
@@ -433,11 +454,12 @@ def test_a_row_that_can_not_be_pushed_keeps_its_error_and_stops_nobody(
     errors = [row[0] for row in cursor.fetchall()]
     assert errors[0].startswith("PayloadError: ")
     assert "600 bytes" in errors[1]
-    cursor.execute("UPDATE lowq_outbox SET payload = '4', id = '44'")
+    assert errors[2].startswith("ConfigError: ")
+    cursor.execute("UPDATE lowq_outbox SET queue = 'OrderSync', payload = '4', id = '44'")
     connection.commit()
     assert relay.run_once() == 0
-    assert relay.retry_refused() == 2
-    assert relay.run_once() == 2
+    assert relay.retry_refused() == 3
+    assert relay.run_once() == 3
     assert payloads(app, 44) == [4]
 
 
@@ -800,6 +822,30 @@ def test_a_transaction_that_ends_without_its_row_lets_the_others_go(overlap: Ove
     assert overlap.relay() == []
     first.rollback()
     assert overlap.relay() == [2], "and what was taken back to a savepoint delays nobody"
+
+
+def test_order_holds_when_numbers_begin_again(overlap: Overlap) -> None:
+    """TRUNCATE ... RESTART IDENTITY: numbers that this relay has seen may be given once more."""
+    relay = outbox.Relay(overlap.app, overlap.url, interval=0.01)
+    relay.start()
+    before = overlap.begin()
+    for number in range(10):
+        overlap.push(before, number, job_id=41)
+    before.commit()
+    until(lambda: len(payloads(overlap.app, 41)) == 10, "the relay has seen numbers up to 10")
+    with psycopg.connect(overlap.url) as connection:
+        connection.execute("TRUNCATE lowq_outbox RESTART IDENTITY")
+    first, second, third = overlap.begin(), overlap.begin(), overlap.begin()
+    overlap.push(first, 1)
+    overlap.push(second, 2)
+    second.commit()
+    overlap.push(third, 3, job_id=43, score=1)
+    third.commit()
+    until(lambda: payloads(overlap.app, 43) == [3], "the relay has looked")
+    assert payloads(overlap.app, 42) == []
+    first.commit()
+    until(lambda: payloads(overlap.app, 42) == [1, 2], "both, in order")
+    assert relay.stop(60)
 
 
 def test_a_single_run_may_wait_for_the_transactions_that_it_has_found(overlap: Overlap) -> None:
