@@ -188,7 +188,7 @@ def decide(
             _charge(outcome, worker, job, raised, config)
         elif not verb and not _is_failure(raised):
             outcome.crashed.append(job.id)
-        elif not verb and pause < len(NO_REDIS_PAUSES) and _found_no_redis(raised):
+        elif not verb and pause < len(NO_REDIS_PAUSES) and found_no_redis_in(raised):
             outcome.releases.append((job.id, NO_REDIS_PAUSES[pause]))
             found_no_redis[job.id] = pause + 1
         elif (policy := find_policy(policies, raised)) is not None and (delay := policies[policy]) is not None:
@@ -268,13 +268,13 @@ def write_off(worker: Performer, shard: Shard, limits: TimeLimits, config: Confi
     return outcome
 
 
-def _found_no_redis(error: BaseException | None) -> bool:
+def found_no_redis_in(error: BaseException | None) -> bool:
     """Whether it says that Redis did not answer, or could not serve, as the handler heard it from lowq: then no id has
     failed. Neither a subclass of the application's own says so, nor `RedisFull`, as a Redis that is full answers.
     """
     if issubclass(type(error), BaseExceptionGroup):
         group: Any = error
-        return all(map(_found_no_redis, group.exceptions))
+        return all(map(found_no_redis_in, group.exceptions))
     if type(error) is PushInterrupted:
         error = error.__cause__
     return type(error) in (RedisUnavailable, RedisNotReady)

@@ -38,6 +38,7 @@ from lowq.contrib.django.on_commit import apush_on_commit, push_on_commit
 from lowq.contrib.django.task_results import DEFAULT_TTL, TIMES, TaskRecords
 from lowq.errors import ConfigError
 from lowq.retry import find_policy, is_exhausted, policies_of
+from lowq.work.outcome import NO_REDIS_PAUSES, found_no_redis_in
 
 try:
     from django.tasks import task_backends
@@ -378,6 +379,10 @@ class _Attempt:
 
     def _is_given_up(self, error: BaseException) -> bool:
         """Whether the job goes to the morgue."""
+        source = lowq.current()._source
+        pauses = 0 if source is None else source.in_flight.found_no_redis.get(self._job.id, 0)
+        if found_no_redis_in(error) and pauses < len(NO_REDIS_PAUSES):
+            return False  # it is released
         config = lowq.app.config
         policies = policies_of(self._worker._by_error, (config.bury_on, config.release_on))
         policy = find_policy(policies, error)

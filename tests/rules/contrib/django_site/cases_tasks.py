@@ -246,7 +246,10 @@ class OwnTests(TransactionTestCase):
 
         task_finished.connect(note)
         self.addCleanup(task_finished.disconnect, note)
-        tasks.errors[:] = [ValueError("a failure"), TimeoutError("released, though no retry is left")]
+        tasks.errors[:] = [
+            ValueError("a failure"), TimeoutError("released, though no retry is left"),
+            lowq.RedisUnavailable("released, too: the handler found no Redis"),
+        ]  # fmt: skip
         result = tasks.patient.enqueue()
         for status in (TaskResultStatus.READY, TaskResultStatus.READY, TaskResultStatus.SUCCESSFUL):
             self.lowq.drain()
