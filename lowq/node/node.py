@@ -51,8 +51,7 @@ from lowq.store.keys import nodes_key
 from lowq.store.registry import rights
 from lowq.version import VERSION
 from lowq.work.event_loop import EventLoop
-from lowq.work.handler import WorkerRuntime
-from lowq.work.instances import Instances, has_life
+from lowq.work.handler import Instances, WorkerRuntime, has_life
 from lowq.work.loop import BatchActivity
 from lowq.work.threads import WorkerThread
 from lowq.workers import (
@@ -444,7 +443,7 @@ class Node:
             if queue in self._workers:
                 offset = lambda: self.broker.maintenance.server_clock.offset  # noqa: E731
                 events = events.counted_by(self._recorder.new_tally(queue), offset)
-        return WorkerRuntime.of(self._all_workers[queue], self.app.config, self.stopping.is_set, events=events)
+        return WorkerRuntime.of(self._all_workers[queue], self.app.config, events=events)
 
     def _on_command(self, command: str) -> None:
         log.warning(

@@ -27,10 +27,9 @@ from lowq.shards.delivery import TakenJob
 from lowq.shards.in_flight import Report
 from lowq.shards.lease import Lease, LeaseDenied
 from lowq.shards.shard import Shard, shards_of
-from lowq.work.handler import WorkerRuntime
-from lowq.work.instances import Instances, has_life
+from lowq.work.handler import Instances, WorkerRuntime, has_life
 from lowq.work.loop import BatchActivity, Loop
-from lowq.work.outcome import Outcome, log_remarks
+from lowq.work.outcome import Outcome
 from lowq.work.time_limits import TimeLimits, WrittenOff
 from lowq.workers import Worker, is_async, payload_type_of, schedules_of
 
@@ -267,9 +266,9 @@ class _Drainer(Loop):
             on_perform=partial(watcher.on_perform, self._worker),
         )  # fmt: skip
 
-        async def call(payloads_by_id: dict[str, list[Any]], context: Context) -> None:
+        async def call(payloads_by_id: dict[str, list[Any]], *, context: Context) -> None:
             try:
-                await runtime.call(payloads_by_id, context)
+                await runtime.call(payloads_by_id, context=context)
             finally:
                 if watcher.loses_outcome():
                     raise WrittenOff
@@ -331,7 +330,7 @@ class _Drainer(Loop):
     def ended(self, _shard: Shard, jobs: list[TakenJob], outcome: Outcome) -> None:
         self._outcome = outcome
         end_observed(outcome, jobs)
-        log_remarks(outcome)
+        outcome.log()
 
     async def _die(self, shard: Shard, watcher: Watcher) -> None:
         """As if a node were killed now, and another one took the shard over once the lease has run out. The other

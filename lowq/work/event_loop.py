@@ -19,7 +19,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -35,10 +35,8 @@ from lowq.shards.in_flight import Report
 from lowq.shards.shard import Shard
 from lowq.store import Call
 from lowq.work.blocked_loop import BlockedLoopWatch, stack_of
-from lowq.work.failures import backoff, log_lost
-from lowq.work.handler import WorkerRuntime
-from lowq.work.instances import Instances
-from lowq.work.loop import TROUBLE_SECONDS, BatchActivity, NodeContext, NodeLoop
+from lowq.work.handler import Instances, WorkerRuntime
+from lowq.work.loop import TROUBLE_SECONDS, BatchActivity, NodeContext, NodeLoop, backoff
 from lowq.work.time_limits import Interrupt, WrittenOff, interrupt_of_this_task
 
 log = get_log("lowq.node")
@@ -213,9 +211,9 @@ class EventLoop(NodeLoop):
         """Reports what a task had in hand that was written off, and has the lease got anew: so what its handler still
         does has a lower fence than what anybody does with these jobs from now on.
         """
-        limits, performing = activity.limits, activity.performing
+        batch, performing = activity.batch, activity.performing
         shard = next(shard for shard, running in self._running.items() if running is activity)
-        assert limits is not None
+        assert batch is not None
         task = self._tasks.pop(shard)
         stack = "".join(stack_of(task))
         answered = threading.Event()
@@ -227,7 +225,7 @@ class EventLoop(NodeLoop):
         self._hanging = [*self.hanging(), task]
         self._loop.call_soon_threadsafe(task.cancel)
         try:
-            self.give_up(shard, limits)
+            self.give_up(shard, batch)
         finally:
             del self._running[shard]
             hanging = len(self.hanging())
@@ -261,63 +259,31 @@ class EventLoop(NodeLoop):
             self._writes.extendleft(reversed(writes))
             raise
         self._resting.clear()
-        begin, trouble = self._took(takes, replies)
+        deliveries, trouble = self.read_takes(takes, replies, begun)
         answers = [(write.future, [next(replies) for _ in write.reports]) for write in writes]
-        if begin is not None:
-            self._node.broker.outage.end(begun)
-        if begin or answers:
-            self._loop.call_soon_threadsafe(self._received, begin or [], answers)
-        if isinstance(trouble, RedisUnavailable) and self._client.is_cluster:
-            self._node.broker.outage.begin(trouble)  # work on shards of other primaries goes on
-        elif trouble is not None:
-            raise trouble
-
-    def _took(
-        self, takes: list[tuple[Shard, int]], replies: Iterator[Any]
-    ) -> tuple[list[tuple[Shard, Delivery]] | None, BaseException | None]:
-        """What tasks are to perform, None when there was no delivery at all; and what went wrong with all shards."""
-        deliveries: list[tuple[Shard, Delivery]] = []
-        trouble: BaseException | None = None
-        for shard, wakes in takes:
-            try:
-                delivery = shard.in_flight.took(next(replies))
-                self._dispatcher.took(shard, wakes, delivery)
-                deliveries.append((shard, delivery))
-            except RedisUnavailable as error:
-                trouble = trouble or error
-                if self._client.is_cluster:
-                    self._dispatcher.rest_for_failover(shard)
+        goes_on = isinstance(trouble, RedisUnavailable) and self._client.is_cluster
+        for shard, _ in takes:
+            if shard not in deliveries:
+                if trouble is None or goes_on:
                     self._let_go(shard)
                 else:
                     self._resting.add(shard)  # what it finished is still to be acknowledged
-            except LeaseLost:
-                self._lost(shard)
-                self._let_go(shard)
-            except BaseException as error:
-                shard.in_flight.drop_delivery()
-                self._dispatcher.rest(shard, TROUBLE_SECONDS)
-                self._let_go(shard)
-                if not issubclass(type(error), Exception):
-                    trouble = error
-                log.error("%r rests for %g s: %s", shard, TROUBLE_SECONDS, error, extra={"event": "trouble"})
-        for shard, delivery in deliveries:
-            if delivery.jobs:
+            elif deliveries[shard].jobs:
                 self._running[shard] = BatchActivity(None)
             else:
                 shard.in_flight.keep_finished()
                 self._let_go(shard)
-        begin = [(shard, delivery) for shard, delivery in deliveries if delivery.jobs]
-        return begin if deliveries else None, trouble
+        begin = [(shard, delivery) for shard, delivery in deliveries.items() if delivery.jobs]
+        if begin or answers:
+            self._loop.call_soon_threadsafe(self._received, begin, answers)
+        if isinstance(trouble, RedisUnavailable) and goes_on:
+            self._node.broker.outage.begin(trouble)  # work on shards of other primaries goes on
+        elif trouble is not None:
+            raise trouble
 
     def _let_go(self, shard: Shard) -> None:
         self._resting.discard(shard)
         self._dispatcher.unclaim(shard)
-
-    def _lost(self, shard: Shard) -> None:
-        shard.in_flight.drop_delivery()
-        self._dispatcher.look_again(shard)
-        self._node.broker.maintenance.check(shard)
-        log_lost(shard)
 
     # --- the loop ---
 
@@ -377,7 +343,7 @@ class EventLoop(NodeLoop):
         except WrittenOff:
             return  # the shard and what was in hand are somebody else's
         except LeaseLost:
-            self._lost(shard)
+            self.lost(shard)
         except asyncio.CancelledError:
             log.warning("%r was cancelled; its next owner performs it again", shard, extra={"event": "cancelled"})
         except BaseException as error:

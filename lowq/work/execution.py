@@ -1,5 +1,6 @@
 """`current`: the batch that is being performed, by which its handler speaks of it."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from datetime import timedelta
@@ -16,8 +17,13 @@ from lowq.shards.shard import Shard
 from lowq.work.time_limits import TimeLimits, checked_seconds
 
 
+def _is_task_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and bool(task.cancelling())
+
+
 class Execution:
-    """What `current` returns: the batch that this thread performs. Only for that thread, only while it performs."""
+    """A batch that is being performed, as `current` returns it. Only for the thread, or task, that performs it."""
 
     # And whatever a middleware or a handler keeps here.
     __slots__ = (
@@ -26,10 +32,14 @@ class Execution:
     )  # fmt: skip
 
     # What most batches do without: set on those that need it, as each batch makes one of these.
-    #: In ``perform_one``, in a batch of several: the id that is being performed.
+    #: The id that ``perform_one`` performs, in a batch of several.
     _running_id: str | None = None
-    _cancelled: Callable[[], bool] | None = None
+    #: The observers of the batch.
     _observed: ObservedBatch | None = None
+    #: Whether another id may begin: not when the node stops, the shard is given up, or its lease is not surely held.
+    _may_go_on: Callable[[], bool] = staticmethod(lambda: True)
+    #: Whether the task was cancelled, and not something that it awaits.
+    _is_cancelled: Callable[[], bool] = staticmethod(_is_task_cancelled)
 
     def __init__(
         self,
@@ -52,7 +62,8 @@ class Execution:
         self._load_payload = load_payload
         self._limits = limits
         self._source = source
-        self._outcomes: dict[str, tuple[str, Any]] = {} if limits is None else limits.outcomes
+        #: Outcomes of single ids, as the handler has set them: id -> verb and detail.
+        self._outcomes: dict[str, tuple[str, Any]] = {}
 
     @property
     def delivery(self) -> int:
@@ -106,6 +117,10 @@ class Execution:
         if not isinstance(reason, str):
             raise LowqError(f"bury({job_id!r}): reason is a text, not {reason!r:.100}")
         self._set_outcome(job_id, "bury", cut_error(reason))
+
+    def _done_ids(self) -> list[str]:
+        """The ids that are done whatever becomes of the rest. The handler may set outcomes meanwhile."""
+        return [job_id for job_id, (verb, _) in dict(self._outcomes).items() if verb == "done"]
 
     def _begin(self, job_id: str | None) -> None:
         """In ``perform_one`` the id begins; None: all have ended."""

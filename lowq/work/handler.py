@@ -1,74 +1,56 @@
-"""One batch: handed over through middlewares and `perform`.
+"""The handler: the instance of a worker, and its ``perform`` or ``perform_one`` with the middlewares around it.
 
 ::
 
-    jobs -> payloads_by_id -> middlewares -> perform -> Outcome -> report -> notify
-                                                |
-                                 lowq.current(): outcomes of single ids, which win over an exception
+    payloads_by_id -> middlewares -> merge function -> perform, or perform_one for each id
 
-A batch that fails as a whole says nothing about any one id: each is tried again alone, uncharged. Only an id that
-fails alone, or that the handler named, is charged a retry. `lowq.work.outcome` does all from `Outcome` on.
+An instance belongs to one thread, or to the event loop. ``setup`` and ``teardown`` are called there, once each. What
+could not be set up is not torn down.
+
+In ``perform_one`` each id has its own outcome::
+
+    waits again, uncharged --begin--> (nothing said) --> done | raised
+              ^                             |
+              |                             +-- ttr, or the process ends: charged, as a whole batch is elsewhere
+              +-- the node stops, the batch is cancelled or written off before it began; or it has expired
+
+When the batch ends early, the outcomes of all other ids are set: what is done is acknowledged, and what has not begun
+waits again.
 """
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 from functools import partial
 from types import CoroutineType
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, Self
 
-from lowq.coroutines import OwnContext, as_raised, at_once, plain
-from lowq.errors import LowqError
+from lowq.coroutines import OwnContext, as_raised, at_once
+from lowq.errors import LowqError, TimeLimitExceeded
 from lowq.logs import describe, flush, get_log
 from lowq.middleware import check_done, check_plain, wrap
-from lowq.observe.emit import ObservedBatch, QueueEvents
+from lowq.observe.emit import QueueEvents
 from lowq.options import MergeFunction, merged
 from lowq.settings import Config
-from lowq.shards.delivery import TakenJob
-from lowq.shards.shard import Shard
-from lowq.work import per_id
-from lowq.work.execution import Execution, current, current_execution
-from lowq.work.outcome import STOPS, Outcome, Performer, done_ids, outcome_of
-from lowq.work.per_id import Batch
-from lowq.work.time_limits import TimeLimits, WrittenOff
+from lowq.verdicts import STOPS
+from lowq.work.execution import current
+from lowq.work.outcome import RAISED, Performer
 from lowq.workers import Worker, handler_of, is_async, time_limits_of
 
 log = get_log("lowq.node")
 
-T = TypeVar("T")
+#: An id that has not begun. It is known by its identity: a handler may say the same of an id.
+_NOT_BEGUN: tuple[str, Any] = ("release", None)
+_DONE: tuple[str, Any] = ("done", None)
+#: Errors that the error of a batch shows.
+_SHOWN = 10
+#: Methods of an instance's life, and those that do nothing.
+_OF_WORKER: list[tuple[str, Any]] = [("setup", Worker.setup), ("teardown", Worker.teardown)]
 
-Performing = Callable[[dict[str, list[Any]]], Coroutine[Any, Any, None]]
-
-
-def _is_cancelled(cancelled: Callable[[], bool] | None) -> bool:
-    """Whether the task was cancelled, and not something that it awaits."""
-    if cancelled is not None:
-        return cancelled()
-    task = asyncio.current_task()
-    return task is not None and bool(task.cancelling())
-
-
-def _batch_of(is_stopping: Callable[[], bool] | None) -> Batch:
-    """What `per_id` needs of the batch that is being performed."""
-    execution = current()
-    shard, cancelled = execution._source, execution._cancelled
-
-    def is_leaving() -> bool:
-        if shard is None:
-            return False
-        if is_stopping is not None and (is_stopping() or not shard.lease.is_held(execution.fence)):
-            return True
-        return shard.dispatch.leaving
-
-    def has_expired(job_id: str) -> bool:
-        return shard is not None and shard.in_flight.has_expired(job_id)
-
-    return Batch(
-        execution._outcomes, execution._limits, is_leaving=is_leaving, has_expired=has_expired,
-        is_cancelled=lambda: _is_cancelled(cancelled), on_begin=execution._begin,
-    )  # fmt: skip
+#: A handler, with or without what is around it.
+Performing = Callable[..., Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +60,10 @@ class WorkerRuntime:
     """
 
     instance: Performer
-    #: Emits what becomes of its batches.
+    #: Emits the events of its batches.
     events: QueueEvents
-    #: Performs payloads_by_id in a context. Of a plain worker it awaits only what is done at once.
-    call: Callable[[dict[str, list[Any]], Context], Coroutine[Any, Any, None]]
+    #: Performs payloads_by_id, with ``context=`` in that. In a thread everything that it awaits is done at once.
+    call: Performing
     is_async: bool
     #: Read once: an application's attributes are not asked for between a take and its outcome.
     batch_size: int
@@ -96,15 +78,13 @@ class WorkerRuntime:
         cls,
         worker: type[Worker[Any]],
         config: Config,
-        is_stopping: Callable[[], bool] | None = None,
         on_perform: Callable[[dict[str, list[Any]]], object] | None = None,
         events: QueueEvents | None = None,
         in_thread: Callable[..., Awaitable[None]] | None = None,
     ) -> Self:
-        """With a new instance of the worker, and the application's middlewares around it. ``is_stopping``: of
-        the node; then, and when the lease is not surely held, no other id of a batch begins in ``perform_one``.
-        ``on_perform``: of tests; called with what the handler is about to get. ``in_thread``: calls a plain worker,
-        given as a function and its argument, in a thread, and is awaited.
+        """Makes an instance of the worker, with the application's middlewares around it. ``on_perform``: of tests;
+        called with the handler's payloads. ``in_thread``: calls a plain worker, given as a function and its argument,
+        in a thread, and is awaited.
 
         Raises:
             ConfigError: a middleware that can't be around such a worker. What the worker's ``__init__`` raises.
@@ -117,56 +97,47 @@ class WorkerRuntime:
         time_limit, ttr = time_limits_of(worker)
         call: Callable[..., Any] = instance.perform_one if is_per_id else instance.perform
         merge = worker.merge if callable(worker.merge) else None
-        if is_per_id or on_perform or middlewares or merge or in_thread:
-            chain = _bounded(call, worker, is_async=is_awaited)
+        is_chain = bool(is_per_id or on_perform or middlewares or merge or in_thread)
+        if is_chain:
+            chain = _bounded(call, worker, "the handler", is_async=is_awaited, is_awaited=is_awaited)
             if is_per_id:
-                seconds = ttr if time_limit is None else time_limit
-                chain = per_id.one_by_one(chain, partial(_batch_of, is_stopping), seconds, is_async=is_awaited)
+                chain = _one_by_one(chain, ttr if time_limit is None else time_limit)
             if on_perform is not None:
                 chain = _observed(on_perform, chain)
             chain = wrap(middlewares, worker, chain, is_async=is_awaited) if middlewares else chain
-            chain = chain if merge is None else _merging(merge, chain)
+            call = chain if merge is None else _merging(merge, chain)
             if in_thread is not None and not is_awaited:
                 # As a coroutine: no future takes a StopIteration that a plain function has raised.
-                call, is_awaited = partial(in_thread, _run, chain), True
-            else:
-                call = chain if is_awaited else plain(chain)
+                call, is_awaited = partial(in_thread, _run, call), True
         name = "a middleware" if middlewares else "the handler"
-        call = _bounded(_in_context(call, is_async=is_awaited), worker, name, is_async=is_awaited)
+        bounded = _bounded(call, worker, name, is_async=is_awaited, is_awaited=is_awaited or is_chain)
         events = events or QueueEvents(worker.queue_name)
-        return cls(instance, events, call, is_awaited, worker.batch_size, time_limit, ttr, is_per_id)
+        return cls(instance, events, bounded, is_awaited, worker.batch_size, time_limit, ttr, is_per_id)
 
 
-def _run(function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-    return at_once(function(*args))
+def _run(chain: Performing, payloads_by_id: dict[str, list[Any]]) -> None:
+    at_once(chain(payloads_by_id))
 
 
-def _in_context(call: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
-    def call_in_context(payloads_by_id: dict[str, list[Any]], context: Context) -> Any:
-        returned = context.run(call, payloads_by_id)
-        if returned is None or not is_async:
-            return returned
-        return OwnContext(returned if isinstance(returned, CoroutineType) else _awaited(returned), context)
-
-    return call_in_context
-
-
-async def _awaited(awaitable: Awaitable[T]) -> T:
+async def _awaited(awaitable: Awaitable[object]) -> object:
     return await awaitable
 
 
 def _bounded(
-    call: Callable[..., Any], worker: type[Worker[Any]], name: str = "the handler", *, is_async: bool
-) -> Callable[..., Coroutine[Any, Any, None]]:
-    """What leaves a handler, or a middleware, concerns its job, in the process that has called it, and nothing else:
-    neither the thread, nor a child that the handler has forked.
+    call: Callable[..., Any], worker: type[Worker[Any]], name: str, *, is_async: bool, is_awaited: bool
+) -> Performing:
+    """The call, in a context if one is given. What leaves a handler, or a middleware, concerns its job, in the process
+    that has called it, and nothing else: neither the thread, nor a child that the handler has forked. ``is_awaited``:
+    the call returns something to await.
     """
 
-    async def bounded(*args: Any) -> None:
+    async def bounded(*args: Any, context: Context | None = None) -> None:
         pid = os.getpid()
         try:
-            returned = call(*args)
-            if returned is not None and is_async:
+            returned = call(*args) if context is None else context.run(call, *args)
+            if returned is not None and is_awaited:
+                if context is not None:
+                    returned = OwnContext(returned if type(returned) is CoroutineType else _awaited(returned), context)
                 returned = await returned
         except BaseException as raised:
             if os.getpid() != pid:
@@ -174,7 +145,7 @@ def _bounded(
             kind = type(raised)  # what an object says of its class is its own affair
             if issubclass(kind, STOPS) and not (is_async and issubclass(kind, asyncio.CancelledError)):
                 raise _failure_of(name, raised) from raised
-            raise  # also a cancellation of the task, or of something that it awaited: see `perform_batch`
+            raise  # also a cancellation of the task, or of something that it awaited: see `Loop`
         if os.getpid() != pid:
             _end_child(None)
         if returned is not None:
@@ -209,8 +180,8 @@ def _observed(on_perform: Callable[[dict[str, list[Any]]], object], inner: Perfo
 
 
 def _merging(merge: MergeFunction, call: Performing) -> Performing:
-    """The call, with what the worker's merge function makes of the payloads. An id whose payloads it can't merge fails,
-    and the others are performed; of one that it leaves none of nothing is to be done.
+    """The call, with the payloads that the worker's merge function leaves. An id whose payloads it can't merge fails,
+    and the others are performed; an id without any left is done.
     """
 
     async def merge_and_call(payloads_by_id: dict[str, list[Any]]) -> None:
@@ -234,124 +205,127 @@ def _merging(merge: MergeFunction, call: Performing) -> Performing:
     return merge_and_call
 
 
-async def perform_batch(
-    runtime: WorkerRuntime,
-    shard: Shard,
-    fence: int,
-    jobs: list[TakenJob],
-    config: Config,
-    limits: TimeLimits | None = None,
-    *,
-    cancelled: Callable[[], bool] | None = None,
-) -> Outcome:
-    """Performs a batch (the worker with its middlewares) and decides what becomes of its jobs. ``cancelled``: whether
-    the task was cancelled, and not something that it awaits.
+def _one_by_one(perform_one: Performing, seconds: float | None) -> Performing:
+    """``perform`` of a worker with ``perform_one``. ``seconds``: what each id has, of the time limit or the ttr.
 
-    Raises:
-        WrittenOff: the batch, the shard and what is in flight of it are somebody else's, who reports it all.
-        asyncio.CancelledError: the task was cancelled. Nothing is decided then, and what the handler has said to be
-        done is finished.
+    An id that is alone is performed as a batch is.
     """
-    worker, in_flight = runtime.instance, shard.in_flight
-    execution = Execution(type(worker), shard.index, fence, jobs, in_flight.load_payload, limits, shard)
-    if cancelled is not None:
-        execution._cancelled = cancelled
-    payloads_by_id = {job.id: job.payloads for job in jobs}
-    ids = [*payloads_by_id]
-    # What a batch sets of context variables is not there for the next one. What is called and logged because of its
-    # outcome has them.
-    context = copy_context()
-    observed = None
-    if runtime.events.follows_batches:
-        observed = context.run(_observe, runtime, shard, jobs, execution, limits)
-    token = context.run(current_execution.set, execution)
-    error: BaseException | None = None
-    try:
-        performing = runtime.call(payloads_by_id, context)
-        await (performing if limits is None else limits.run(performing, context))
-    except WrittenOff:
-        raise
-    except BaseException as raised:
-        error = raised
-    finally:
-        if observed is not None:
-            context.run(observed.left)
-    if cancelled is not None:
+
+    async def perform(payloads_by_id: dict[str, list[Any]]) -> None:
+        if len(payloads_by_id) == 1:
+            ((job_id, payloads),) = payloads_by_id.items()
+            await perform_one(job_id, payloads)
+            return
+        batch = current()
+        outcomes, limits, has_begun = batch._outcomes, batch._limits, False
+        error: BaseException | None = None
+        errors: list[Any] = []
+        for job_id in payloads_by_id:
+            outcomes.setdefault(job_id, _NOT_BEGUN)
+        for job_id, payloads in payloads_by_id.items():
+            if has_begun:
+                if batch._source is not None and batch._source.in_flight.has_expired(job_id):
+                    continue  # meanwhile, perhaps: it waits again
+                if not batch._may_go_on():
+                    break
+                if limits is not None and seconds is not None:
+                    limits.renew(seconds)
+            has_begun = True
+            if outcomes.get(job_id) is _NOT_BEGUN:
+                del outcomes[job_id]
+            batch._begin(job_id)
+            error = None
+            try:
+                await perform_one(job_id, payloads, context=copy_context())
+            except Exception as raised:
+                error = as_raised(raised)
+                errors.append(error)
+            except TimeLimitExceeded as raised:
+                outcomes.setdefault(job_id, (RAISED, raised))
+                raise
+            except asyncio.CancelledError as cancelled:
+                if limits is not None and limits.cancelled:
+                    late: Any = TimeLimitExceeded(limits.exceeded()).with_traceback(cancelled.__traceback__)
+                    outcomes.setdefault(job_id, (RAISED, late))
+                    del late
+                    raise
+                if batch._is_cancelled():
+                    raise
+                error = cancelled_inside(cancelled)
+                errors.append(error)
+            # What the handler itself has said of the id comes first.
+            outcomes.setdefault(job_id, _DONE if error is None else (RAISED, error))
+        batch._begin(None)
         try:
-            await _take_back_cancels(cancelled)
-        except asyncio.CancelledError as raised:
-            error = raised
-    outcome = Outcome(ids, observed=observed, context=context)
-    try:
-        if error is None and not (execution._outcomes or in_flight.found_no_redis or observed):
-            return outcome
-        context.run(current_execution.reset, token)
-        if error is not None:
-            error = as_raised(_not_cancelled(execution, error) if runtime.is_async else error)
-        if error is not None or execution._outcomes or in_flight.found_no_redis:
-            outcomes, found_no_redis = execution._outcomes, in_flight.found_no_redis
-            outcome = context.run(outcome_of, worker, jobs, outcomes, error, config, found_no_redis)
-            outcome.observed, outcome.context = observed, context
-            _forget_errors(execution)
-        return outcome
-    finally:
-        del error, outcome  # this frame is a part of the traceback
-
-
-async def _take_back_cancels(cancelled: Callable[[], bool]) -> None:
-    """A handler may have cancelled its own task: what is awaited from here on is not to be cancelled for that."""
-    task = asyncio.current_task()
-    if task is None or cancelled() or not task.cancelling():
-        return
-    try:
-        await asyncio.sleep(0)  # one that has not struck yet strikes here
-    except asyncio.CancelledError:
-        if cancelled():
-            raise
-    while task.uncancel():
-        pass
-
-
-def _not_cancelled(execution: Execution, error: BaseException) -> BaseException:
-    """What a batch of a task has failed with, whose task was not cancelled.
-
-    Raises:
-        asyncio.CancelledError: it was.
-    """
-    if not issubclass(type(error), asyncio.CancelledError):
-        return error
-    if _is_cancelled(execution._cancelled):
-        assert execution._source is not None
-        execution._source.in_flight.finish(done_ids(execution._outcomes))
-        if execution._observed is not None:
-            execution._observed.ended(None)
-        try:
-            raise error
+            _raise_all(errors, len(payloads_by_id))
         finally:
-            del error  # as in `perform_batch`
-    # Something that the handler awaits: for the batch that is an error.
-    failure = LowqError("what the handler awaited was cancelled")
-    failure.__cause__ = error
-    return failure
+            del error, errors  # this frame is a part of their tracebacks
+
+    return perform
 
 
-def _forget_errors(execution: Execution) -> None:
-    """Nothing but the outcome refers to what was raised any more."""
-    for job_id, (verb, _) in execution._outcomes.items():
-        if verb in ("fail", per_id.RAISED):
-            execution._outcomes[job_id] = (verb, None)
+def _raise_all(errors: list[Any], count: int) -> None:
+    """Raises what the ids have raised, for middlewares and the log: the outcomes are set, and hold."""
+    try:
+        if len(errors) == 1:
+            raise errors[0]
+        if errors:
+            raise ExceptionGroup(f"{len(errors)} of {count} ids failed", errors[:_SHOWN])
+    finally:
+        del errors
 
 
-def _observe(
-    runtime: WorkerRuntime,
-    shard: Shard,
-    jobs: list[TakenJob],
-    execution: Execution,
-    limits: TimeLimits | None,
-) -> ObservedBatch | None:
-    """Has the observers follow the batch, in this thread or task. None: they could not be told."""
-    observed = runtime.events.batch_began(execution.worker, shard, jobs, is_per_id=runtime.is_per_id)
-    execution._observed = observed
-    if limits is not None:
-        limits.observed = observed  # for whoever reports the batch, should it be written off
-    return observed
+def cancelled_inside(cancelled: BaseException) -> LowqError:
+    """The failure of a handler in which something that it awaits was cancelled, and not its task."""
+    error = LowqError("what the handler awaited was cancelled")
+    error.__cause__ = cancelled
+    return error
+
+
+def has_life(worker: object) -> bool:
+    """Whether the worker, a class or an instance, has a ``setup`` or a ``teardown`` of its own."""
+    kind: Any = worker if isinstance(worker, type) else type(worker)
+    return any(getattr(kind, name, own) is not own for name, own in _OF_WORKER)
+
+
+class Instances:
+    """Those of one thread, or of the event loop, that were set up. Only for that thread."""
+
+    def __init__(self) -> None:
+        self._set_up: list[Any] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._set_up)
+
+    async def set_up(self, instances: Iterable[object]) -> None:
+        """Calls ``setup`` of each, which may be an async def if its worker is async.
+
+        Raises:
+            What it raises, with a note that names the worker. ConfigError: it returned a coroutine.
+        """
+        for instance in instances:
+            if has_life(instance):
+                try:
+                    await _call(instance, "setup")
+                except BaseException as error:
+                    error.add_note(
+                        f"raised by {type(instance).__name__}.setup, before anything was performed by that instance"
+                    )
+                    raise
+                self._set_up.append(instance)
+
+    async def tear_down(self) -> None:
+        """Calls ``teardown`` of all that were set up, the last first. What it raises is logged."""
+        while self._set_up:
+            instance = self._set_up.pop()
+            try:
+                await _call(instance, "teardown")
+            except BaseException:
+                log.exception("%s.teardown failed", type(instance).__name__)
+
+
+async def _call(instance: Any, method: str) -> None:
+    returned = getattr(instance, method)()
+    if returned is not None and is_async(type(instance)):
+        returned = await returned
+    check_done(returned, type(instance), method)

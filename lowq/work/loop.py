@@ -6,24 +6,32 @@
     for each batch:   is to be left?   -> the rest waits again
                       has expired?     -> those wait again, which Redis judges
                       surely held?     -> else nothing more begins
-                      begin            what others see of it: activity, time limits, the log
-                      perform          middlewares and handler (`handler`), and what becomes of each job (`outcome`)
+                      begin            what others see of it: activity, time limits, observers
+                      perform          middlewares and handler (`handler`)
+                      decide           what becomes of each job (`outcome`)
                       write            what did not simply finish; that the next take acknowledges
                       tell             the worker's hooks, observers, the log
 
 It is a coroutine that awaits nothing but its driver and the handler. In a worker thread and in a drain all of that is
 done at once; on an event loop it really waits.
+
+A batch that fails as a whole says nothing about any one id: each is tried again alone, uncharged. Only an id that
+fails alone, or that the handler named, is charged a retry.
 """
 
+import asyncio
+import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import Context, copy_context
 from dataclasses import dataclass
+from functools import partial
 from threading import Event
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lowq.application import Lowq
 from lowq.clock import Clock
-from lowq.coroutines import OwnContext
+from lowq.coroutines import OwnContext, as_raised
 from lowq.errors import LeaseLost, RedisUnavailable
 from lowq.logs import get_log
 from lowq.observe.emit import QueueEvents, end_observed
@@ -35,10 +43,11 @@ from lowq.shards.dispatcher import Dispatcher
 from lowq.shards.in_flight import MAX_DELIVERY_JOBS, Report
 from lowq.shards.shard import Shard
 from lowq.store import Client
-from lowq.work.failures import backoff, log_failure, log_lost
-from lowq.work.handler import WorkerRuntime, perform_batch
-from lowq.work.outcome import Outcome, bury_undecodable, log_remarks, notify_worker, reports_of, write_off
-from lowq.work.time_limits import Interrupt, TimeLimits
+from lowq.verdicts import bury_undecodable, log_lost
+from lowq.work.execution import Execution, current_execution
+from lowq.work.handler import WorkerRuntime, cancelled_inside
+from lowq.work.outcome import RAISED, Outcome, log_failure, notify_worker, outcome_of, reports_of, write_off
+from lowq.work.time_limits import Interrupt, TimeLimits, WrittenOff
 
 if TYPE_CHECKING:
     from lowq.work.threads import WorkerThread
@@ -55,8 +64,13 @@ PREFETCH_SECONDS = 0.005
 class BatchActivity(Activity):
     """What a thread, or a task of the event loop, shows to others: what it performs, and until when."""
 
-    #: Of the batch that it performs, if its worker has a time limit or ttr. A batch that was written off stays here.
-    limits: TimeLimits | None = None
+    #: The batch that it performs. A batch that was written off stays here.
+    batch: Execution | None = None
+
+    @property
+    def limits(self) -> TimeLimits | None:
+        """The time limits of the batch; None: it has none."""
+        return None if self.batch is None else self.batch._limits
 
 
 class Loop:
@@ -102,9 +116,13 @@ class Loop:
     def on_earlier_limit(self) -> None:
         """The deadline of a batch that is being performed is nearer than it was."""
 
-    def is_stopping(self) -> bool:
-        """Whether nothing more is to begin."""
-        return False
+    def is_leaving(self, shard: Shard) -> bool:
+        """Whether nothing more of the shard is to begin, and the rest waits again."""
+        return shard.dispatch.leaving
+
+    def may_go_on(self, shard: Shard, _delivery: Delivery) -> bool:
+        """Whether the next id of a batch may begin."""
+        return not self.is_leaving(shard)
 
     def look_again(self, shard: Shard) -> None:
         """Something of the shard waits again."""
@@ -151,7 +169,7 @@ class Loop:
         size = runtime.batch_size
         runtime.events.jobs_taken(jobs, began)
         for start in range(0, len(jobs), size):
-            if start and (shard.dispatch.leaving or self.is_stopping()):
+            if start and self.is_leaving(shard):
                 await self._release(shard, [job.id for job in jobs[start:]])
                 break
             now = self._clock()
@@ -190,33 +208,98 @@ class Loop:
         activity: BatchActivity,
         now: float,
     ) -> None:
-        in_flight = shard.in_flight
+        """Performs one batch.
+
+        Raises:
+            WrittenOff: the batch, the shard and what is in flight of it are somebody else's, who reports it all.
+            asyncio.CancelledError: the task was cancelled. Nothing is decided then, and what the handler has said to be
+            done is finished.
+        """
+        in_flight, events = shard.in_flight, runtime.events
         if in_flight.unacknowledged:
             self.on_unacknowledged()
-        performing = activity.performing = Performing(shard, [job.id for job in jobs], now)
+        payloads_by_id = {job.id: job.payloads for job in jobs}
+        ids = [*payloads_by_id]
+        batch = Execution(
+            type(runtime.instance), shard.index, delivery.lease.fence, jobs, in_flight.load_payload, source=shard
+        )
         limits: TimeLimits | None = None
-        if runtime.time_limit is not None or runtime.ttr is not None or runtime.is_per_id:
-            # Without either they know what is done of the batch.
-            is_limited = runtime.time_limit is not None or runtime.ttr is not None
-            limits = activity.limits = TimeLimits(
-                runtime.time_limit, runtime.ttr, jobs,
-                interrupt=self.interrupt(activity) if is_limited else None, on_earlier=self.on_earlier_limit,
-            )  # fmt: skip
-        try:
-            outcome = await perform_batch(
-                runtime, shard, delivery.lease.fence, jobs, self._config, limits, cancelled=self.is_cancelled
+        if runtime.time_limit is not None or runtime.ttr is not None:
+            limits = batch._limits = TimeLimits(
+                runtime.time_limit, runtime.ttr, interrupt=self.interrupt(activity), on_earlier=self.on_earlier_limit
             )
+        if runtime.is_per_id:
+            batch._may_go_on = partial(self.may_go_on, shard, delivery)
+        if self.is_cancelled is not None:
+            batch._is_cancelled = self.is_cancelled
+        performing = activity.performing = Performing(shard, ids, now)
+        activity.batch = batch
+        # What a batch sets of context variables is not there for the next one. What is called and logged because of its
+        # outcome has them.
+        context = copy_context()
+        error: BaseException | None = None
+        try:
+            if events.follows_batches:
+                batch._observed = context.run(
+                    events.batch_began, batch.worker, shard, jobs, is_per_id=runtime.is_per_id
+                )
+            context.run(current_execution.set, batch)
+            try:
+                called = runtime.call(payloads_by_id, context=context)
+                await (called if limits is None else limits.run(called, context))
+            except WrittenOff:
+                raise
+            except BaseException as raised:
+                error = raised
+            finally:
+                if batch._observed is not None:
+                    context.run(batch._observed.left)
+            if self.is_cancelled is not None and (task := asyncio.current_task()) is not None and task.cancelling():
+                error = await _take_back_cancels(task, self.is_cancelled) or error
+            if error is None and not (batch._outcomes or in_flight.found_no_redis):
+                outcome = Outcome(ids, observed=batch._observed)
+            else:
+                outcome = self._decide(runtime, batch, error, context)
         finally:
+            del error  # this frame is a part of its traceback
             ended = self._clock()
             if limits is None or not limits.written_off:
                 activity.performed = performing, ended
-                activity.performing = activity.limits = None
-        runtime.events.tally.batch_performed(shard, jobs, outcome, ended - now, ended)
+                activity.performing = activity.batch = None
+        events.tally.batch_performed(shard, jobs, outcome, ended - now, ended)
         in_flight.finish(outcome.finished)
-        if not outcome.whole:
-            await OwnContext(self._conclude(shard, jobs, runtime, outcome), outcome.context)
-        elif outcome.observed is not None:
-            outcome.context.run(end_observed, outcome, jobs)
+        try:
+            if outcome.error is not None or outcome.failures or outcome.releases or outcome.buries:
+                await OwnContext(self._conclude(shard, jobs, runtime, outcome), context)
+            elif outcome.observed is not None:
+                context.run(current_execution.set, None)
+                context.run(end_observed, outcome, jobs)
+        finally:
+            del outcome  # as with the error, which it has
+
+    def _decide(
+        self, runtime: WorkerRuntime, batch: Execution, error: BaseException | None, context: Context
+    ) -> Outcome:
+        """What becomes of the jobs of a batch, of which some have not simply finished."""
+        try:
+            error = None if error is None else as_raised(error)
+            if runtime.is_async and issubclass(type(error), asyncio.CancelledError):
+                assert error is not None
+                if batch._is_cancelled():
+                    assert batch._source is not None
+                    batch._source.in_flight.finish(batch._done_ids())
+                    if batch._observed is not None:
+                        batch._observed.ended(None)
+                    raise error
+                error = cancelled_inside(error)  # for the batch that is an error
+            context.run(current_execution.set, None)
+            outcome: Outcome = context.run(outcome_of, runtime.instance, batch, error, self._config)
+            for job_id, (verb, _) in batch._outcomes.items():
+                if verb in ("fail", RAISED):
+                    batch._outcomes[job_id] = (verb, None)  # nothing but the outcome refers to what was raised
+            return outcome
+        finally:
+            del error
 
     async def _conclude(self, shard: Shard, jobs: list[TakenJob], runtime: WorkerRuntime, outcome: Outcome) -> None:
         """Has what did not simply finish written, then notifies the worker, then tells the others.
@@ -232,6 +315,27 @@ class Loop:
         finally:
             # Also when the lease was lost meanwhile: what was raised was raised.
             self.ended(shard, jobs, outcome)
+
+
+async def _take_back_cancels(task: "asyncio.Task[Any]", is_cancelled: Callable[[], bool]) -> BaseException | None:
+    """A handler may have cancelled its own task: what is awaited from here on is not to be cancelled for that. Returns
+    the error if the task was cancelled meanwhile by others.
+    """
+    if is_cancelled():
+        return None
+    try:
+        await asyncio.sleep(0)  # one that has not struck yet strikes here
+    except asyncio.CancelledError as raised:
+        if is_cancelled():
+            return raised
+    while task.uncancel():
+        pass
+    return None
+
+
+def backoff(failures: int) -> float:
+    """Seconds to wait after so many failures in a row, with jitter."""
+    return min(0.05 * 2.0 ** min(failures, 10), 2.0) * random.uniform(0.5, 1.0)
 
 
 class NodeContext(Protocol):
@@ -286,8 +390,11 @@ class NodeLoop(Loop):
         self._client = node.client
         self._dispatcher = dispatcher
 
-    def is_stopping(self) -> bool:
-        return self._node.stopping.is_set()
+    def is_leaving(self, shard: Shard) -> bool:
+        return shard.dispatch.leaving or self._node.stopping.is_set()
+
+    def may_go_on(self, shard: Shard, delivery: Delivery) -> bool:
+        return delivery.is_held(shard.lease, self._clock()) and not self.is_leaving(shard)
 
     def on_earlier_limit(self) -> None:
         self._node.limit_moved()
@@ -303,7 +410,7 @@ class NodeLoop(Loop):
         try:
             end_observed(outcome, jobs)  # first: Sentry takes the second of two events for a duplicate
             log_failure(shard, jobs, outcome, self._runtimes[shard.queue].instance)
-            log_remarks(outcome)
+            outcome.log()
         finally:
             if outcome.stop is not None:
                 self._node.fail(outcome.stop)
@@ -325,14 +432,55 @@ class NodeLoop(Loop):
                 failures += 1
                 time.sleep(backoff(failures))
 
-    def give_up(self, shard: Shard, limits: TimeLimits) -> None:
+    def read_takes(
+        self, takes: Iterable[tuple[Shard, int]], replies: Iterable[Any], begun: int
+    ) -> tuple[dict[Shard, Delivery], BaseException | None]:
+        """Reads the replies to takes of shards, each given with its wake-ups before it was sent. ``begun``: the
+        outages that had begun then.
+
+        Returns the deliveries, and what concerns all shards: Redis did not answer, or the process is to stop. What
+        concerns one shard alone is dealt with here: it rests for a while, or is looked at anew.
+        """
+        deliveries: dict[Shard, Delivery] = {}
+        trouble: BaseException | None = None
+        for (shard, wakes), reply in zip(takes, replies, strict=False):
+            try:
+                delivery = shard.in_flight.took(reply)
+                self._dispatcher.took(shard, wakes, delivery)
+                deliveries[shard] = delivery
+            except LeaseLost:
+                self.lost(shard)
+            except RedisUnavailable as error:
+                trouble = trouble or error
+                if self._client.is_cluster:
+                    self._dispatcher.rest_for_failover(shard)
+            except BaseException as error:
+                shard.in_flight.drop_delivery()
+                self._dispatcher.rest(shard, TROUBLE_SECONDS)
+                if not issubclass(type(error), Exception):
+                    trouble = error
+                log.error("%r rests for %g s: %s", shard, TROUBLE_SECONDS, error, extra={"event": "trouble"})
+        if deliveries:
+            self._node.broker.outage.end(begun)
+        return deliveries, trouble
+
+    def lost(self, shard: Shard) -> None:
+        """The lease was lost with what was taken under it."""
+        shard.in_flight.drop_delivery()
+        self._dispatcher.look_again(shard)
+        self._node.broker.maintenance.check(shard)
+        log_lost(shard)
+
+    def give_up(self, shard: Shard, batch: Execution) -> None:
         """Reports what was in hand of a batch that was written off, and has the lease surrendered and got anew. Until
         then the shard is withheld, and nothing of it is taken.
         """
         in_flight, token = shard.in_flight, shard.in_flight.token
-        outcome = Outcome(is_written=False)
+        jobs: Sequence[Any] = batch._jobs
+        outcome = Outcome(observed=batch._observed)
+        outcome.is_written = False
         try:
-            outcome = write_off(self._runtimes[shard.queue].instance, shard, limits, self._config)
+            outcome = write_off(self._runtimes[shard.queue].instance, shard, batch, self._config)
             in_flight.finish(outcome.finished)
             self.until_written(lambda: in_flight.write(reports_of(shard, outcome)))
             outcome.is_written = True
@@ -347,4 +495,4 @@ class NodeLoop(Loop):
             in_flight.drop_delivery()
             self._dispatcher.withhold(shard)
             self._node.broker.maintenance.replace_lease(shard, token)
-            end_observed(outcome, limits.jobs)
+            end_observed(outcome, jobs)

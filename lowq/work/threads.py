@@ -37,11 +37,9 @@ from lowq.shards.dispatcher import Dispatcher
 from lowq.shards.in_flight import Report
 from lowq.shards.shard import Shard
 from lowq.store import Call
-from lowq.work.failures import backoff, log_lost
-from lowq.work.handler import WorkerRuntime
-from lowq.work.instances import Instances, has_life
-from lowq.work.loop import TROUBLE_SECONDS, BatchActivity, NodeContext, NodeLoop
-from lowq.work.outcome import done_ids
+from lowq.verdicts import log_lost
+from lowq.work.handler import Instances, WorkerRuntime, has_life
+from lowq.work.loop import BatchActivity, NodeContext, NodeLoop, backoff
 from lowq.work.time_limits import Interrupt, WrittenOff, interrupt_of_this_thread
 
 log = get_log("lowq.node")
@@ -95,18 +93,19 @@ class WorkerThread(NodeLoop):
     @property
     def is_written_off(self) -> bool:
         """Whether its handler did not come back within ttr. It does nothing more, should that come back."""
-        return self.activity.limits is not None and self.activity.limits.written_off
+        batch = self.activity.batch
+        return batch is not None and batch._limits is not None and batch._limits.written_off
 
     def ack_done(self) -> None:
         """Acknowledges what is done of a batch that is to be cut short. For another thread: it changes nothing here,
         and what it cites may be acknowledged again.
         """
-        performing, limits = self.activity.performing, self.activity.limits
-        if performing is None or limits is None:
+        performing, batch = self.activity.performing, self.activity.batch
+        if performing is None or batch is None:
             return
         # The delivery first: see `InFlight.early_ack_call`.
         in_flight = performing.shard.in_flight
-        delivery, ids = in_flight.delivery, done_ids(limits.outcomes)
+        delivery, ids = in_flight.delivery, batch._done_ids()
         if ids and self.activity.performing is performing:
             try:
                 self._client.run_many([in_flight.ack_report(ids, delivery).call])
@@ -209,12 +208,12 @@ class WorkerThread(NodeLoop):
         Until the lease was surrendered the shard stays claimed, and nothing of it is taken. Should Redis be away, this
         waits for it as any outcome does.
         """
-        shard, limits = old._held, old.activity.limits
+        shard, batch = old._held, old.activity.batch
         assert shard is not None
-        assert limits is not None
+        assert batch is not None
         self._held = shard
         try:
-            self.give_up(shard, limits)
+            self.give_up(shard, batch)
         finally:
             self._held = None
         self._node.on_thread_written_off(old)
@@ -239,20 +238,25 @@ class WorkerThread(NodeLoop):
         """
         held = self._held
         leaving = held if held is not shard else None
-        calls: list[tuple[Shard, int, Call[Any]]] = []
+        takes: list[tuple[Shard, int]] = []
+        calls: list[Call[Any]] = []
         try:
             if leaving is not None and leaving.in_flight.unacknowledged:
-                calls.append((leaving, leaving.dispatch.wakes, leaving.in_flight.take_call(0)))
+                takes.append((leaving, leaving.dispatch.wakes))
+                calls.append(leaving.in_flight.take_call(0))
             if shard is not None:
-                calls.append((shard, shard.dispatch.wakes, shard.in_flight.take_call(self.limit(shard))))
-            deliveries, trouble = self._send(calls)
+                takes.append((shard, shard.dispatch.wakes))
+                calls.append(shard.in_flight.take_call(self.limit(shard)))
+            begun = self._node.broker.outage.begun
+            replies = self._client.run_many(calls) if calls else ()
+            deliveries, trouble = self.read_takes(takes, replies, begun)
         except BaseException:
             if shard is not None and shard is not held:
                 self._dispatcher.unclaim(shard)
             raise
 
         # The primary of one shard may be away while those of others are not: its shard is nobody's meanwhile.
-        goes_on = trouble is not None and self._client.is_cluster
+        goes_on = isinstance(trouble, RedisUnavailable) and self._client.is_cluster
         if leaving is not None and (goes_on or not leaving.in_flight.unacknowledged):
             self._dispatcher.unclaim(leaving)
             self._held = None
@@ -269,39 +273,11 @@ class WorkerThread(NodeLoop):
                     shard.in_flight.drop_delivery()
                     self._dispatcher.look_again(shard)
                 self._dispatcher.unclaim(shard)
-        if trouble is not None:
-            if not goes_on:
-                raise trouble
+        if goes_on and isinstance(trouble, RedisUnavailable):
             self._node.broker.outage.begin(trouble)
+        elif trouble is not None:
+            raise trouble
         return deliveries[shard] if shard is not None and self._held is shard else None
-
-    def _send(self, calls: list[tuple[Shard, int, Call[Any]]]) -> tuple[dict[Shard, Delivery], RedisUnavailable | None]:
-        """The deliveries of those calls that succeeded, and the error when there was no answer. What concerns one shard
-        alone is dealt with here: it rests for a while, the thread goes on with others.
-        """
-        deliveries: dict[Shard, Delivery] = {}
-        trouble: RedisUnavailable | None = None
-        if calls:
-            begun = self._node.broker.outage.begun
-            replies = self._client.run_many([call for _, _, call in calls])
-            for (shard, wakes, _), reply in zip(calls, replies, strict=True):
-                try:
-                    deliveries[shard] = shard.in_flight.took(reply)
-                    self._dispatcher.took(shard, wakes, deliveries[shard])
-                except LeaseLost:
-                    self._node.broker.maintenance.check(shard)
-                    log_lost(shard)
-                except RedisUnavailable as error:
-                    trouble = trouble or error
-                    if self._client.is_cluster:
-                        self._dispatcher.rest_for_failover(shard)
-                except Exception as error:
-                    shard.in_flight.drop_delivery()
-                    self._dispatcher.rest(shard, TROUBLE_SECONDS)
-                    log.error("%r rests for %g s: %s", shard, TROUBLE_SECONDS, error, extra={"event": "trouble"})
-            if deliveries:
-                self._node.broker.outage.end(begun)
-        return deliveries, trouble
 
     # --- as a driver of the loop ---
 

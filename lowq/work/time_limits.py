@@ -19,7 +19,7 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextvars import Context
 from functools import cache
 from typing import Any
@@ -27,8 +27,6 @@ from typing import Any
 from lowq.clock import Clock
 from lowq.duration import duration
 from lowq.errors import LeaseLost, LowqError, TimeLimitExceeded
-from lowq.observe.emit import ObservedBatch
-from lowq.shards.delivery import TakenJob
 from lowq.store import caller_limit
 
 #: How soon it is noticed that an interrupt was dropped, in seconds.
@@ -54,17 +52,11 @@ class TimeLimits:
         self,
         time_limit: float | None,
         ttr: float | None,
-        jobs: Sequence[TakenJob] = (),
         *,
         interrupt: Interrupt | None = None,
         on_earlier: Callable[[], object] = lambda: None,
         clock: Clock = time.monotonic,
     ) -> None:
-        self.jobs = jobs
-        #: What the handler has said of single ids, for whoever reports the batch.
-        self.outcomes: dict[str, tuple[str, Any]] = {}
-        #: Those who follow the batch, for the same; None: nobody does.
-        self.observed: ObservedBatch | None = None
         self._time_limit = time_limit
         self._ttr = ttr
         self._interrupt = interrupt

@@ -10,11 +10,11 @@ import lowq
 from lowq import clock
 from lowq.errors import TimeLimitExceeded
 from lowq.testing import drain
-from lowq.work.handler import WorkerRuntime
 from lowq.workers import Worker
 from tests.rows import case
 from tests.rules.node.conftest import MakeApp
 from tests.rules.node.drivers import Driver, job_of, states
+from tests.rules.support import TTL
 from tests.rules.thread_rig import ThreadRig
 from tests.waiting import NEVER
 
@@ -125,10 +125,12 @@ def test_an_id_that_expires_behind_a_slow_one_does_not_begin(app: lowq.Lowq) -> 
         nonlocal ahead
         seen.append(job_id)
         ahead = 2 * NEVER
+        rig.shards[0].lease.acquire(TTL)  # as its node does meanwhile
 
     worker = Driver("thread").worker(app, handler, per_id=True)
     worker.perform_async({"id": job_id, "score": 1, **({"ttl": NEVER} if job_id == "c" else {})} for job_id in IDS)
-    ThreadRig(app, worker, lambda: clock.now() + ahead).turn()
+    rig = ThreadRig(app, worker, lambda: clock.now() + ahead)
+    rig.turn()
     assert seen == ["a", "b", "d"]
 
 
@@ -204,7 +206,6 @@ def test_when_the_node_stops_or_the_shard_is_given_up_or_not_surely_held_no_othe
             worker = Driver("thread").worker(app, handler, per_id=True)
             push(worker)
             rig = ThreadRig(app, worker)
-            rig.runtimes[worker.queue_name] = WorkerRuntime.of(worker, app.config, rig.stopping.is_set)
             rig.turn()
             assert seen == ["a", "b"]
             assert {job.id: job.crashes for job in worker.queue.fetch(["c", "d"]).values()} == {"c": 0, "d": 0}

@@ -1,0 +1,124 @@
+"""The rules of what becomes of a job, as workers and consumers share them.
+
+What belongs to the application is called by `Remarks.ask` alone, which catches everything: whatever it does, an outcome
+is written, or its jobs would be performed for ever.
+"""
+
+import asyncio
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from lowq.codec.error_text import cut_error, dump_text
+from lowq.errors import TimeLimitExceeded
+from lowq.logs import describe, get_log, printable
+from lowq.retry import is_exhausted
+from lowq.settings import Config
+from lowq.shards.delivery import Failure, Undecodable
+from lowq.shards.in_flight import Report
+from lowq.shards.shard import Shard
+
+log = get_log("lowq.node")
+
+T = TypeVar("T")
+
+#: What ends a thread, a generator or a process where nobody expects it: out of a handler, and of what of the
+#: application's is called for it, it is a failure of the job.
+STOPS = (asyncio.CancelledError, GeneratorExit, SystemExit)
+
+
+class Remarks:
+    """What went wrong beside the handler, to be logged once the outcome is written."""
+
+    #: A text, and what was raised.
+    remarks: Sequence[tuple[str, BaseException | None]] = ()
+    #: What stops the process once the outcome is written: KeyboardInterrupt and the like, of the handler or of a hook.
+    stop: BaseException | None = None
+
+    def ask(self, remark: str, function: Callable[[], T], otherwise: T) -> T:
+        """Calls what belongs to the application. Whatever it raises is kept for later, with the remark."""
+        try:
+            return function()
+        except BaseException as raised:
+            self.remark(remark, raised)
+            return otherwise
+
+    def remark(self, remark: str, raised: BaseException | None) -> None:
+        """Keeps what something of the application's raised, if it raised anything."""
+        self.remarks = [*self.remarks, (remark, raised)]
+        if self.stop is None and raised is not None and not is_failure(raised) and not issubclass(type(raised), STOPS):
+            self.stop = raised
+
+    def log(self) -> None:
+        """Logs them."""
+        for remark, raised in self.remarks:
+            log.error("%s", printable(remark), exc_info=raised)
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether it says that something failed; otherwise it says that the process is to stop."""
+    # By its type: isinstance also asks what an object says of its class.
+    if issubclass(type(error), BaseExceptionGroup):
+        group: Any = error
+        return all(is_failure(one) or issubclass(type(one), STOPS) for one in group.exceptions)
+    return issubclass(type(error), Exception | TimeLimitExceeded)
+
+
+def error_bytes(remarks: Remarks, error: BaseException | str, config: Config) -> bytes:
+    """An error, or a reason, as Redis keeps it."""
+    said = error if type(error) is str else None  # not isinstance: see `is_failure`
+
+    def dump() -> bytes:
+        return dump_text(config.dump_error, config.format_error(error) if said is None else said)  # type: ignore[arg-type]
+
+    data = remarks.ask("format_error or dump_error failed; the bare error is kept", dump, None)
+    if data is None:
+        text = describe(error, _bare) if said is None else said
+        data = cut_error(text).encode("utf-8", "backslashreplace")
+    return data
+
+
+def _bare(error: Any) -> str:
+    return "".join(traceback.format_exception_only(error)).rstrip()
+
+
+def charge(job_id: str, retry_count: int, max_retry_count: int, delay: Callable[[int], float], error: bytes) -> Failure:
+    """The verdict on an id that failed: another retry, or none is left. ``retry_count``: before; -1: it has not failed
+    yet. ``delay``: seconds until that retry.
+    """
+    retry_count += 1
+    if is_exhausted(retry_count, max_retry_count):
+        return Failure(job_id, "exhausted", retry_count, 0.0, error)
+    return Failure(job_id, "retry", retry_count, delay(retry_count), error)
+
+
+async def bury_undecodable(
+    shard: Shard,
+    undecodable: Sequence[Undecodable],
+    config: Config,
+    write: Callable[[Shard, Sequence[Report]], Awaitable[object]],
+    now: float | None = None,
+) -> None:
+    """Payloads that can't be decoded go to the morgue as they are, and don't stop the shard.
+
+    Raises:
+        LeaseLost, RedisUnavailable: as of ``write``. What is no Exception of ``dump_error``, once they are buried.
+    """
+    hooks = Remarks()
+    for item in undecodable:
+        # One call each: they are rare, and may be large.
+        burial = item.id, error_bytes(hooks, item.reason, config), (item.payload,)
+        await write(shard, [shard.in_flight.bury_report([burial], now)])
+    for item in undecodable:
+        log.error("queue %r, id %r: %s; it is in the morgue now", shard.queue, item.id, printable(item.reason))
+    hooks.log()
+    if hooks.stop is not None:
+        raise hooks.stop
+
+
+def log_lost(shard: Shard) -> None:
+    """The lease was found to be lost by a call about what was taken."""
+    log.warning(
+        "%r: the lease was lost; whoever has the shard next performs what was in flight", shard,
+        extra={"event": "lease_lost", "queue": shard.queue, "shard": shard.index},
+    )  # fmt: skip
