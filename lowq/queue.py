@@ -586,6 +586,7 @@ class Queue(Queries, Generic[P]):
             release_all(
                 self._shards.client, self.name, layout.prefixes(self._shards.namespace, self.name),
                 shards_count=layout.shards_count, max_crash_count=options.max_crash_count,
+                lease_ttl=self._backend.config.lease_ttl,
             )
             for layout in self.layouts.all
         )  # fmt: skip

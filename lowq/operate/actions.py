@@ -312,7 +312,9 @@ def _gathered(queue: QueueShards, ids: JobId | Iterable[JobId]) -> Iterator[tupl
 RELEASE_LEASE_TTL = 2.0
 
 
-def release_all(client: Client, queue: str, prefixes: Sequence[str], *, shards_count: int, max_crash_count: int) -> int:
+def release_all(
+    client: Client, queue: str, prefixes: Sequence[str], *, shards_count: int, max_crash_count: int, lease_ttl: float
+) -> int:
     """Releases each shard with jobs in flight whose lease has run out. Returns how many of them wait.
 
     Raises:
@@ -324,7 +326,8 @@ def release_all(client: Client, queue: str, prefixes: Sequence[str], *, shards_c
         if count:
             # Denied: its holder lives, or died less than a lease ago, which nobody can tell apart.
             got = release_shard(
-                client, queue, index, prefix, shards_count=shards_count, max_crash_count=max_crash_count
+                client, queue, index, prefix, shards_count=shards_count, max_crash_count=max_crash_count,
+                lease_ttl=lease_ttl,
             )  # fmt: skip
             released += got.restored
     return released
@@ -338,11 +341,12 @@ def release_shard(
     *,
     shards_count: int,
     max_crash_count: int,
-    charge: bool = True,
+    lease_ttl: float,
 ) -> Lease | LeaseDenied:
     """Gets the lease of a shard, which is what charges the jobs of a dead holder and lets them wait again, and gives it
     up. Should this process die in between, the lease runs out, and nothing is in flight that anybody would be charged
-    for. ``charge``: not so when Redis was away.
+    for. Nobody is charged when Redis has been there for less than ``lease_ttl``, that of the application, in seconds:
+    it may be what their holder waits for.
 
     Raises:
         RedisUnavailable, ShardsCountError
@@ -350,7 +354,7 @@ def release_shard(
     lease = ShardLease(
         client, queue, prefix, shards_count=shards_count, nonce=secrets.token_hex(8), max_crash_count=max_crash_count
     )
-    got = lease.acquire(RELEASE_LEASE_TTL, charge=charge)
+    got = lease.acquire(RELEASE_LEASE_TTL, charge=client.server_age() > lease_ttl)
     log_poisoned(queue, index, got.poisoned)
     if not isinstance(got, LeaseDenied):
         with contextlib.suppress(LeaseLost):  # it has run out by itself

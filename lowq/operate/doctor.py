@@ -390,12 +390,10 @@ class Examination:
         options = QueueOptions(queue, count)
         if info is not None:
             options = options.registered(info.options)
-        # A Redis that was away until lately may be what the owner waits for.
-        charge = self._client.server_age() > self._backend.config.lease_ttl
         try:
             got = release_shard(
                 self._client, queue, shard, shard_prefix(self._namespace, *item.place), shards_count=count,
-                max_crash_count=options.max_crash_count, charge=charge,
+                max_crash_count=options.max_crash_count, lease_ttl=self._backend.config.lease_ttl,
             )  # fmt: skip
         except (ShardsCountError, ScriptError):
             return False
