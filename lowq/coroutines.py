@@ -3,6 +3,7 @@
 What threads and event loops do alike is written once, as coroutines. In a thread all that they await is done at once.
 """
 
+from asyncio import CancelledError
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, copy_context
 from typing import Any, TypeVar
@@ -18,6 +19,26 @@ def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
         result: T = end.value
         return result
     raise AssertionError("it was suspended")
+
+
+def run_first(run: Callable[[Coroutine[Any, Any, T]], T], coroutine: Coroutine[Any, Any, T]) -> T:
+    """Runs a coroutine as the first task of an event loop, by ``asyncio.run`` or the like. What it raises is raised
+    here, and not in the task: the loop would ask what class it says it has, and wait for ever if that raises.
+    """
+    raised: list[BaseException] = []
+
+    async def carry_out() -> Any:
+        try:
+            return await coroutine
+        except CancelledError:
+            raise
+        except BaseException as error:
+            raised.append(error)
+
+    result = run(carry_out())
+    if raised:
+        raise raised.pop()
+    return result
 
 
 def plain(function: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., T]:

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from lowq import drivers
 from lowq.application import Lowq
 from lowq.clock import now
-from lowq.coroutines import at_once
+from lowq.coroutines import at_once, run_first
 from lowq.duration import duration
 from lowq.errors import ConfigError, LowqError, QueueInUse, RedisRefused
 from lowq.logs import describe, flush, get_log
@@ -361,7 +361,10 @@ class Node:
             await instances.tear_down()
 
         try:
-            (asyncio.run if is_async(worker) else at_once)(rehearse())
+            if is_async(worker):
+                run_first(asyncio.run, rehearse())
+            else:
+                at_once(rehearse())
         except OSError as error:
             if error.errno not in _HELD_BY_OTHERS:
                 raise

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from lowq import clock
 from lowq.application import Lowq
-from lowq.coroutines import at_once
+from lowq.coroutines import at_once, run_first
 from lowq.errors import ConfigError, LowqError, QueueFull, QueueInUse
 from lowq.logs import describe
 from lowq.node.schedules import take_turn
@@ -117,24 +117,7 @@ def _drain_here(workers: Sequence[type], now: float | None, limit: int | None, *
             "drain() can't run an event loop inside the running one; write: await lowq.testing.adrain(...); "
             "with the fixtures: await lowq_adrain()"
         )
-    raised: list[BaseException] = []
-
-    async def carry_out() -> Drained:
-        """What the drain raises is not raised in the loop's first task: the loop would ask what class it says it has,
-        and wait for ever if that raises.
-        """
-        try:
-            return await _drain(workers, now, limit, raises=raises)
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:
-            raised.append(error)
-            return Drained()
-
-    drained = asyncio.run(carry_out())
-    if raised:
-        raise raised.pop()
-    return drained
+    return run_first(asyncio.run, _drain(workers, now, limit, raises=raises))
 
 
 async def adrain(*workers: type, now: float | None = None, limit: int | None = None, raises: bool = False) -> Drained:

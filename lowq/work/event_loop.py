@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
+from lowq.coroutines import run_first
 from lowq.errors import LeaseLost, RedisUnavailable
 from lowq.logs import get_log
 from lowq.shards.activity import Performing
@@ -291,7 +292,7 @@ class EventLoop(NodeLoop):
         asyncio.set_event_loop(self._loop)
         try:
             instances = [runtime.instance for runtime in self._runtimes.values()]
-            self._loop.run_until_complete(self._instances.set_up(instances))
+            run_first(self._loop.run_until_complete, self._instances.set_up(instances))
         except BaseException as error:
             self.setup_error = error
         self.is_set_up.set()

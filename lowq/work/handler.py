@@ -21,6 +21,7 @@ waits again.
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -308,9 +309,9 @@ class Instances:
                 try:
                     await _call(instance, "setup")
                 except BaseException as error:
-                    error.add_note(
-                        f"raised by {type(instance).__name__}.setup, before anything was performed by that instance"
-                    )
+                    name = type(instance).__name__
+                    with suppress(Exception):  # what an exception says of itself is its own affair
+                        error.add_note(f"raised by {name}.setup, before anything was performed by that instance")
                     raise
                 self._set_up.append(instance)
 

@@ -92,6 +92,7 @@ class TimeLimits:
         # That of a task cancels the task, in the thread of its event loop and only while the batch runs: so it strikes
         # where the handler waits, or not at all.
         context.run(caller_limit.set, self)
+        _here.limits = self
         try:
             try:
                 self._begin()
@@ -310,6 +311,11 @@ def interrupt_of_this_thread() -> Interrupt:
     return interrupt
 
 
+#: `limits`: those of the batch that the thread performs, or has performed last. Not by the context: a handler may have
+#: another one, or none, where the interrupt strikes.
+_here = threading.local()
+
+
 @cache
 def _notice_dropped_interrupts() -> None:
     """From now on the batch in whose thread Python drops an interrupt learns of it. Anything else that is dropped is
@@ -318,8 +324,8 @@ def _notice_dropped_interrupts() -> None:
     report = sys.unraisablehook
 
     def notice(dropped: "sys.UnraisableHookArgs") -> None:
-        limits = caller_limit.get()
-        if dropped.exc_type is TimeLimitExceeded and isinstance(limits, TimeLimits) and limits.interrupt_dropped():
+        limits: TimeLimits | None = getattr(_here, "limits", None)
+        if dropped.exc_type is TimeLimitExceeded and limits is not None and limits.interrupt_dropped():
             return
         report(dropped)
 

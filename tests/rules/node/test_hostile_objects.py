@@ -4,6 +4,7 @@ import asyncio
 import gc
 import itertools
 import logging
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from tests.leases import run_out
 from tests.rows import case
 from tests.rules.node.conftest import MakeApp
 from tests.rules.node.drivers import NAMES, Driver, job_of, states
+from tests.waiting import PATIENCE
 
 PayloadsById = dict[str, list[Any]]
 Handler = Callable[[PayloadsById], object]
@@ -85,6 +87,35 @@ def test_an_exception_is_charged_whatever_it_says_of_itself(make_app: MakeApp, d
                 error = job_of(worker, "said").error
                 assert error
                 assert len(error.encode()) <= 8192
+
+
+def test_a_setup_that_raises_it_keeps_the_node_from_starting_and_nobody_waits_for_ever(make_app: MakeApp) -> None:
+    for kind, is_async in itertools.product(EXCEPTIONS, (False, True)):
+        with case(kind, is_async):
+            app = make_app()
+
+            def setup(_self: object, kind: type[Exception] = kind) -> None:
+                raise kind("no database")
+
+            async def asetup(_self: object, setup: Callable[[object], None] = setup) -> None:
+                setup(_self)
+
+            async def aperform(payloads_by_id: PayloadsById) -> None: ...
+
+            worker: Any = app.worker(queue_name="Orders")(aperform if is_async else fails)
+            worker.setup = asetup if is_async else setup
+            raised: list[type[BaseException]] = []
+
+            def start(app: lowq.Lowq = app, raised: list[type[BaseException]] = raised) -> None:
+                try:
+                    lowq.Node(app, threads=1).start()
+                except BaseException as error:
+                    raised.append(type(error))
+
+            starts = threading.Thread(target=start, daemon=True)
+            starts.start()
+            starts.join(PATIENCE)
+            assert raised == [kind]
 
 
 class StopWithoutClass(Stop):

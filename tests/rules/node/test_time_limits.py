@@ -279,12 +279,14 @@ class Finalized:
             self._dropped.append(1)
 
 
-def test_an_interrupt_that_strikes_in_a_finalizer_comes_again() -> None:
+@pytest.mark.parametrize("is_elsewhere", [False, True], ids=["in its context", "in another context"])
+def test_an_interrupt_that_strikes_in_a_finalizer_comes_again(is_elsewhere: bool) -> None:
     dropped: list[int] = []
     is_finalized, goes_on = threading.Event(), threading.Event()
 
     def handler(_: int) -> None:
-        Finalized(is_finalized, dropped)
+        context = contextvars.Context() if is_elsewhere else contextvars.copy_context()
+        context.run(Finalized, is_finalized, dropped)
         goes_on.set()
         while True:
             pass
