@@ -36,7 +36,7 @@ from lowq.observe.emit import QueueEvents
 from lowq.options import MergeFunction, merged
 from lowq.settings import Config
 from lowq.verdicts import STOPS
-from lowq.work.execution import current
+from lowq.work.execution import Execution, current
 from lowq.work.outcome import RAISED, Performer
 from lowq.workers import Worker, handler_of, is_async, time_limits_of
 
@@ -217,52 +217,61 @@ def _one_by_one(perform_one: Performing, seconds: float | None) -> Performing:
             ((job_id, payloads),) = payloads_by_id.items()
             await perform_one(job_id, payloads)
             return
-        batch = current()
-        outcomes, limits, has_begun = batch._outcomes, batch._limits, False
-        error: BaseException | None = None
-        errors: list[Any] = []
+        batch, errors, has_begun = current(), list[Any](), False
         for job_id in payloads_by_id:
-            outcomes.setdefault(job_id, _NOT_BEGUN)
+            batch._outcomes.setdefault(job_id, _NOT_BEGUN)
         for job_id, payloads in payloads_by_id.items():
             if has_begun:
                 if batch._source is not None and batch._source.in_flight.has_expired(job_id):
                     continue  # meanwhile, perhaps: it waits again
                 if not batch._may_go_on():
                     break
-                if limits is not None and seconds is not None:
-                    limits.renew(seconds)
+                if batch._limits is not None and seconds is not None:
+                    batch._limits.renew(seconds)
             has_begun = True
-            if outcomes.get(job_id) is _NOT_BEGUN:
-                del outcomes[job_id]
-            batch._begin(job_id)
-            error = None
-            try:
-                await perform_one(job_id, payloads, context=copy_context())
-            except Exception as raised:
-                error = as_raised(raised)
-                errors.append(error)
-            except TimeLimitExceeded as raised:
-                outcomes.setdefault(job_id, (RAISED, raised))
-                raise
-            except asyncio.CancelledError as cancelled:
-                if limits is not None and limits.cancelled:
-                    late: Any = TimeLimitExceeded(limits.exceeded()).with_traceback(cancelled.__traceback__)
-                    outcomes.setdefault(job_id, (RAISED, late))
-                    del late
-                    raise
-                if batch._is_cancelled():
-                    raise
-                error = cancelled_inside(cancelled)
-                errors.append(error)
-            # What the handler itself has said of the id comes first.
-            outcomes.setdefault(job_id, _DONE if error is None else (RAISED, error))
+            errors += await _perform_id(perform_one, batch, job_id, payloads)
         batch._begin(None)
         try:
             _raise_all(errors, len(payloads_by_id))
         finally:
-            del error, errors  # this frame is a part of their tracebacks
+            del errors  # this frame is a part of their tracebacks
 
     return perform
+
+
+async def _perform_id(perform_one: Performing, batch: Execution, job_id: str, payloads: list[Any]) -> list[Any]:
+    """Performs one id of several, and sets its outcome. What the handler itself has said of the id comes first.
+
+    Returns what it raised; that is raised if it ends the batch.
+    """
+    outcomes, limits = batch._outcomes, batch._limits
+    if outcomes.get(job_id) is _NOT_BEGUN:
+        del outcomes[job_id]
+    batch._begin(job_id)
+    error: Any = None
+    try:
+        await perform_one(job_id, payloads, context=copy_context())
+        outcomes.setdefault(job_id, _DONE)
+        return []
+    except Exception as raised:
+        error = as_raised(raised)
+    except TimeLimitExceeded as raised:
+        outcomes.setdefault(job_id, (RAISED, raised))
+        raise
+    except asyncio.CancelledError as cancelled:
+        if limits is not None and limits.cancelled:
+            error = TimeLimitExceeded(limits.exceeded()).with_traceback(cancelled.__traceback__)
+            outcomes.setdefault(job_id, (RAISED, error))
+            del error
+            raise
+        if batch._is_cancelled():
+            raise
+        error = cancelled_inside(cancelled)
+    try:
+        outcomes.setdefault(job_id, (RAISED, error))
+        return [error]
+    finally:
+        del error  # this frame is a part of its traceback
 
 
 def _raise_all(errors: list[Any], count: int) -> None:
