@@ -72,7 +72,7 @@ with_dashboard_options = options_of(
     ),
     click.option(
         "--max-connections", type=click.IntRange(1), metavar="N", default=256, show_default=True,
-        help="Connections to the dashboard at a time; more are refused.",
+        help="Connections to the dashboard at a time, besides those for /healthz.",
     ),
 )  # fmt: skip
 #: Adds --log-format and --log-level.

@@ -2,37 +2,44 @@
 
 ::
 
-    accepted --too many?--> 503, closed
-        |
+    accepted --too many?--> the oldest without a whole request is closed; if there is none, this one gets /healthz only,
+        |                   and 503 for all else
         +--> a request's first byte .. its headers are whole     HEADERS seconds      (the first one: from the start)
         |    its headers .. its body is whole                    BODY seconds
         |    an answer that its reader does not take             STALLED seconds      (without taking a byte of it)
         |    between two requests                                uvicorn's keep-alive, 5 seconds
         +--> closed
 
-A proxy or another server has limits of its own.
+So a client that opens connections and sends nothing keeps nobody else out, and what asks whether the process lives is
+answered in any case. A proxy or another server has limits of its own.
 """
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 import h11
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from lowq_web.security import path_of
 
 log = logging.getLogger(__name__)
 
-#: Connections at a time, by default.
-CONNECTIONS = 256
+#: Connections at a time, by default; and those for /healthz when all of these have requests that are being answered.
+CONNECTIONS, SPARE = 256, 32
 #: Seconds that the headers of a request may take, and its body.
 HEADERS, BODY = 10.0, 30.0
 #: Seconds that an answer may wait for a reader who takes none of it.
 STALLED = 30.0
 
+_TOO_MANY = "Too many connections; try again in a moment\n"
 _REFUSAL = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\nconnection: close\r\n"
-    b"retry-after: 5\r\ncontent-length: 44\r\n\r\nToo many connections; try again in a moment\n"
-)
+    "HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\nconnection: close\r\n"
+    f"retry-after: 5\r\ncontent-length: {len(_TOO_MANY)}\r\n\r\n{_TOO_MANY}"
+).encode()
 
 
 def bounded(most: int) -> type[asyncio.Protocol]:
@@ -47,15 +54,34 @@ class _Bounded(H11Protocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.accepted_at = time.monotonic()
         self.awaited = _Awaited(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]  # uvicorn wants the narrower type
-        if len(self.connections) > self.most:
-            self.transport.write(_REFUSAL)
-            self.transport.close()
-            return
+        if len(self.connections) > self.most and not self._make_room():
+            if len(self.connections) > self.most + SPARE:
+                self.transport.write(_REFUSAL)
+                self.transport.close()
+                return
+            self.app = _HealthOnly(self.app)
         self.awaited.update()
+
+    def _make_room(self) -> bool:
+        """Closes the oldest other connection without a whole request; whether there was one."""
+        others: set[Any] = self.connections
+        idle = [other for other in others if other is not self and not other.is_answered()]
+        if not idle:
+            return False
+        min(idle, key=lambda other: other.accepted_at).transport.abort()
+        return True
+
+    def is_answered(self) -> bool:
+        """Whether a whole request was sent whose answer is not complete, or not taken yet."""
+        if self.transport.is_closing() or self.transport.get_write_buffer_size():
+            return True
+        cycle: Any = self.cycle  # None before the first request
+        return bool(cycle and not cycle.response_complete) and self.conn.their_state is not h11.SEND_BODY
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -76,6 +102,19 @@ class _Bounded(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.awaited.stop()
         super().connection_lost(exc)
+
+
+class _HealthOnly:
+    """The application of a connection beyond the bound."""
+
+    def __init__(self, app: Any) -> None:
+        self._app: ASGIApp = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer: ASGIApp = PlainTextResponse(_TOO_MANY, 503, {"connection": "close", "retry-after": "5"})
+        if path_of(scope) == "/healthz":
+            answer = self._app
+        await answer(scope, receive, send)
 
 
 class _Awaited:

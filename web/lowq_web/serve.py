@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 import lowq
 from lowq_web.app import create_app
 from lowq_web.auth import auth_from_environment
-from lowq_web.connections import CONNECTIONS, bounded
+from lowq_web.connections import CONNECTIONS, SPARE, bounded
 from lowq_web.security import is_loopback, refuse_bind
 
 log = logging.getLogger(__name__)
@@ -28,14 +28,15 @@ GRACE = 1
 BACKLOG = 32
 #: Open files that are not for connections: Redis's and the loop's, and those being refused. That takes the loop some
 #: four turns, in each of which it may accept others.
-OTHER_FILES = 4 * BACKLOG + 64
+OTHER_FILES = 4 * BACKLOG + SPARE + 64
 
 
 class Server:
     """Listens from its construction on, so that an address that does not work is known at once.
 
     ``root_path``: the path below which others see it, through a proxy that strips it: ``/ops/lowq``.
-    ``max_connections``: at a time; more are refused. It is lowered when the process may not open that many files.
+    ``max_connections``: at a time, besides those that ask for /healthz. It is lowered when the process may not open
+    that many files.
     ``health``: for /healthz, why the process that this is part of is not well, or None.
 
     Raises:

@@ -136,23 +136,54 @@ class TestSlowClients:
             sending = accepted.transport.get_extra_info("socket")
             assert sending.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
-    def test_more_than_may_be_are_refused_until_others_have_gone(
+    def test_who_sends_nothing_makes_room_for_others(
         self, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setattr(connections, "HEADERS", NEVER)  # or the first ones go before the last one comes
+        monkeypatch.setattr(connections, "BODY", NEVER)
         for files, said in ((1024, []), (serve.OTHER_FILES + 5, [(5, 256, serve.OTHER_FILES + 5)])):
             monkeypatch.setattr(resource, "getrlimit", lambda _, files=files: (files, 4096))
             caplog.clear()
             with ExitStack() as stack, serving(app, max_connections=256 if said else 5) as server:
                 first = [stack.enter_context(server.connect()) for _ in range(5)]
+                for connection, sent in zip(first, (b"", b"GET / HT", UPLOAD, b"", b""), strict=True):
+                    connection.sendall(sent)
                 until(lambda server=server: len(server.connections) == 5, "connections")  # type: ignore[misc]
-                late = stack.enter_context(server.connect())
-                assert ends(late).startswith(b"HTTP/1.1 503 ")
-                for connection in first:
-                    connection.close()
-                until(lambda server=server: not server.connections, "end of the connections")  # type: ignore[misc]
-                assert get(server.url, "/healthz")[0] == 200
+                for oldest in first:
+                    stack.enter_context(server.connect())
+                    assert ends(oldest) == b""
+                assert get(server.url, "/static/icon.svg")[0] == 200
             assert [record.args for record in caplog.records if record.name == "lowq_web.serve"] == said
+
+    def test_a_client_with_all_connections_open_keeps_no_probe_from_its_answer(
+        self, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(connections, "HEADERS", NEVER)
+        with ExitStack() as stack, serving(app) as server:
+            for _ in range(connections.CONNECTIONS):
+                stack.enter_context(server.connect())
+            until(lambda: len(server.connections) == connections.CONNECTIONS, "connections")
+            probes: list[int] = []
+            for _ in range(48):
+                probes.append(get(server.url, "/healthz")[0])
+                stack.enter_context(server.connect())  # it opens another for each that it loses
+            assert probes == [200] * 48
+
+    def test_beyond_the_bound_only_health_is_answered(self, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> None:
+        """All connections have requests that are being answered."""
+        monkeypatch.setattr(live, "LIFETIME", 3600)
+        monkeypatch.setattr(connections, "SPARE", 2)
+        monkeypatch.setattr(connections, "HEADERS", NEVER)
+        with ExitStack() as stack, serving(app, max_connections=3) as server:
+            streams = [stack.enter_context(Stream(server.url)) for _ in range(3)]
+            assert [stream.event()[0] for stream in streams] == ["figures"] * 3
+            for _ in range(3):
+                assert [get(server.url, path)[0] for path in ("/healthz", "/", "/nodes")] == [200, 503, 503]
+            # Those beyond the bound make room, too.
+            for _ in range(5):
+                stack.enter_context(server.connect())
+            assert get(server.url, "/healthz")[0] == 200
+            assert [stream.event()[0] for stream in streams] == ["figures"] * 3
 
 
 def test_streams_end_with_the_server(app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> None:
