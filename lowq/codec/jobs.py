@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NoReturn
 
 from lowq.codec.ids import MAX_ID_BYTES, encode_id
 from lowq.codec.payloads import APPENDED
@@ -203,11 +203,7 @@ def encode_job(
             except JobError:
                 raise
             except Exception as error:
-                if (
-                    is_typed or dump_payload is _dump_payload
-                ):  # they refuse with a PayloadError: it is a signal handler's
-                    raise
-                raise PayloadError(f"the payload can't be encoded: {error!r:.200}") from error
+                _refuse_unencoded(error, is_own=is_typed or dump_payload is _dump_payload)
             given: object = payload
             if not isinstance(given, bytes) or given[:3] == APPENDED:
                 raise PayloadError(
@@ -227,6 +223,13 @@ def encode_job(
     except JobError as error:
         raise type(error)(f"job {job['id']!r:.100}: {error}") from error.__cause__
     return (job_id, payload, score, perform_at) if rest == default else (job_id, payload, score, perform_at, *rest)
+
+
+def _refuse_unencoded(error: Exception, *, is_own: bool) -> NoReturn:
+    """``is_own``: raised under lowq's own encoding, which refuses with a PayloadError: this is a signal handler's."""
+    if is_own:
+        raise error
+    raise PayloadError(f"the payload can't be encoded: {error!r:.200}") from error
 
 
 def _why_no_id(job: object, error: Exception) -> Exception:
