@@ -27,7 +27,7 @@ from lowq_web.notices import Notices
 from lowq_web.open_streams import OpenStreams
 from lowq_web.pages.rendering import trouble
 from lowq_web.redaction import Redact, redactor
-from lowq_web.security import Guard, checked_hosts, checked_origins, is_for_programs
+from lowq_web.security import Guard, checked_hosts, checked_origins, is_for_programs, shown_error
 from lowq_web.static_files import static
 from lowq_web.stats_cache import StatsCache
 from lowq_web.tasks import MAX_RUNNING, Tasks, TooManyTasks
@@ -221,7 +221,7 @@ def _handlers() -> dict[Any, Any]:
             status, reason = error.status_code, error.detail
         else:
             status = next(code for kind, code in _STATUS if isinstance(error, kind))
-            reason = str(error)
+            reason = shown_error(request, error)
             if isinstance(error, lowq.ScriptError):
                 status, reason = _on_script(request, error) or (status, reason)
         if is_for_programs(request):

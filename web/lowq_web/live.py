@@ -22,6 +22,7 @@ from starlette.responses import Response
 
 import lowq
 from lowq_web.context import context_of
+from lowq_web.security import shown_error
 from lowq_web.stats_cache import Snapshot
 from lowq_web.threads import LimitedStream
 
@@ -65,7 +66,7 @@ async def _events(request: Request, names: Collection[str] | None = None) -> Asy
             try:
                 figures = await context.stats_cache.watch()
             except lowq.LowqError as error:
-                event = _event("trouble", {"error": str(error)})
+                event = _event("trouble", {"error": shown_error(request, error)})
             except Exception as error:
                 log.exception("the figures of all queues could not be read")
                 event = _event("trouble", {"error": f"The dashboard could not read the figures: {error!r:.200}"})

@@ -248,6 +248,19 @@ def _cookie(headers: Headers) -> str:
     return found[1] if found else ""
 
 
+# --- errors ---
+
+
+def shown_error(request: Request, error: Exception) -> str:
+    """The text of an error for the viewer. Who may only look is not told where Redis is; the log is."""
+    visit: Visit | None = request.scope.get("lowq_web")
+    if not isinstance(error, (lowq.RedisUnavailable, lowq.RedisRefused)) or (visit and visit.user.role == "admin"):
+        return str(error)
+    log.warning("%s: %s", request.scope["path"], error)
+    said = "Redis does not answer" if isinstance(error, lowq.RedisUnavailable) else "Redis refuses"
+    return f"{said}; the log of the dashboard says more"
+
+
 # --- the guard -----------------------------------------------------------------------------------------------
 
 
@@ -346,9 +359,12 @@ class Guard:
         return response
 
     def _may_look(self, request: Request) -> Response | None:
-        """None, or the refusal. Other sites may link to pages here, but not fetch them."""
+        """None, or the refusal. Other sites may link to pages here, but neither fetch nor frame
+        them: a page may look at all jobs.
+        """
         elsewhere = set(request.headers.getlist("sec-fetch-site")) - {"same-origin", "same-site", "none"}
-        if elsewhere and request.headers.get("sec-fetch-mode") != "navigate":
+        how = [request.headers.get(f"sec-fetch-{name}") for name in ("mode", "dest")]
+        if elsewhere and how != ["navigate", "document"]:
             return refusal(request, 403, "This was asked for by a page of another site.")
         return None
 

@@ -1,9 +1,11 @@
 """Who may see what, and who may act."""
 
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -218,6 +220,26 @@ def test_readers_may_not_act_and_are_shown_no_button(browse: Open, app: lowq.Low
         assert (page.status_code, 'method="post"' in page.text) == (200, False), path
 
 
+def as_role(role: Any, _request: Request) -> lowq_web.User:
+    return lowq_web.User("ann", role)
+
+
+def test_where_redis_is_is_said_to_those_who_may_act_alone(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    away = lowq.Lowq(redis_url=f"redis://127.0.0.1:{port}/0")
+    for role, is_told in (("read", False), ("admin", True)):
+        application = lowq_web.create_app(away, auth=partial(as_role, role))
+        client = TestClient(application, base_url="https://dash.example.com")
+        for path in ("/", "/queues/Orders", "/queues/Orders?match=*", "/jobs", "/api/v1/stats", "/metrics"):
+            with case(role, path):
+                answer = client.get(path)
+                assert (answer.status_code, str(port) in answer.text) == (503, is_told)
+                assert "Redis" in answer.text
+    assert str(port) in caplog.text
+    away.close()
+
+
 class TestCrossSite:
     def test_posts_of_other_sites_are_refused(self, browse: Open, app: lowq.Lowq) -> None:
         all_headers: list[Any] = [
@@ -271,9 +293,14 @@ class TestCrossSite:
 
     def test_pages_elsewhere_may_link_here_and_not_have_us_work(self, browse: Open) -> None:
         elsewhere = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}
-        for path in ("/", "/queues/Orders?match=*", "/api/v1/stats", "/live", "/static/app.js"):
-            assert browse().get(path, headers=elsewhere).status_code == 403, path
-        assert browse().get("/", headers={**elsewhere, "sec-fetch-mode": "navigate"}).status_code == 200
+        for mode, dest in (("no-cors", "image"), ("navigate", "iframe"), ("navigate", "object"), ("navigate", None)):
+            headers = {**elsewhere, "sec-fetch-mode": mode, "sec-fetch-dest": dest}
+            for path in ("/", "/queues/Orders?match=*", "/api/v1/stats", "/live", "/static/app.js"):
+                with case(mode, dest, path):
+                    given = {name: value for name, value in headers.items() if value is not None}
+                    assert browse().get(path, headers=given).status_code == 403
+        link = {**elsewhere, "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+        assert browse().get("/", headers=link).status_code == 200
 
     def test_no_route_takes_other_methods(self, browse: Open) -> None:
         client = browse()

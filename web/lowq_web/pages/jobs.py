@@ -12,7 +12,7 @@ from lowq import inspection
 from lowq_web.context import AppContext, context_of
 from lowq_web.fields import query_of
 from lowq_web.listing import LIMIT, JobQuery, news
-from lowq_web.pages.queue import in_words
+from lowq_web.pages.queue import in_words, with_error
 from lowq_web.pages.rendering import render, stream
 
 
@@ -70,8 +70,8 @@ def jobs(request: Request) -> Response:
         "masked": context.redact,
     }
     if scans and form_error is None:
-        return stream(request, "jobs.html", pages=_with_error(pages), **values)
-    return render(request, "jobs.html", 400 if form_error else 200, pages=list(_with_error(pages)), **values)
+        return stream(request, "jobs.html", pages=with_error(request, pages), **values)
+    return render(request, "jobs.html", 400 if form_error else 200, pages=list(with_error(request, pages)), **values)
 
 
 def _with_jobs(queues: Iterable[inspection.QueueOverview], shown: List, part: str) -> list[str]:
@@ -87,11 +87,3 @@ def _pages(
     context: AppContext, wanted: inspection.JobFilter, queues: list[str], after: str | None
 ) -> Iterator[inspection.FoundPage | None]:
     return news(context.app.jobs_in_steps(wanted, queues=queues, limit=LIMIT, after=after, redact=context.redact))
-
-
-def _with_error(pages: Iterable[inspection.FoundPage | None]) -> Iterator[inspection.FoundPage | str | None]:
-    """The pages, and at the end an error as text: the answer may have begun already."""
-    try:
-        yield from pages
-    except lowq.LowqError as error:
-        yield str(error)

@@ -12,14 +12,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import lowq
-from lowq import inspection
 from lowq_web import text
 from lowq_web.context import context_of, queue_of
 from lowq_web.fields import form_of, query_of
-from lowq_web.listing import JobQuery, as_typed, asked_of, group_text, tab_counts
+from lowq_web.listing import JobQuery, P, as_typed, asked_of, group_text, tab_counts
 from lowq_web.pages.charts import charts
 from lowq_web.pages.rendering import redirect, render, stream
-from lowq_web.security import visit_of
+from lowq_web.security import shown_error, visit_of
 from lowq_web.tasks import ActionName
 
 #: State of a list -> the counter that grows when there is more for it; otherwise that of pushes.
@@ -62,7 +61,7 @@ def queue(request: Request) -> Response:
         **drawn,
     }
     if asked.scans and form_error is None:
-        return stream(request, "queue.html", pages=_with_error(pages), **values)
+        return stream(request, "queue.html", pages=with_error(request, pages), **values)
     return render(request, "queue.html", status, pages=list(pages), **values)
 
 
@@ -83,12 +82,12 @@ def _elsewhere(asked: JobQuery, counts: Mapping[str, Any]) -> list[tuple[str, st
     return [(state, word) for state, word in places if state != here and counts[state].number]
 
 
-def _with_error(pages: Iterable[inspection.Page | None]) -> Iterator[inspection.Page | str | None]:
+def with_error(request: Request, pages: Iterable[P | None]) -> Iterator[P | str | None]:
     """The pages, and at the end an error as text: the answer has begun already."""
     try:
         yield from pages
     except lowq.LowqError as error:
-        yield str(error)
+        yield shown_error(request, error)
 
 
 def _verbs(asked: JobQuery) -> list[ActionName]:
