@@ -11,6 +11,7 @@ from lowq.observe.histories import (
     Times,
     TotalTimes,
 )
+from lowq.operate.actions import Pause
 from lowq.operate.explain import Description, LimitState, Why
 from lowq.operate.job_filter import JobFilter, Snapshot
 from lowq.operate.nodes import NodeInfo, RunningBatch, StuckBatch
@@ -22,7 +23,7 @@ from lowq.operate.stats import Forecast, QueueOverview, ShardInfo, Statistics, S
 
 __all__ = [
     "Description", "ErrorGroup", "Forecast", "FoundJob", "FoundPage", "Histogram", "History", "HistoryPoint",
-    "JobFilter", "LimitState", "NodeInfo", "Page", "QueueInfo", "QueueOverview", "RedisInfo", "RunningBatch",
+    "JobFilter", "LimitState", "NodeInfo", "Page", "Pause", "QueueInfo", "QueueOverview", "RedisInfo", "RunningBatch",
     "ScheduleInfo", "ShardInfo", "SlowBatch", "Snapshot", "Span", "Statistics", "Stats", "StretchTimes",
     "StuckBatch", "Times", "TotalTimes", "Why",
 ]  # fmt: skip

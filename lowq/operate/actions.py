@@ -386,6 +386,24 @@ def pause_queue(queue: QueueShards, pauses: bool, by: str = "", now: float | Non
     return changed
 
 
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A pause of a queue."""
+
+    #: Unix time, seconds.
+    at: float
+    #: Who did it, if they said so.
+    by: str | None
+
+
+def find_pause(queue: QueueShards) -> Pause | None:
+    """The pause of a queue, as its first shard has it; None: it is not paused."""
+    prefix = queue.prefixes[0]
+    at, by = queue.client.command("HMGET", f"{prefix}meta", "paused", "paused_by", key=prefix)
+    paused_at = None if at is None else untrusted.finite(at)
+    return None if paused_at is None else Pause(paused_at, by.decode("utf-8", "replace") if by else None)
+
+
 def drop_queue(queue: QueueShards) -> int:
     """Removes a queue with all its jobs; returns how many these were.
 

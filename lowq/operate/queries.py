@@ -22,7 +22,7 @@ from lowq.observe.histories import (
     read_times,
     total_times,
 )
-from lowq.operate.actions import as_ids
+from lowq.operate.actions import Pause, as_ids, find_pause
 from lowq.operate.explain import Description, LimitState, Why, describe_all, max_retry_count, read_limits, read_why
 from lowq.operate.job_filter import STATES, FilterOptions, JobFilter
 from lowq.operate.jobs import everywhere_calls, jobs_everywhere, look_up
@@ -65,6 +65,10 @@ class Queries:
             UnknownQueueError: it was not given, and nobody has used the queue yet.
         """
         return self.layouts.current.shards_count
+
+    def find_pause(self) -> Pause | None:
+        """When the queue was paused, and by whom; None: it is not paused."""
+        return find_pause(self._shards)
 
     @property
     def layouts(self) -> Layouts:

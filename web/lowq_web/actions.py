@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 DESTRUCTIVE = ("bury", "delete")
 #: Ids that are acted on while the browser waits: as many as a page has.
 MAX_IDS = 1000
+#: Seconds that the entry of a pause in the audit log may be older than the pause: it is written before.
+ENTRY_BEFORE = 60.0
 #: What is done to a schedule.
 SCHEDULE_ACTIONS = ("run", "pause", "resume")
 #: The states of a task that can be cancelled.
@@ -90,13 +92,14 @@ class Actions:
         self._app.queue(queue).shards_count  # noqa: B018 - raises for a queue that nobody has used
         return self._tasks.start(who, queue, action, wanted, reason if action == "bury" and reason else None)
 
-    def pause(self, who: Actor, queue: str) -> bool:
-        """Whether that changed anything.
+    def pause(self, who: Actor, queue: str, reason: str | None = None) -> bool:
+        """Whether that changed anything. ``reason``: for the audit log, where the page of the queue finds it.
 
         Raises:
             UnknownQueueError, RedisUnavailable
         """
-        return self._on_queue(who, "pause", queue, lambda handle: handle.pause(by=who.name))
+        detail = {"reason": reason} if reason else {}
+        return self._on_queue(who, "pause", queue, lambda handle: handle.pause(by=who.name), detail)
 
     def resume(self, who: Actor, queue: str) -> bool:
         """Whether that changed anything.
@@ -119,13 +122,33 @@ class Actions:
             raise lowq.ConfigError(f"queue {queue!r} has {shards_count} shards already")
         return self._tasks.reshard(who, queue, shards_count)
 
-    def _on_queue(self, who: Actor, action: str, queue: str, do: Callable[[lowq.Queue], bool]) -> bool:
+    def pause_of(self, queue: lowq.Queue) -> tuple[inspection.Pause, str | None] | None:
+        """The pause of a queue, and the reason that the audit log has of it; None: it is not paused.
+
+        Raises:
+            UnknownQueueError, RedisUnavailable
+        """
+        found = queue.find_pause()
+        if found is None:
+            return None
+        entries = self._app.audit(100, action="pause", target=queue.name, since=found.at - ENTRY_BEFORE)
+        own = [entry for entry in entries if entry.who == found.by]
+        nearest = min(own, key=lambda entry: abs(entry.at - found.at), default=None)
+        reason = nearest.detail.get("reason") if nearest else None
+        return found, reason if isinstance(reason, str) else None
+
+    def _on_queue(
+        self, who: Actor, action: str, queue: str, do: Callable[[lowq.Queue], bool], detail: Mapping[str, Any] = {}
+    ) -> bool:
         handle = self._app.queue(queue)
         handle.shards_count  # noqa: B018 - raises for a queue that nobody has used
-        with self._written(who, action, queue, {}) as outcome:
+        with self._written(who, action, queue, detail) as outcome:
             changed = do(handle)
             if not changed:
                 outcome.detail["changed"] = False
+                pause = handle.find_pause()
+                if pause is not None and pause.by:
+                    outcome.detail["paused_by"] = pause.by
         return changed
 
     def run_schedule(self, who: Actor, name: str, queue: str | None) -> float:

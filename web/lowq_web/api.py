@@ -399,8 +399,9 @@ def count(request: Request, body: documents.CountDocument) -> Response:
     return _answer(documents.Count(found, at))
 
 
-def pause(request: Request, _body: Nothing) -> Response:
-    changed = context_of(request).actions.pause(visit_of(request).actor, queue_of(request).name)
+def pause(request: Request, body: documents.PauseDocument) -> Response:
+    reason = body.given().get("reason")
+    changed = context_of(request).actions.pause(visit_of(request).actor, queue_of(request).name, reason)
     return _answer(documents.Paused(paused=True, changed=changed))
 
 
@@ -484,7 +485,7 @@ ENDPOINTS: Sequence[Endpoint] = (
         "/queues/{queue}/count", count, "To how many jobs an action would do something now", {200: documents.Count},
         documents.CountDocument,
     ),
-    _post("/queues/{queue}/pause", pause, "Take no more jobs of it", {200: documents.Paused}, Nothing),
+    _post("/queues/{queue}/pause", pause, "Take no more jobs of it", {200: documents.Paused}, documents.PauseDocument),
     _post("/queues/{queue}/resume", resume, "Take its jobs again", {200: documents.Paused}, Nothing),
     _get("/queues/{queue}/reshard", reshard_progress, "How far it is with another number of shards", documents.Reshard),
     _post(

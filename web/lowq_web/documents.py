@@ -134,6 +134,12 @@ class JobFilter(Received, frozen=True):
     shard: _Shard | UnsetType = UNSET
 
 
+class PauseDocument(Received, frozen=True):
+    reason: (
+        Annotated[str, Meta(max_length=300, description="For the audit log and the page of the queue")] | UnsetType
+    ) = UNSET
+
+
 class ActDocument(Received, frozen=True):
     action: ActionName
     ids: (

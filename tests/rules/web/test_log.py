@@ -11,6 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import lowq
+import lowq_web
 from lowq import admin
 from lowq.operate import audit
 from lowq.store import Client
@@ -196,7 +197,8 @@ def test_what_rolls_out_of_the_log_was_said_to_logging(
     assert begun == entry | {"count": None, "detail": ids | {"outcome": "started"}}
     assert done == entry | {"count": 2, "detail": ids | {"missing": 1}}
     ends = [(item["action"], item["detail"]) for item in rest if "outcome" not in item["detail"]]
-    assert ends == list(zip(verbs, [{}, {"changed": False}] * 2, strict=True))
+    again = {"changed": False, "paused_by": "anonymous"}
+    assert ends == list(zip(verbs, [{}, again, {}, {"changed": False}], strict=True))
 
 
 def test_entries_are_shown_newest_first_and_lead_to_what_was_acted_on(app: lowq.Lowq, browse: Open) -> None:
@@ -252,3 +254,32 @@ def test_who_acts_is_shown_with_the_address_behind_the_proxy(app: lowq.Lowq, bro
     assert (entry["address"], entry["target"]) == ("198.51.100.1", "Orders")
     assert client.get(f"/api/v1/audit?after={entry['cursor']}").json()["audit"] == []
     assert client.get("/api/v1/audit?since=yesterday").status_code == 400
+
+
+def test_who_paused_when_and_why_is_on_the_page_of_the_queue_and_in_the_log(app: lowq.Lowq, browse: Open) -> None:
+    app.register("Orders", 1)
+    name = ["ann"]
+    client = browse(auth=lambda _request: lowq_web.User(name[0]))
+    client.headers.update(OWN)
+    reader = Reader(client)
+    assert client.post("/queues/Orders/pause", data={"reason": "<b>deploy</b> of mails"}).status_code == 303
+    name[0] = "bob"
+    again = client.post("/queues/Orders/pause", data={"reason": "mine"})
+    assert "It was paused already." in client.get(again.headers["location"]).text
+    shown = reader.page("/queues/Orders").find("main").text
+    assert "by ann" in shown
+    assert ": <b>deploy</b> of mails" in shown
+    first, second = client.get("/api/v1/audit").json()["audit"][::-1]
+    assert (first["who"], first["detail"]) == ("ann", {"reason": "<b>deploy</b> of mails"})
+    assert (second["who"], second["detail"]) == ("bob", {"reason": "mine", "changed": False, "paused_by": "ann"})
+    rows = [row["Detail"].text for row in reader.page("/audit").table("Who", "Detail")]
+    assert "changed nothing" in rows[0]
+    assert "paused by ann" in rows[0]
+    assert "changed" not in rows[1]
+    assert client.post("/queues/Orders/resume").status_code == 303
+    assert "by ann" not in reader.page("/queues/Orders").find("main").text
+    app.queue("Orders").pause()  # by a program, which says nothing
+    assert "Paused" in reader.page("/queues/Orders").find("main").text
+    assert client.post("/api/v1/queues/Orders/resume", json={}).status_code == 200
+    assert client.post("/api/v1/queues/Orders/pause", json={"reason": "by the API"}).json()["changed"]
+    assert "by the API" in reader.page("/queues/Orders").find("main").text

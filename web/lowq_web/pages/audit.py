@@ -89,7 +89,10 @@ def _row(request: Request, entry: admin.AuditEntry) -> _Row:
         target = _Part(entry.target, f"{url(request, 'nodes')}#node-{text.encode_id(entry.target)}")
     else:
         target = _Part(entry.target, queue and url(request, "queue", queue=queue))
-    detail = [(name, _parts(request, queue, name, value)) for name, value in entry.detail.items()]
+    given = {**entry.detail}
+    if given.get("changed") is False:
+        given = {**given, "changed": "nothing"}
+    detail = [(name.replace("_", " "), _parts(request, queue, name, value)) for name, value in given.items()]
     return _Row(entry, target, detail)
 
 

@@ -21,6 +21,8 @@ from lowq_web.pages.rendering import redirect, render, stream
 from lowq_web.security import shown_error, visit_of
 from lowq_web.tasks import ActionName
 
+#: Characters of the reason of a pause.
+MAX_REASON = 200
 #: State of a list -> the counter that grows when there is more for it; otherwise that of pushes.
 _ARRIVALS = {"retrying": "failed", "taken": "processed", "morgue": "buried"}
 #: What the fields of the filter are called on the page.
@@ -49,6 +51,7 @@ def queue(request: Request) -> Response:
         "forecast": context.stats_cache.figures().forecasts.get(handle.name),
         "limits": handle.limits(),
         # Read only while there is something to say.
+        "pause": context.actions.pause_of(handle) if stats.paused else None,
         "reshard": None if stats.reshard_to is None else handle.reshard_progress(),
         "counts": counts,
         "asked": asked,
@@ -101,15 +104,18 @@ def _verbs(asked: JobQuery) -> list[ActionName]:
 def pause(request: Request) -> Response:
     """Pauses the queue."""
     handle = queue_of(request)
-    context_of(request).actions.pause(visit_of(request).actor, handle.name)
-    return redirect(request, "queue", done="Paused.", queue=handle.name)
+    reason = dict(form_of(request)).get("reason", "").strip()[:MAX_REASON]
+    if context_of(request).actions.pause(visit_of(request).actor, handle.name, reason or None):
+        return redirect(request, "queue", done="Paused.", queue=handle.name)
+    return redirect(request, "queue", done="It was paused already.", queue=handle.name)
 
 
 def resume(request: Request) -> Response:
     """Resumes the queue."""
     handle = queue_of(request)
-    context_of(request).actions.resume(visit_of(request).actor, handle.name)
-    return redirect(request, *_asked_from(request), done="Resumed.", queue=handle.name)
+    done = context_of(request).actions.resume(visit_of(request).actor, handle.name)
+    said = "Resumed." if done else "It was not paused."
+    return redirect(request, *_asked_from(request), done=said, queue=handle.name)
 
 
 def _asked_from(request: Request) -> tuple[str, dict[str, str]]:

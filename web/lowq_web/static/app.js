@@ -374,6 +374,7 @@
         else place.append(" ", added);
       } else if (!is && badge) {
         badge.remove();
+        document.querySelector(".facts-line.pause")?.remove();
       }
     }
   };
