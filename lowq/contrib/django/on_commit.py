@@ -26,7 +26,7 @@ from django.db import transaction
 
 import lowq
 from lowq.errors import ConfigError, JobError, LowqError
-from lowq.job import JobId, JobOptions
+from lowq.job import JobId, JobOptions, new_job
 from lowq.logs import get_log
 
 log = get_log(__name__)
@@ -42,31 +42,14 @@ class _Way:
     """How calls are pushed: those of a queue that follow each other and agree leave together."""
 
     target: Target
-    timeout: float | timedelta | None
-    durability: lowq.Durability | None
+    #: Of the push, as they were given: a method of the worker's own may take none.
+    options: dict[str, Any]
     robust: bool
-
-    @property
-    def queue_name(self) -> str:
-        return _name_of(self.target)
 
     def agrees_with(self, other: "_Way") -> bool:
         """Whether calls of the one may leave with those of the other."""
-        mine, others = self._options() | {"robust": self.robust}, other._options() | {"robust": other.robust}
+        mine, others = (self.options, self.robust), (other.options, other.robust)
         return mine == others and _place_of(self.target) == _place_of(other.target)
-
-    def push(self, jobs: list[dict[str, Any]]) -> None:
-        push: Any = self.target.push if isinstance(self.target, lowq.Queue) else self.target.perform_async
-        push(jobs, **self._options())
-
-    async def apush(self, job: dict[str, Any]) -> None:
-        push: Any = self.target.apush if isinstance(self.target, lowq.Queue) else self.target.aperform_async
-        await push(job, **self._options())
-
-    def _options(self) -> dict[str, Any]:
-        """Those that were given: a method of the worker's own may take neither."""
-        options = {"timeout": self.timeout, "durability": self.durability}
-        return {name: value for name, value in options.items() if value is not None}
 
 
 def _place_of(target: Target) -> object:
@@ -127,7 +110,7 @@ class _Pending:
         last: dict[str, tuple[_Way, list[dict[str, Any]]]] = {}  # of each queue: a call joins no earlier one
         for call in due:
             call.is_pushed = True  # whatever comes of it: a push that failed half way must not be made twice
-            name = call.way.queue_name
+            name = _name_of(call.way.target)
             if name not in last or not call.way.agrees_with(last[name][0]):
                 last[name] = (call.way, [])
                 groups.append(last[name])
@@ -149,7 +132,8 @@ def _push(way: _Way, jobs: list[dict[str, Any]]) -> Exception | None:
     """Pushes them; returns what the caller of the commit must learn of. A malformed job does not keep out others."""
     try:
         try:
-            way.push(jobs)
+            push: Any = way.target.push if isinstance(way.target, lowq.Queue) else way.target.perform_async
+            push(jobs, **way.options)
             return None
         except JobError:  # nothing is in
             if len(jobs) == 1:
@@ -159,9 +143,9 @@ def _push(way: _Way, jobs: list[dict[str, Any]]) -> Exception | None:
     except Exception as error:
         ids = ", ".join(str(job["id"]) for job in jobs[:IDS_LOGGED])
         log.error(
-            "queue %r: %d jobs of a committed transaction may not have been pushed (ids %s): %s", way.queue_name,
+            "queue %r: %d jobs of a committed transaction may not have been pushed (ids %s): %s", _name_of(way.target),
             len(jobs), ids, error, exc_info=way.robust,
-            extra={"event": "push_on_commit_failed", "queue": way.queue_name},
+            extra={"event": "push_on_commit_failed", "queue": _name_of(way.target)},
         )  # fmt: skip
         return None if way.robust else error
 
@@ -188,8 +172,7 @@ def push_on_commit(
         JobError, PayloadError: the job is malformed. From the commit, after all pushes were tried: as `Worker.push`.
         TransactionManagementError: ``using`` is in manual transaction management.
     """
-    way = _Way(worker, timeout, durability, robust)
-    job = _job(worker, job_id, payload, options)
+    way, job = _prepare(worker, job_id, payload, options, robust, timeout=timeout, durability=durability)
     if not _register(way, job, using) and (error := _push(way, [job])) is not None:
         raise error
 
@@ -209,22 +192,24 @@ async def apush_on_commit(
     """As `push_on_commit`, from async code: the transaction is that of the thread that ``sync_to_async`` calls. Outside
     of one it waits as ``worker.apush``, and keeps no thread busy.
     """
-    way = _Way(worker, timeout, durability, robust)
-    job = _job(worker, job_id, payload, options)
+    way, job = _prepare(worker, job_id, payload, options, robust, timeout=timeout, durability=durability)
     if not await sync_to_async(_register)(way, job, using):
         try:
-            await way.apush(job)
+            push: Any = worker.apush if isinstance(worker, lowq.Queue) else worker.aperform_async
+            await push(job, **way.options)
         except LowqError:
             if not robust:
                 raise
             log.exception(
-                "queue %r: id %s was not pushed", way.queue_name, job["id"],
-                extra={"event": "push_on_commit_failed", "queue": way.queue_name},
+                "queue %r: id %s was not pushed", _name_of(way.target), job["id"],
+                extra={"event": "push_on_commit_failed", "queue": _name_of(way.target)},
             )  # fmt: skip
 
 
-def _job(worker: Target, job_id: JobId, payload: Any, options: JobOptions) -> dict[str, Any]:
-    """The job, with a copy of the payload.
+def _prepare(
+    worker: Target, job_id: JobId, payload: Any, options: JobOptions, robust: bool, **given_options: Any
+) -> tuple[_Way, dict[str, Any]]:
+    """How to push, and the job, with a copy of the payload.
 
     Raises:
         ConfigError, JobError, PayloadError: what can be said of it without asking Redis.
@@ -243,8 +228,8 @@ def _job(worker: Target, job_id: JobId, payload: Any, options: JobOptions) -> di
     if type(payload) in (dict, list, str, int, float) and lowq.app.workers.get(name) is worker:
         typed = lowq.app.payload_type_of(name)
         (lowq.app.config.dump_payload if typed is None else typed.dump)(payload)
-    said = {option: value for option, value in options.items() if value is not None}
-    return {**said, "id": job_id, "payload": copy.deepcopy(payload)}
+    way = _Way(worker, {option: value for option, value in given_options.items() if value is not None}, robust)
+    return way, new_job(job_id, copy.deepcopy(payload), options)
 
 
 def _register(way: _Way, job: dict[str, Any], using: str | None) -> bool:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from importlib import import_module
-from typing import Any, cast
+from typing import Any, TypedDict, Unpack, cast
 
 from lowq.application import Lowq, default
 from lowq.codec import encode_job, score_reader
@@ -32,6 +32,14 @@ __all__ = ["Relay", "apush", "create_table", "push", "sql"]
 _FIELDS = {"id", "payload", "score", "delay", "perform_at", "perform_in"}
 
 
+class RowOptions(TypedDict, total=False):
+    """What a job says besides, as in a `JobDict`; None: it says nothing of that."""
+
+    score: float | None
+    delay: float | timedelta | None
+    perform_at: float | datetime | None
+
+
 def push(
     worker: type[Worker[Any]] | str,
     job: JobId | Mapping[str, Any] | Iterable[Mapping[str, Any]],
@@ -40,9 +48,7 @@ def push(
     connection: Any = None,
     using: str | None = None,
     app: Lowq | None = None,
-    score: float | None = None,
-    delay: float | timedelta | None = None,
-    perform_at: float | datetime | None = None,
+    **options: Unpack[RowOptions],
 ) -> int:
     """Pushes a job, given as its id and its payload, or jobs, given as mappings, when the transaction of the connection
     is committed::
@@ -59,7 +65,7 @@ def push(
         ConfigError: the connection is missing, async, or of a library that is not known.
         What the database raises.
     """
-    rows = _rows(worker, job, payload, app, {"score": score, "delay": delay, "perform_at": perform_at})
+    rows = _rows(worker, job, payload, app, options)
     connection = _connection_of(connection, using)
     if rows:
         connections.write(connection, rows)
@@ -73,9 +79,7 @@ async def apush(
     *,
     connection: Any = None,
     app: Lowq | None = None,
-    score: float | None = None,
-    delay: float | timedelta | None = None,
-    perform_at: float | datetime | None = None,
+    **options: Unpack[RowOptions],
 ) -> int:
     """`push` through an async connection: an AsyncSession or AsyncConnection of SQLAlchemy, one of psycopg, asyncpg or
     aiosqlite.
@@ -83,7 +87,7 @@ async def apush(
     Raises:
         As `push`.
     """
-    rows = _rows(worker, job, payload, app, {"score": score, "delay": delay, "perform_at": perform_at})
+    rows = _rows(worker, job, payload, app, options)
     connection = _connection_of(connection, None)
     if rows:
         await connections.awrite(connection, rows)
@@ -125,7 +129,7 @@ def _connection_of(connection: Any, using: str | None) -> Any:
 
 
 def _rows(
-    worker: type[Worker[Any]] | str, job: Any, payload: Any, app: Lowq | None, options: JobOptions
+    worker: type[Worker[Any]] | str, job: Any, payload: Any, app: Lowq | None, options: RowOptions
 ) -> list[table.Row]:
     """Jobs as rows, each checked as a push would.
 
@@ -133,7 +137,7 @@ def _rows(
         JobError, PayloadError, ConfigError
     """
     if isinstance(job, JobId):
-        jobs: list[Any] = [new_job(job, payload, options)]
+        jobs: list[Any] = [new_job(job, payload, cast(JobOptions, options))]
     else:
         given = [name for name, value in options.items() if value is not None] + (["payload"] if payload != "" else [])
         if given:

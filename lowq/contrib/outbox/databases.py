@@ -31,7 +31,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
 from lowq.contrib.outbox.connections import driver_of
@@ -93,61 +93,10 @@ class Changes:
     new_last_score: float | None = None
 
 
-class Database(Protocol):
-    """What the relay needs of a database. Each call may raise whatever the driver raises."""
-
-    def begin(self) -> bool:
-        """Begins a round; False: another relay is at work on this database. Until `end` nobody else gets True."""
-        ...
-
-    def read(self, limit: int, without: Collection[str]) -> Batch:
-        """The first rows that may be pushed, without those of some queues."""
-        ...
-
-    def end(self, changes: Changes) -> None:
-        """Ends a round: deletes what was pushed, notes why others can't be, and which scores were given."""
-        ...
-
-    def wait(self, seconds: float, stop: threading.Event) -> None:
-        """Until somebody has committed rows, if the database tells; at most so long."""
-        ...
-
-    def count_rows(self) -> tuple[int, int]:
-        """How many rows wait, and how many are refused."""
-        ...
-
-    def retry_refused(self) -> int:
-        """Lets refused rows wait to be pushed again; returns how many."""
-        ...
-
-    def close(self) -> None: ...
-
-
-def open_database(connection: Any, hold_seconds: float) -> Database:
-    """The database of a driver's connection, which is used for nothing else. ``hold_seconds``: how long a round may
-    take.
-
-    Raises:
-        ConfigError: the driver is not known, or there is no table.
+class Database:
+    """What the relay asks of a database, through a connection in autocommit mode; transactions are begun and ended by
+    statements. Each call may raise whatever the driver raises.
     """
-    if hasattr(connection, "settings_dict"):
-        raise ConfigError("the relay needs a connection of its own: psycopg.connect(...), not one of Django")
-    dialect, placeholder = driver_of(connection)
-    database = (
-        PostgreSQL(connection, placeholder, hold_seconds)
-        if dialect == "postgresql"
-        else SQLite(connection, placeholder)
-    )
-    if not database.one(exists_query(dialect)):
-        raise ConfigError(
-            f"there is no table lowq_outbox, or no lowq_outbox_state: make them with outbox.create_table(connection), "
-            f"or by what `lowq outbox --sql {dialect}` prints"
-        )
-    return database
-
-
-class _Connection:
-    """A connection in autocommit mode; transactions are begun and ended by statements."""
 
     def __init__(self, connection: Any, placeholder: str) -> None:
         self._raw = connection
@@ -185,6 +134,22 @@ class _Connection:
         ((at, last_score),) = self.all(f"SELECT {now}, (SELECT max(last_score) FROM lowq_outbox_state)")
         return float(at), -math.inf if last_score is None else float(last_score)
 
+    def begin(self) -> bool:
+        """Begins a round; False: another relay is at work on this database. Until `end` nobody else gets True."""
+        raise NotImplementedError
+
+    def read(self, limit: int, without: Collection[str]) -> Batch:
+        """The first rows that may be pushed, without those of some queues."""
+        raise NotImplementedError
+
+    def end(self, changes: Changes) -> None:
+        """Ends a round: deletes what was pushed, notes why others can't be, and which scores were given."""
+        raise NotImplementedError
+
+    def wait(self, seconds: float, stop: threading.Event) -> None:
+        """Until somebody has committed rows, if the database tells; at most so long."""
+        raise NotImplementedError
+
     def change(self, changes: Changes) -> None:
         mark = self._placeholder
         for seq, reason in changes.refused:
@@ -200,10 +165,12 @@ class _Connection:
                 self.execute(f"INSERT INTO lowq_outbox_state (last_score) VALUES ({mark})", (changes.new_last_score,))
 
     def count_rows(self) -> tuple[int, int]:
+        """How many rows wait, and how many are refused."""
         ((every, refused),) = self.all("SELECT count(*), count(error) FROM lowq_outbox")
         return every - refused, refused
 
     def retry_refused(self) -> int:
+        """Lets refused rows wait to be pushed again; returns how many."""
         self.execute("UPDATE lowq_outbox SET error = NULL WHERE error IS NOT NULL")
         return int(self._cursor.rowcount)
 
@@ -212,28 +179,7 @@ class _Connection:
             self._raw.close()
 
 
-@dataclass
-class _OpenWriters:
-    """Transactions that have inserted and are not over, and what is settled in spite of them."""
-
-    #: Transaction -> a number below all that it inserts.
-    bounds: dict[str, int] = field(default_factory=dict)
-    #: The highest number that was visible when they were looked at last.
-    seen: int = 0
-    settled: int = 0
-
-    def note(self, seen: int, writers: Sequence[tuple[str, int | None]]) -> None:
-        """``seen``: the highest number that was visible just before. ``writers``: the transactions, and the processes
-        of these. Without one it is prepared (PREPARE TRANSACTION), and may have been there before under another name.
-        """
-        self.bounds = {
-            name: self.bounds.get(name, self.settled if process is None else self.seen) for name, process in writers
-        }
-        self.seen = max(self.seen, seen)
-        self.settled = min(self.bounds.values(), default=self.seen)
-
-
-class PostgreSQL(_Connection):
+class PostgreSQL(Database):
     """A round is a transaction, in which nothing is locked but the right to relay: it keeps nobody waiting, and has no
     snapshot while Redis is asked, so VACUUM goes on.
     """
@@ -243,7 +189,10 @@ class PostgreSQL(_Connection):
         if hasattr(connection, "row_factory"):  # of psycopg: the application's may make dicts
             connection.row_factory = import_module("psycopg.rows").tuple_row
         super().__init__(connection, placeholder)
-        self._writers = _OpenWriters()
+        #: Transactions that have inserted and are not over -> a number below all that each inserts.
+        self._bounds: dict[str, int] = {}
+        #: The highest number that was visible when they were looked at last, and what was settled in spite of them.
+        self._seen = self._settled = 0
         #: The file that has the table. TRUNCATE gives it another one, and perhaps numbers from 1 on.
         self._file: object = None
         # A process that was frozen keeps its connection open: others take over when the server has ended its session.
@@ -269,7 +218,7 @@ class PostgreSQL(_Connection):
             "SELECT max(seq), pg_relation_filenode('lowq_outbox') FROM lowq_outbox WHERE error IS NULL"
         )
         if file != self._file:
-            self._file, self._writers = file, _OpenWriters()
+            self._file, self._bounds, self._seen, self._settled = file, {}, 0, 0
         if seen is None:
             return Batch([])
         writers = self.all(
@@ -278,8 +227,12 @@ class PostgreSQL(_Connection):
             "AND relation = 'lowq_outbox'::regclass AND mode = 'RowExclusiveLock' "
             "AND pid IS DISTINCT FROM pg_backend_pid()"
         )
-        self._writers.note(int(seen), writers)
-        settled = self._writers.settled
+        # Without a process it is prepared (PREPARE TRANSACTION), and may have been there before under another name.
+        self._bounds = {
+            name: self._bounds.get(name, self._settled if process is None else self._seen) for name, process in writers
+        }
+        self._seen = max(self._seen, int(seen))
+        settled = self._settled = min(self._bounds.values(), default=self._seen)
         jobs = self.read_rows(
             limit,
             without,
@@ -305,7 +258,7 @@ class PostgreSQL(_Connection):
                 return
 
 
-class SQLite(_Connection):
+class SQLite(Database):
     """The right to relay is a lock on a file beside the database, which ends with the process that has it: a
     transaction would keep all writers waiting while Redis is asked.
     """
@@ -364,6 +317,29 @@ class SQLite(_Connection):
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def open_database(connection: Any, hold_seconds: float) -> Database:
+    """The database of a driver's connection, which is used for nothing else. ``hold_seconds``: how long a round may
+    take.
+
+    Raises:
+        ConfigError: the driver is not known, or there is no table.
+    """
+    if hasattr(connection, "settings_dict"):
+        raise ConfigError("the relay needs a connection of its own: psycopg.connect(...), not one of Django")
+    dialect, placeholder = driver_of(connection)
+    database = (
+        PostgreSQL(connection, placeholder, hold_seconds)
+        if dialect == "postgresql"
+        else SQLite(connection, placeholder)
+    )
+    if not database.one(exists_query(dialect)):
+        raise ConfigError(
+            f"there is no table lowq_outbox, or no lowq_outbox_state: make them with outbox.create_table(connection), "
+            f"or by what `lowq outbox --sql {dialect}` prints"
+        )
+    return database
 
 
 def connector(url: str) -> Callable[[], Any]:

@@ -26,7 +26,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -152,17 +152,14 @@ class Relay:
             LowqError: rows of some queues could not be pushed now; the others are.
             What the database raises.
         """
-        database = self._open()
-        try:
-            count = 0
-            self._held.clear()
-            troubles: list[Exception] = []
-            give_up_at = time.monotonic() + wait
-            seen_first: int | None = None
+        count, seen_first = 0, None
+        troubles: list[Exception] = []
+        give_up_at = time.monotonic() + wait
+        self._held.clear()
+        with closing(self._open()) as database:
             while not self._stop.is_set() and database.begin():
                 batch = database.read(self._batch_size, self._held)
-                if seen_first is None:
-                    seen_first = batch.seen
+                seen_first = batch.seen if seen_first is None else seen_first
                 done = self._relay(database, batch)
                 count += len(done.pushed)
                 troubles += done.troubles
@@ -172,27 +169,19 @@ class Relay:
                 if not batch.is_held_back or batch.settled >= seen_first or time.monotonic() >= give_up_at:
                     break
                 self._stop.wait(HELD_BACK_INTERVAL)
-            if troubles:
-                raise troubles[0]
-            return count
-        finally:
-            database.close()
+        if troubles:
+            raise troubles[0]
+        return count
 
     def count_rows(self) -> tuple[int, int]:
         """How many committed rows wait in the table, and how many are kept there with an error."""
-        database = self._open()
-        try:
+        with closing(self._open()) as database:
             return database.count_rows()
-        finally:
-            database.close()
 
     def retry_refused(self) -> int:
         """Lets rows that could not be pushed (column ``error``) wait again; returns how many."""
-        database = self._open()
-        try:
+        with closing(self._open()) as database:
             return database.retry_refused()
-        finally:
-            database.close()
 
     def _open(self) -> Database:
         connection = self._connect()
