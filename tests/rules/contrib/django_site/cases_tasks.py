@@ -199,7 +199,7 @@ class OwnTests(TransactionTestCase):
             task.enqueue(order_id, 1)
         self.lowq.clock.travel(3700)
         worker: Any = lowq.app.workers["patient"]
-        self.lowq.drain(worker, limit=2)
+        self.lowq.drain(worker)
         pushed = {one.id: one.priority for one in self.lowq.assert_pushed("patient")}
         self.assertEqual((pushed["1"], pushed["2"]), (7, 0))
 
