@@ -107,30 +107,34 @@ def _encode_time(name: str, value: object) -> bytes:
     return repr(min(time, MAX_TIME)).encode()
 
 
+def _seconds(name: str, value: object) -> float:
+    if isinstance(value, timedelta):  # whose unit is beyond doubt, so its largest is "never" as well
+        return value.total_seconds()
+    seconds = _finite(name, value)
+    if seconds > LATEST_TIME - EARLIEST_TIME:
+        raise JobError(f"{name}={value!r} is thousands of years; it is given in seconds, or as a timedelta")
+    return seconds
+
+
 def delay_seconds(value: object) -> float:
     """Seconds from a number or a timedelta; negative ones count as 0, and what is beyond `MAX_TIME` as that.
 
     Raises:
         JobError: it is neither, or not finite, or a number that can't be meant in seconds.
     """
-    if isinstance(value, timedelta):  # whose unit is beyond doubt, so its largest is "never" as well
-        return min(max(value.total_seconds(), 0), MAX_TIME)
-    seconds = _finite("delay", value)
-    if seconds > LATEST_TIME - EARLIEST_TIME:
-        raise JobError(f"delay={value!r} is thousands of years; it is given in seconds, or as a timedelta")
-    return min(max(seconds, 0), MAX_TIME)
+    return min(max(_seconds("delay", value), 0), MAX_TIME)
 
 
 def future_delay(value: object) -> float:
-    """As `delay_seconds`, where whoever says it can put it right: a negative one is refused.
+    """As `delay_seconds`, where the caller can put it right: a negative one is refused.
 
     Raises:
         JobError
     """
-    seconds = delay_seconds(value)
-    if seconds == 0 and (value.total_seconds() if isinstance(value, timedelta) else _finite("delay", value)) < 0:
+    seconds = _seconds("delay", value)
+    if seconds < 0:
         raise JobError(f"delay={value!r:.100} is negative; write max(delay, 0) for a time that may have passed")
-    return seconds
+    return min(seconds, MAX_TIME)
 
 
 def encode_ttl(value: object) -> bytes:
@@ -141,11 +145,9 @@ def encode_ttl(value: object) -> bytes:
     """
     if value is None:
         return b""
-    seconds = value.total_seconds() if isinstance(value, timedelta) else _finite("ttl", value)
+    seconds = _seconds("ttl", value)
     if seconds <= 0:
         raise JobError(f"ttl={value!r} is not more than 0; to leave a job out, don't push it. None: it never expires")
-    if seconds > LATEST_TIME - EARLIEST_TIME and not isinstance(value, timedelta):
-        raise JobError(f"ttl={value!r} is thousands of years; it is given in seconds, or as a timedelta")
     return repr(min(seconds, MAX_TIME)).encode()
 
 

@@ -128,8 +128,8 @@ class SlowBatches:
         self._lock = threading.Lock()
         self._kept: dict[str, EndedBatch] = {}
         #: Of these: what Redis has, and what it was told last.
-        self._recorded: dict[str, EndedBatch] = {}
-        self._sent: dict[str, EndedBatch] = {}
+        self._recorded: set[EndedBatch] = set()
+        self._sent: list[EndedBatch] = []
 
     def add(self, batch: EndedBatch) -> None:
         """Keeps it, unless `MOST_SLOW` others took longer."""
@@ -150,13 +150,13 @@ class SlowBatches:
         with self._lock:
             self._kept = {job_id: batch for job_id, batch in self._kept.items() if now - batch.ended < SLOW_STRETCH}
             self._set_floor()
-            self._recorded = {job_id: batch for job_id, batch in self._recorded.items() if job_id in self._kept}
-            self._sent = {job_id: item for job_id, item in self._kept.items() if self._recorded.get(job_id) is not item}
-            return list(self._sent.values())
+            self._recorded.intersection_update(self._kept.values())
+            self._sent = [batch for batch in self._kept.values() if batch not in self._recorded]
+            return self._sent
 
     def recorded(self) -> None:
         """Redis has what `unrecorded` returned last."""
-        self._recorded |= self._sent
+        self._recorded.update(self._sent)
 
 
 class Counted(NamedTuple):
@@ -174,16 +174,22 @@ class Counted(NamedTuple):
 def count(tallies: Iterable[Tally]) -> Counted:
     """The sum of some tallies."""
     some = list(tallies)
-    lengths = tuple(sum(column) for column in zip(*(tally.lengths for tally in some), strict=True))
-    waits = tuple(sum(column) for column in zip(*(tally.waits for tally in some), strict=True))
+
+    def total(name: str) -> Any:
+        return sum(getattr(tally, name) for tally in some)
+
+    def totals(name: str) -> tuple[int, ...]:
+        return tuple(map(sum, zip(*(getattr(tally, name) for tally in some), strict=True)))
+
+    lengths = totals("lengths") or (0,) * (len(BOUNDS) + 1)
     return Counted(
-        sum(tally.processed for tally in some),
-        sum(tally.failed for tally in some),
-        sum(tally.seconds for tally in some),
-        lengths or (0,) * (len(BOUNDS) + 1),
-        sum(tally.buried for tally in some),
-        waits,
-        sum(tally.waited for tally in some),
+        total("processed"),
+        total("failed"),
+        total("seconds"),
+        lengths,
+        total("buried"),
+        totals("waits"),
+        total("waited"),
     )
 
 

@@ -364,10 +364,17 @@ class _Attempt:
         object.__setattr__(self._result, "_return_value", normalize_json(value))
         self._finish(TaskResultStatus.SUCCESSFUL)
 
-    def fail(self, error: BaseException) -> None:
-        """The call raised: it is READY for its next attempt, also when it is released, or FAILED after the last one."""
-        if self._result is None:  # there is no such task
-            return
+    def fail(self, error: BaseException) -> bool:
+        """The call raised: it is READY for its next attempt, also when it is released, or FAILED after the last one.
+        Returns whether that is all: otherwise the error is to be raised on.
+        """
+        if isinstance(error, SystemExit):
+            lowq.current().fail(self._job.id, error)  # it is the task's failure, not the end of the node
+        if self._result is not None and not isinstance(error, lowq.LeaseLost):  # else somebody else performs it
+            self._note_failure(error)
+        return isinstance(error, SystemExit)
+
+    def _note_failure(self, error: BaseException) -> None:
         kind = type(error)
         path = f"{kind.__module__}.{kind.__qualname__}"
         self._result.errors.append(TaskError(exception_class_path=path, traceback="".join(format_exception(error))))
@@ -417,13 +424,9 @@ class _Performer:
             try:
                 task, args, kwargs = attempt.begin()
                 attempt.succeed(task.call(*args, **kwargs))
-            except lowq.LeaseLost:
-                raise  # somebody else performs it
             except _FAILURES as error:
-                attempt.fail(error)
-                if not isinstance(error, SystemExit):
+                if not attempt.fail(error):
                     raise
-                lowq.current().fail(job_id, error)  # it is the task's failure, not the end of the node
 
 
 class _AsyncPerformer:
@@ -440,10 +443,6 @@ class _AsyncPerformer:
             try:
                 task, args, kwargs = await sync_to_async(attempt.begin)()
                 await sync_to_async(attempt.succeed)(await task.acall(*args, **kwargs))
-            except lowq.LeaseLost:
-                raise
             except _FAILURES as error:
-                await sync_to_async(attempt.fail)(error)
-                if not isinstance(error, SystemExit):
+                if not await sync_to_async(attempt.fail)(error):
                     raise
-                lowq.current().fail(job_id, error)
