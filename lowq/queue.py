@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Unpack, overload
 from lowq.backend import Backend
 from lowq.codec import decode_id
 from lowq.codec.error_text import dump_text
-from lowq.codec.ids import fresh_id
+from lowq.codec.jobs import fresh_id
 from lowq.errors import ConfigError, JobError, UnknownQueueError
 from lowq.job import JobDict, JobId, JobOptions, P, State, Untyped, new_job
 from lowq.operate.actions import (

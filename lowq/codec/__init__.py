@@ -3,24 +3,27 @@
 ::
 
     jobs        a job as its push script gets it: id, payload, score, time, ttl, priority
-    ids         ids                        payloads    payloads without a type: canonical JSON
+    payloads    payloads without a type: canonical JSON
     types       what `lowq.Worker[Order]` says of payloads, and the codec of such a type
     structure       what Order is made of; refuses what JSON has no form for
     msgspec_codec   value <-> canonical bytes, by msgspec
     pydantic_codec  the same by pydantic, loaded only for its models
 """
 
-from lowq.codec.ids import MAX_ID_BYTES, decode_id, encode_id, lookup_id
 from lowq.codec.jobs import (
+    MAX_ID_BYTES,
     MAX_PRIORITY,
     MAX_TIME,
     EncodedJob,
     Rest,
+    decode_id,
     delay_seconds,
+    encode_id,
     encode_job,
     encode_priority,
     encode_ttl,
     future_delay,
+    lookup_id,
     rest_words,
     score_reader,
 )

@@ -313,16 +313,19 @@ def refusal(name: str, value: Any, why: str) -> PayloadError:
     return PayloadError(f"the payload is no {name}: {why}")
 
 
-def _path_to_formless(value: Any) -> str:
-    """Where in a value that is which has no form."""
-    items: Iterable[tuple[str, Any]] = ()
+def _items(value: Any) -> Iterator[tuple[str, Any]]:
+    """The parts of a value, each with what its path goes on with."""
     if isinstance(value, Mapping):
-        items = ((f".{key}", item) for key, item in value.items())
+        yield from ((f".{name}", item) for name, item in value.items())
     elif isinstance(value, list | tuple | set | frozenset):
-        items = ((f"[{number}]", item) for number, item in enumerate(value))
+        yield from ((f"[{number}]", item) for number, item in enumerate(value))
     else:
-        items = ((f".{name}", getattr(value, name, None)) for name in _field_names(value.__class__))
-    for path, item in items:
+        yield from ((f".{name}", getattr(value, name, None)) for name in _field_names(value.__class__))
+
+
+def _path_to_formless(value: Any) -> str:
+    """Where in a value the part is that has no form."""
+    for path, item in _items(value):
         try:
             _plain_tree(item)
         except TypeError:
@@ -346,15 +349,10 @@ def refuse_nan(tree: Any, path: str) -> None:
     Raises:
         PayloadError
     """
-    if isinstance(tree, float):
-        if not math.isfinite(tree):
-            raise PayloadError(f"{tree!r} is no JSON number - at `{path}`")
-    elif isinstance(tree, dict):
-        for name, value in tree.items():
-            refuse_nan(value, f"{path}.{name}")
-    elif isinstance(tree, list | tuple):
-        for number, value in enumerate(tree):
-            refuse_nan(value, f"{path}[{number}]")
+    if isinstance(tree, float) and not math.isfinite(tree):
+        raise PayloadError(f"{tree!r} is no JSON number - at `{path}`")
+    for more, item in _items(tree):
+        refuse_nan(item, path + more)
 
 
 def _check_any(info: types.Type, with_any: frozenset[int], value: Any, path: str) -> None:

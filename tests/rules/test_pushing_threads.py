@@ -40,7 +40,7 @@ def test_pushes_that_wait_for_room_hold_no_thread_of_the_loops_executor(store_ur
 FORKS = """
 import os, signal, sys, threading, time
 import lowq
-from lowq.codec.ids import fresh_id
+from lowq.codec.jobs import fresh_id
 
 app = lowq.Lowq(redis_url="memory://")
 queue = app.queue("mail", 1)
