@@ -2,14 +2,12 @@
 
 consumer        its life: shards, session, end
 takes           how it takes jobs and hands them over
-reports         what becomes of them: reported, or released
-in_hand         what was taken and not reported
+hand            what was taken and not reported, and its reports
 async_consumer  the same, awaitable
-job             a job as the caller gets it
 """
 
 from lowq.consumer.async_consumer import AsyncConsumer, AsyncConsumerJob
 from lowq.consumer.consumer import Consumer, check_consumer
-from lowq.consumer.job import ConsumerJob
+from lowq.consumer.hand import ConsumerJob
 
 __all__ = ["AsyncConsumer", "AsyncConsumerJob", "Consumer", "ConsumerJob", "check_consumer"]

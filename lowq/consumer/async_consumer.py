@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from lowq.consumer.consumer import Consumer
-from lowq.consumer.job import ConsumerJob
+from lowq.consumer.hand import ConsumerJob
 from lowq.consumer.takes import Caller
 from lowq.errors import ConsumerClosed
 from lowq.push.own_thread import run_in_own_thread
@@ -93,17 +93,17 @@ class AsyncConsumer:
 
     async def take(self, limit: int = 1, timeout: float | timedelta | None = None) -> list[AsyncConsumerJob]:
         """As of `Consumer`. When it is cancelled, what it would have returned waits again."""
-        return await self._take(lambda consumer, caller: consumer.take_for(caller, limit, timeout, []))
+        return await self._take(lambda consumer, caller: consumer._taker.take_for(caller, limit, timeout, []))
 
     async def _take(self, take: Callable[[Consumer, Caller], list[ConsumerJob]]) -> list[AsyncConsumerJob]:
         consumer, caller = self._consumer, Caller()
         while True:
             try:
-                jobs = await in_thread(lambda: take(consumer, caller), consumer.give_back)
+                jobs = await in_thread(lambda: take(consumer, caller), consumer._taker.give_back)
             except asyncio.CancelledError:
-                consumer.cancel(caller)
+                consumer._taker.cancel(caller)
                 raise
-            held = consumer.receive(jobs)
+            held = consumer._taker.receive(jobs)
             if held or not jobs:
                 return [_awaitable(job) for job in held]
 
@@ -114,7 +114,7 @@ class AsyncConsumer:
         finished: list[str] = []
 
         def take(consumer: Consumer, caller: Caller) -> list[ConsumerJob]:
-            return consumer.next_batch(caller, limit, timeout, finished)
+            return consumer._taker.next_batch(caller, limit, timeout, finished)
 
         while jobs := await self._take(take):
             finished += [job.receipt for job in jobs]

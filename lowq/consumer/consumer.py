@@ -15,7 +15,12 @@
     detach       --> detach -----------------> what is in flight stays so for a consumer with the same session
 
 It is a broker and the caller's own code: a member that shares the shards with nodes and other consumers, woken by the
-same messages. Unlike a node it may have several deliveries of a shard in hand (`takes`, `reports`).
+same messages. Unlike a node it may have several deliveries of a shard in hand (`takes`, `hand`).
+
+It has a session: the name under which the next one comes back to what it had, held by one consumer at a time::
+
+    Redis: the session's key        says which start of a consumer has it, for as long as a lease
+           owner of a shard         begins with the session's digest: so the next start knows what the last one had
 """
 
 import atexit
@@ -23,27 +28,23 @@ import os
 import secrets
 import threading
 import weakref
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from hashlib import blake2b
 from math import inf
 from types import TracebackType
 from typing import Any, Self
 
 from lowq.backend import Backend, Reading
 from lowq.codec import decode_id
-from lowq.consumer.in_hand import HeldDelivery
-from lowq.consumer.reports import seconds_of
-from lowq.consumer.session import Session, checked_name
-from lowq.consumer.takes import Takes
-from lowq.errors import (
-    ConsumerClosed,
-    LowqError,
-    RedisUnavailable,
-    SessionInUse,
-)
+from lowq.consumer.hand import ConsumerJob, Hand, seconds_of
+from lowq.consumer.takes import Caller, Taker
+from lowq.errors import ConfigError, LowqError, RedisUnavailable, SessionInUse
 from lowq.logs import describe, get_log
 from lowq.observe.error_groups import ErrorCounts, ErrorRecorder
 from lowq.options import QueueOptions
+from lowq.settings import Config
 from lowq.sharding import Layout, Layouts
 from lowq.shards.broker import Broker, WorkerGroup
 from lowq.shards.delivery import Delivery
@@ -53,7 +54,8 @@ from lowq.shards.membership import Identity
 from lowq.shards.scheduler import LagScheduler
 from lowq.shards.shard import Shard, lag_of, shards_of
 from lowq.shards.splitter import BalancedSplitter
-from lowq.store import Client
+from lowq.store import Call, Client, Command, registry
+from lowq.store.keys import session_key
 from lowq.version import VERSION
 
 log = get_log("lowq.consumer")
@@ -77,7 +79,89 @@ CONNECTIONS = 4
 BUSY_SECONDS = 0.02
 
 
-class Consumer(Takes):
+class Session:
+    """Whoever starts with the same ``name`` on the same queue continues it; None: a random one, which is nobody's yet.
+
+    Raises:
+        ConfigError: the name is none.
+    """
+
+    def __init__(self, client: Client, config: Config, queue: str, name: object) -> None:
+        self.name = checked_name(name)
+        #: Whether there may have been a consumer with it before.
+        self.is_named = name is not None
+        #: Stands for it in what the shards say of their owners.
+        self.digest = blake2b(f"{queue}\0{self.name}".encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        self._client = client
+        self._queue = queue
+        self._seconds = config.lease_ttl
+        self._key = session_key(config.namespace, self.digest)
+        self._instance = secrets.token_hex(8)
+
+    def acquire(self) -> None:
+        """Gets it, for as long as a lease.
+
+        Raises:
+            SessionInUse: another consumer has it. RedisUnavailable, RedisRefused
+        """
+        got = self._client.call(self._call(self._seconds))
+        if not got.is_own:
+            raise SessionInUse(
+                f"another consumer of queue {self._queue!r} has the session {self.name!r}: it is free once that one "
+                f"has detached or was closed, or {got.seconds:.1f} s after its process has died"
+            )
+
+    def keep(self, client: Client) -> bool:
+        """Keeps it for as long as a lease from now; whether it was still this consumer's. It is asked once.
+
+        Raises:
+            RedisUnavailable, RedisRefused
+        """
+        call = self._call(self._seconds)
+        (reply,) = client.run_many([call], repeats=0)
+        if isinstance(reply, Exception):
+            raise reply
+        return call.read(reply).is_own
+
+    def release(self) -> None:
+        """The next one with this name need not wait. Should Redis be away, it has to."""
+        self._client.run_many([self._call(None)])
+
+    def _call(self, seconds: float | None) -> Call[registry.SessionReply]:
+        return registry.session(self._key, self._instance, seconds)
+
+    def shards_left(self, shards: Sequence[Shard]) -> list[Shard]:
+        """The shards that the last consumer with this session had; nobody has had them since.
+
+        Raises:
+            RedisUnavailable, RedisRefused
+        """
+        if not self.is_named:
+            return []
+        owners: list[Any] = self._client.run_many(
+            [Command(shard.prefix, "HGET", f"{shard.prefix}meta", "owner") for shard in shards]
+        )
+        for owner in owners:
+            if isinstance(owner, Exception):
+                raise owner
+        mine = self.digest.encode()
+        return [shard for shard, owner in zip(shards, owners, strict=True) if owner and owner.startswith(mine)]
+
+
+def checked_name(name: object) -> str:
+    """The name of a session, a random one for None.
+
+    Raises:
+        ConfigError
+    """
+    if name is None:
+        return secrets.token_hex(16)
+    if not isinstance(name, str) or not 1 <= len(name) <= 512:
+        raise ConfigError(f"session={name!r:.100} must be a text of 1 to 512 characters")
+    return name
+
+
+class Consumer:
     """Takes jobs of one queue, which the caller reports. Safe for threads. As a context manager it is closed in the
     end: what was not reported waits again.
 
@@ -99,7 +183,10 @@ class Consumer(Takes):
         session: str | None = None,
     ) -> None:
         ttr = options.ttr if ttr is None else seconds_of("ttr", ttr)
-        super().__init__(options, backend.config, backend.connect(CONNECTIONS), inf if ttr is None else ttr)
+        self.queue = options.queue_name
+        self._config, self._client = backend.config, backend.connect(CONNECTIONS)
+        self._hand = Hand(options, self._config, self._client, inf if ttr is None else ttr, self.close)
+        self._taker = Taker(self._hand, self._config, self)
         #: When the session is to be kept, monotonic.
         self._session_due = 0.0
         maintenance_client = backend.connect(2, socket_timeout=max(self._config.lease_ttl / 4, 0.1))
@@ -138,6 +225,7 @@ class Consumer(Takes):
                 on_fatal=self._on_fatal,
             )  # fmt: skip
             (self._dispatcher,) = self._broker.dispatchers
+            self._hand.broker, self._hand.dispatcher = self._broker, self._dispatcher
             adopted = self._adopt()
         except BaseException:
             maintenance_client.close()
@@ -152,17 +240,73 @@ class Consumer(Takes):
         self._broker.start()
         for shard in adopted:
             self._broker.maintenance.check(shard)  # for the listener, which hears of what the loop has got
-        while not ready.wait(0.05) and self._failure is None:
+        while not ready.wait(0.05) and self._hand.failure is None:
             if not self._broker.maintenance.is_alive():
                 break
         _open.add(self)
         log.info("consumer %s of queue %r starts", self.name, self.queue, extra={"event": "start", "queue": self.queue})
-        self._check_open()
+        self._hand.check_open()
 
     @property
     def session(self) -> str:
         """Whoever makes a consumer with it after `detach` goes on with what this one has."""
         return self._session.name
+
+    # --- jobs ---
+
+    def take(self, limit: int = 1, timeout: float | timedelta | None = None) -> list[ConsumerJob]:
+        """Up to ``limit`` jobs that are due, of different ids; the longest waiting shard first. Waits until there is
+        one, for ``timeout`` seconds at most; None: however long it takes. Returns none when nothing came in time.
+
+        While Redis is away it is waited for as well.
+
+        Raises:
+            ConsumerClosed. RedisUnavailable: there was no answer in time.
+        """
+        return self._taker.take_here(lambda caller: self._taker.take_for(caller, limit, timeout, []))
+
+    def batches(self, limit: int, timeout: float | timedelta | None = None) -> Iterator[list[ConsumerJob]]:
+        """One list of up to ``limit`` jobs after another, until the consumer is closed, or until nothing came for
+        ``timeout`` seconds. Asking for the next acknowledges what was not reported otherwise of the last. Who leaves
+        the loop has the last list in hand.
+
+        Raises:
+            As `take`.
+        """
+        finished: list[str] = []
+
+        def take(caller: Caller) -> list[ConsumerJob]:
+            return self._taker.next_batch(caller, limit, timeout, finished)
+
+        while jobs := self._taker.take_here(take):
+            finished += [job.receipt for job in jobs]
+            yield jobs
+
+    def ack(self, receipt: str) -> None:
+        """The job is done.
+
+        Raises:
+            NotTaken, RedisUnavailable: as of `ConsumerJob`. So of the others.
+        """
+        self._taker.ack(receipt)
+
+    def release(self, receipt: str, delay: float | timedelta | None = None) -> None:
+        """The job waits again, uncharged: for so many seconds, or as it did before."""
+        self._hand.release(receipt, delay)
+
+    def bury(self, receipt: str, reason: str = "") -> None:
+        """The job goes to the morgue, with all payloads that were taken."""
+        self._hand.bury(receipt, reason)
+
+    def fail(self, receipt: str, error: BaseException | str = "", delay: float | timedelta | None = None) -> None:
+        """The job is charged a retry. ``delay``: seconds until then; by default they grow from retry to retry. Without
+        any left its oldest payload goes to the morgue.
+        """
+        self._hand.fail(receipt, error, delay)
+
+    def touch(self, receipt: str, seconds: float | timedelta) -> None:
+        """From now on the job has so many seconds until ``ttr`` passes. Without ``ttr`` it has for ever, as before."""
+        self._hand.touch(receipt, seconds)
 
     # --- life ---
 
@@ -178,17 +322,17 @@ class Consumer(Takes):
         """What was taken and not reported waits again, at once and uncharged, and others get the shards. A `take` that
         waits in another thread returns with nothing. Should Redis be away, the leases run out by themselves.
         """
-        if os.getpid() != self._pid:
+        if os.getpid() != self._hand.pid:
             return  # it is the parent's
-        with self._lock:
-            if self._closed:
+        with self._hand.lock:
+            if self._hand.is_closed:
                 return
-            self._closed = True
-        self._ended.set()
+            self._hand.is_closed = True
+        self._taker.ended.set()
         self._broker.quiet()
         try:
-            with self._lock:
-                self._release(list(self._taken))
+            with self._hand.lock:
+                self._hand.release_all(list(self._hand.held))
             self._broker.stop()
             self._broker.leave(0.0)
             self._session.release()
@@ -200,9 +344,9 @@ class Consumer(Takes):
         """Takes nothing more: each `take` returns with nothing from here on. What was taken may still be reported, and
         the shards of which nothing is in hand are given up, so that others work them.
         """
-        self._is_quiet = True
+        self._taker.is_quiet = True
         self._broker.quiet()
-        self._ended.set()
+        self._taker.ended.set()
         self._dispatcher.nudge()
 
     def detach(self) -> None:
@@ -212,27 +356,29 @@ class Consumer(Takes):
         Raises:
             ConsumerClosed. RedisUnavailable: the leases run out by themselves.
         """
-        with self._lock:
-            self._check_open()
-            self._closed = True
-        self._ended.set()
+        with self._hand.lock:
+            self._hand.check_open()
+            self._hand.is_closed = True
+        self._taker.ended.set()
         self._dispatcher.close()
         self._broker.stop()
         try:
-            with self._lock:
-                self._release([*self._taken.pending, *self._taken.unwanted])  # of which nobody has the receipts
+            with self._hand.lock:
+                # Of which nobody has the receipts.
+                unknown = [one for one, held in self._hand.held.items() if held.taker is not None or held.is_unwanted]
+                self._hand.release_all(unknown)
                 self._release_unanswered()
                 self._broker.detach()
-                self._taken.clear()
+                self._hand.held.clear()
             self._session.release()
         finally:
             self._end()
 
     def _release_unanswered(self) -> None:
         """What takes without an answer have taken waits again."""
-        for shard in self._unanswered:
+        for shard in self._taker.unanswered:
             for job_id, number, _ in self._in_flight_of(shard):
-                if f"{shard!r}:{number}:{job_id}" not in self._taken:
+                if f"{shard!r}:{number}:{job_id}" not in self._hand.held:
                     shard.in_flight.write([shard.in_flight.release_report([(job_id, None)], delivery=number)])
 
     def _in_flight_of(self, shard: Shard) -> list[tuple[str, int, int]]:
@@ -250,21 +396,8 @@ class Consumer(Takes):
         _open.discard(self)
         log.info("consumer %s has ended", self.name, extra={"event": "stopped", "queue": self.queue})
 
-    def _check_open(self) -> None:
-        if os.getpid() != self._pid:
-            raise ConsumerClosed(
-                f"the consumer of queue {self.queue!r} belongs to another process; make one in this one"
-            )
-        if self._failure is not None:
-            failure = self._failure
-            if not self._closed:
-                self.close()
-            raise failure
-        if self._closed:
-            raise ConsumerClosed(f"the consumer of queue {self.queue!r} is closed; make a new one")
-
     def _on_fatal(self, error: BaseException) -> None:
-        self._failure = error
+        self._hand.failure = error
         log.critical("consumer of queue %r ends: %s", self.queue, describe(error), extra={"event": "fatal"})
         self._dispatcher.nudge()
 
@@ -279,17 +412,17 @@ class Consumer(Takes):
 
     def _details(self) -> dict[str, Any]:
         strict = {"strict": True} if self._config.strict_shards_count else {}
-        return {"kind": "consumer", "taken": len(self._taken), **strict}
+        return {"kind": "consumer", "taken": len(self._hand.held), **strict}
 
     # --- what the last one left ---
 
     def _adopt(self) -> list[Shard]:
         """Goes on with the shards of the last consumer with this session; what is in flight there is in hand then."""
         try:
-            return [shard for shard in self._session.shards_left(list(self._shards)) if self._adopt_shard(shard)]
+            return [shard for shard in self._session.shards_left(list(self._broker.shards)) if self._adopt_shard(shard)]
         except BaseException:
             # They are kept for whoever tries again with this session.
-            held = [shard for shard in self._shards if shard.lease.current is not None]
+            held = [shard for shard in self._broker.shards if shard.lease.current is not None]
             with suppress(LowqError):
                 self._client.run_many([shard.lease.detach_call(self._config.lease_ttl) for shard in held])
             raise
@@ -305,23 +438,22 @@ class Consumer(Takes):
         for job_id, delivery, retry_count in self._in_flight_of(shard):
             shard.in_flight.adopt(delivery, [job_id])
             adopted = Delivery(delivery, lease, [], None, paused=False)
-            held = HeldDelivery(shard, adopted, self._deadline(), {job_id: retry_count})
-            self._taken.add(held, [job_id])
-        self._taken.pending.clear()  # the last one's caller has their receipts
+            (receipt,) = self._hand.add(shard, adopted, [(job_id, retry_count)])
+            self._hand.held[receipt].taker = None  # the last one's caller has it
         return True
 
     def _read_figures(self) -> dict[str, Reading]:
         """What it says in figures, once a second. It does not wait for the lock."""
-        reported = self._reported
+        reported = self._hand.reported
         counters = {
             "processed": reported["acked"],
             "failed": reported["failed"],
             "released": reported["released"],
             "buried": reported["buried"] + reported["exhausted"],
         }
-        held = sum(shard.lease.current is not None for shard in self._shards)
-        lag = lag_of(self._shards, self.queue)
-        gauges = {"shards": held, "taken": len(self._taken)}
+        held = sum(shard.lease.current is not None for shard in self._broker.shards)
+        lag = lag_of(self._broker.shards, self.queue)
+        gauges = {"shards": held, "taken": len(self._hand.held)}
         return {self.queue: Reading(counters, gauges | ({} if lag is None else {"lag": lag}))}
 
     # --- in the maintenance loop ---
@@ -333,27 +465,27 @@ class Consumer(Takes):
                 is_mine = self._session.keep(client)
             except RedisUnavailable:
                 return now + 0.2
-            if not is_mine and self._failure is None:
+            if not is_mine and self._hand.failure is None:
                 self._on_fatal(SessionInUse(f"another consumer of queue {self.queue!r} has this session by now"))
             self._session_due = now + self._config.lease_ttl / 3
         # Whoever has the lock may wait for Redis: this loop must not wait with it, or the leases would run out.
-        if not self._lock.acquire(blocking=False):
+        hand, taker = self._hand, self._taker
+        if not hand.lock.acquire(blocking=False):
             return now + BUSY_SECONDS
         try:
-            if not self._closed:
-                self._taken.forget_replaced()
-                if now >= self._ahead_until or self._dispatcher.closed:
-                    self._give_ahead_back()
-                    self._ahead_until = inf
-                self._release(list(self._taken.unwanted), client)
-                self._release(self._taken.overdue(now), client, crashed=True)
+            deadline = inf
+            if not hand.is_closed:
+                hand.forget_replaced()
+                if now >= taker.ahead_until or self._dispatcher.closed:
+                    taker.give_ahead_back()
+                deadline = hand.release_due(now, client)
             # What is taken from now on has more time than ttr: it need not call for another look.
-            self._looks_at = min(self._taken.earliest_deadline(), now + self._ttr, self._ahead_until)
-            return min(self._looks_at, self._session_due)
+            hand.looks_at = min(deadline, now + hand.ttr, taker.ahead_until)
+            return min(hand.looks_at, self._session_due)
         except RedisUnavailable:
             return now + 0.2
         finally:
-            self._lock.release()
+            hand.lock.release()
 
 
 def check_consumer(ttr: object, session: object) -> None:

@@ -7,23 +7,24 @@ reported. What a caller gets is surely its own: the same is asked of a delivery 
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from math import inf
 from typing import Any
 
 from lowq.clock import now as monotonic
-from lowq.consumer.in_hand import HeldDelivery
-from lowq.consumer.job import ConsumerJob
-from lowq.consumer.reports import Reports, seconds_of
-from lowq.errors import ConfigError, ConsumerClosed, LeaseLost, LowqError, RedisUnavailable
+from lowq.consumer.hand import ConsumerJob, Hand, seconds_of
+from lowq.coroutines import at_once
+from lowq.errors import ConfigError, ConsumerClosed, LeaseLost, LowqError, NotTaken, RedisUnavailable
 from lowq.logs import get_log
-from lowq.options import QueueOptions
+from lowq.options import MergeFunction, merged
 from lowq.settings import Config
 from lowq.shards.delivery import Delivery
+from lowq.shards.in_flight import Report
 from lowq.shards.shard import Shard
-from lowq.store import Call, Client
+from lowq.store import Call
+from lowq.verdicts import bury_undecodable
 
 log = get_log("lowq.consumer")
 
@@ -47,61 +48,33 @@ class Caller:
     is_cancelled: bool = False
 
 
-class Takes(Reports):
-    """The takes of a consumer."""
+class Taker:
+    """The takes of a consumer, which it hands over as the jobs of ``consumer``."""
 
-    def __init__(self, options: QueueOptions, config: Config, client: Client, ttr: float) -> None:
-        super().__init__(options, config, client, ttr)
-        self._failure: BaseException | None = None
-        self._closed = False
+    def __init__(self, hand: Hand, config: Config, consumer: Any) -> None:
+        self._hand = hand
+        self._config = config
+        self._consumer = consumer
+        self._client = hand.client
         #: `quiet` was called, and set by that and by the end.
-        self._is_quiet = False
-        self._ended = threading.Event()
+        self.is_quiet = False
+        self.ended = threading.Event()
         #: Jobs that were taken with an acknowledgement, for the next `take`; and until when they are kept, monotonic.
         self._ahead: list[ConsumerJob] = []
-        self._ahead_until = inf
-        self._is_taking_ahead = False
+        self.ahead_until = inf
         #: So many were taken one by one, each at once after an acknowledgement; and when the last of these was.
         self._one_by_one, self._acked_at = 0, -inf
         #: Those who are in `take` now.
         self._callers: set[Caller] = set()
         #: Shards of which a take got no answer, and none has since: something may be in flight that nobody knows of.
-        self._unanswered: set[Shard] = set()
+        self.unanswered: set[Shard] = set()
 
     @property
     def _shards(self) -> list[Shard]:
         """Those of the queue; the maintenance loop changes the list when the queue is resharded."""
-        return self._broker.shards
+        return self._hand.broker.shards
 
-    def take(self, limit: int = 1, timeout: float | timedelta | None = None) -> list[ConsumerJob]:
-        """Up to ``limit`` jobs that are due, of different ids; the longest waiting shard first. Waits until there is
-        one, for ``timeout`` seconds at most; None: however long it takes. Returns none when nothing came in time.
-
-        While Redis is away it is waited for as well.
-
-        Raises:
-            ConsumerClosed. RedisUnavailable: there was no answer in time.
-        """
-        return self._take_here(lambda caller: self.take_for(caller, limit, timeout, []))
-
-    def batches(self, limit: int, timeout: float | timedelta | None = None) -> Iterator[list[ConsumerJob]]:
-        """One list of up to ``limit`` jobs after another, until the consumer is closed, or until nothing came for
-        ``timeout`` seconds. Asking for the next acknowledges what was not reported otherwise of the last. Who leaves
-        the loop has the last list in hand.
-
-        Raises:
-            As `take`.
-        """
-        finished: list[str] = []
-
-        def take(caller: Caller) -> list[ConsumerJob]:
-            return self.next_batch(caller, limit, timeout, finished)
-
-        while jobs := self._take_here(take):
-            finished += [job.receipt for job in jobs]
-            yield jobs
-
-    def _take_here(self, take: Callable[[Caller], list[ConsumerJob]]) -> list[ConsumerJob]:
+    def take_here(self, take: Callable[[Caller], list[ConsumerJob]]) -> list[ConsumerJob]:
         """Takes for whoever is in this thread. What an exception in the middle (Ctrl-C) leaves in nobody's hand waits
         again.
         """
@@ -121,25 +94,27 @@ class Takes(Reports):
         """The caller gets these jobs: those that are surely this consumer's still. Its thread may have been frozen for
         longer than the lease since they were taken; then somebody else performs them.
         """
-        held = [job for job in jobs if self._is_held(job.receipt)]
-        for job in held:
-            self._taken.pending.pop(job.receipt, None)
-        if len(held) < len(jobs):
-            self.give_back(job for job in jobs if job not in held)
-        return held
+        surely = [job for job in jobs if self._is_held(job.receipt)]
+        for job in surely:
+            if (held := self._hand.held.get(job.receipt)) is not None:
+                held.taker = None
+        if len(surely) < len(jobs):
+            self.give_back([job for job in jobs if job not in surely])
+        return surely
 
     def _give_back_interrupted(self) -> None:
-        with self._lock:
-            if os.getpid() != self._pid or self._closed:
+        with self._hand.lock:
+            if os.getpid() != self._hand.pid or self._hand.is_closed:
                 return
             ident = threading.get_ident()
-            self._give_back_later([receipt for receipt, taker in self._taken.pending.items() if taker == ident])
-            self._ahead = [job for job in self._ahead if job.receipt not in self._taken.unwanted]
+            pending = {receipt for receipt, held in self._hand.held.items() if held.taker == ident}
+            self._hand.give_back(pending)
+            self._ahead = [job for job in self._ahead if job.receipt not in pending]
             if not self._callers:  # otherwise it may be another thread that has claimed it
                 for shard in self._shards:
                     if shard.dispatch.claimed_by is not None:
-                        self._dispatcher.look_again(shard)
-                        self._dispatcher.unclaim(shard)
+                        self._hand.dispatcher.look_again(shard)
+                        self._hand.dispatcher.unclaim(shard)
 
     def next_batch(
         self, caller: Caller, limit: int, timeout: float | timedelta | None, finished: list[str]
@@ -184,14 +159,14 @@ class Takes(Reports):
         has_looked = False  # in Redis, whether there is nothing indeed
         shards: Sequence[Shard] = ()
         while True:
-            self._check_open()
+            self._hand.check_open()
             try:
                 if has_looked:
                     self._look()
                 jobs = self._take_ready(limit, receipts, shards)
                 failures = 0
             except RedisUnavailable as error:
-                self._broker.outage.begin(error)
+                self._hand.broker.outage.begin(error)
                 failures += 1
                 if monotonic() >= until:
                     raise
@@ -203,18 +178,18 @@ class Takes(Reports):
             if monotonic() >= until:
                 has_looked, shards = True, ()
                 continue
-            shards = self._dispatcher.wait_many(1, until)
+            shards = self._hand.dispatcher.wait_many(1, until)
             is_for_others = any(one.is_cancelled for one in list(self._callers))
-            if is_for_others or self._dispatcher.closed or self._failure is not None:
+            if is_for_others or self._hand.dispatcher.closed or self._hand.failure is not None:
                 if is_for_others:
                     time.sleep(0.001)  # that one may be in the middle of something
-                self._dispatcher.nudge()  # who wakes is not always the one that was meant
-            if self._dispatcher.closed or caller.is_cancelled:
+                self._hand.dispatcher.nudge()  # who wakes is not always the one that was meant
+            if self._hand.dispatcher.closed or caller.is_cancelled:
                 for shard in shards:
-                    self._dispatcher.unclaim(shard)
-                if not (self._is_quiet or self._closed or self._failure or caller.is_cancelled):
+                    self._hand.dispatcher.unclaim(shard)
+                if not (self.is_quiet or self._hand.is_closed or self._hand.failure or caller.is_cancelled):
                     # An operator has made it quiet. Who takes in a loop must not spin.
-                    self._ended.wait(min(max(until - monotonic(), 0.0), 0.5))
+                    self.ended.wait(min(max(until - monotonic(), 0.0), 0.5))
                     if monotonic() < until:
                         continue
                 return []
@@ -225,26 +200,26 @@ class Takes(Reports):
         Raises:
             RedisUnavailable
         """
-        held = self._dispatcher.unclaimed([shard for shard in self._shards if shard.lease.current is not None])
+        held = self._hand.dispatcher.unclaimed([shard for shard in self._shards if shard.lease.current is not None])
         replies = self._client.run_many([shard.in_flight.refresh_call() for shard, _ in held])
         for (shard, wakes), reply in zip(held, replies, strict=True):
             if isinstance(reply, LeaseLost):
-                self._broker.maintenance.check(shard)
+                self._hand.broker.maintenance.check(shard)
             elif isinstance(reply, RedisUnavailable):
                 raise reply
             elif not isinstance(reply, Exception):
                 state = shard.in_flight.read_state(reply)
-                self._dispatcher.refreshed(shard, wakes, state.delay, paused=state.paused, levels=state.levels)
+                self._hand.dispatcher.refreshed(shard, wakes, state.delay, paused=state.paused, levels=state.levels)
 
     def cancel(self, caller: Caller) -> None:
         """Has a `take` return at once, with nothing: what it has got meanwhile waits again."""
         caller.is_cancelled = True
-        self._dispatcher.nudge()
+        self._hand.dispatcher.nudge()
 
     def _chosen(self, jobs: list[ConsumerJob], caller: Caller) -> list[ConsumerJob]:
         """Those of the jobs that the caller gets, of which a solo one comes alone."""
-        with self._lock:
-            if caller.is_cancelled or self._closed:
+        with self._hand.lock:
+            if caller.is_cancelled or self._hand.is_closed:
                 self.give_back(jobs)
                 return []
             self._callers.discard(caller)
@@ -254,16 +229,15 @@ class Takes(Reports):
             # The others must not be in flight any more when the solo one may end the process: now, not later.
             others = [job.receipt for job in jobs if job is not solo]
             try:
-                self._release(others)
+                self._hand.release_all(others)
             except RedisUnavailable:  # it is not known whether they are: so nobody gets any
                 self.give_back(jobs)
                 raise
             return [solo]
 
-    def give_back(self, jobs: Iterable[ConsumerJob]) -> None:
+    def give_back(self, jobs: Sequence[ConsumerJob]) -> None:
         """These, which nobody has been given, wait again as soon as Redis answers."""
-        with self._lock:
-            self._give_back_later([job.receipt for job in jobs])
+        self._hand.give_back([job.receipt for job in jobs])
 
     def _take_ready(self, limit: int, finished: list[str], shards: Sequence[Shard]) -> list[ConsumerJob]:
         """Acknowledges, and takes what is ready: of these shards, which are claimed, or what was taken ahead, or of one
@@ -274,49 +248,64 @@ class Takes(Reports):
         jobs = self._taken_ahead(limit)
         if len(jobs) >= limit:
             for shard in shards:
-                self._dispatcher.unclaim(shard)
+                self._hand.dispatcher.unclaim(shard)
             shards = ()
         elif not shards:
-            shards = self._dispatcher.pick_many(1, ())
+            shards = self._hand.dispatcher.pick_many(1, ())
         while shards or finished:
             try:
-                jobs += self._exchange(finished, shards, limit - len(jobs))
+                jobs += self._take_with(finished, shards, limit - len(jobs))
             except RedisUnavailable:
                 if not jobs:
                     raise
                 break  # what came before is in hand, and must not be forgotten
-            finished[:] = [receipt for receipt in finished if receipt in self._taken]  # those without an answer
+            finished[:] = [receipt for receipt in finished if receipt in self._hand.held]  # those without an answer
             if not shards or finished or len(jobs) >= limit:
                 break
-            shards = self._dispatcher.pick_many(limit - len(jobs), ())
+            shards = self._hand.dispatcher.pick_many(limit - len(jobs), ())
         return jobs
 
-    def _exchange(self, finished: Sequence[str], shards: Sequence[Shard], room: int) -> list[ConsumerJob]:
-        """Acknowledges jobs and takes up to ``room`` from shards, which are claimed, in one write.
+    def _take_with(self, finished: Sequence[str], shards: Sequence[Shard], room: int) -> list[ConsumerJob]:
+        with self._hand.lock:
+            if self._hand.is_closed:  # meanwhile
+                for shard in shards:
+                    self._hand.dispatcher.unclaim(shard)
+                return []
+            begun = self._hand.broker.outage.begun
+            jobs, errors, trouble = self._exchange(finished, shards, room)
+            trouble = next((error for error in errors if isinstance(error, RedisUnavailable)), trouble)
+            if trouble is not None and not jobs:
+                raise trouble
+            if trouble is None:
+                self._hand.broker.outage.end(begun)
+            return jobs
+
+    def _exchange(
+        self, finished: Sequence[str], shards: Sequence[Shard], room: int
+    ) -> tuple[list[ConsumerJob], list[LowqError | None], RedisUnavailable | None]:
+        """Acknowledges jobs and takes up to ``room`` from shards, which are claimed, in one write. Returns what has
+        come, the errors of the acknowledgements, and that of takes without an answer.
 
         Should only the replies be lost, the acknowledgements are repeated, and the next take of a shard brings what it
         took again.
         """
-        with self._lock:
-            try:
-                if self._closed:  # meanwhile
-                    return []
-                acks = self._acks(finished)
-                takes = _takes(shards, room)
-                begun = self._broker.outage.begun
-                self._unanswered.update(shards)
-                replies = self._client.run_many([*(report.call for *_, report in acks), *(call for *_, call in takes)])
-                trouble = self._note_acks(acks, replies[: len(acks)])
-                jobs, taking_trouble = self._took(takes, replies[len(acks) :])
-                trouble = trouble or taking_trouble
-            finally:
-                for shard in shards:
-                    self._dispatcher.unclaim(shard)
-            if trouble is not None and not jobs:
-                raise trouble
-            if trouble is None:
-                self._broker.outage.end(begun)
-        return jobs
+        hand = self._hand
+        try:
+            acks = hand.acks(finished)
+            share, odd = divmod(room, max(len(shards), 1))
+            takes = [
+                (shard, shard.dispatch.wakes, shard.in_flight.take_call(share + (number < odd)))
+                for number, shard in enumerate(shards)
+            ]
+            self.unanswered.update(shards)
+            calls: list[Call[Any]] = [*(sent.report.call for sent in acks), *(call for *_, call in takes)]
+            replies = hand.client.run_many(calls)
+            errors = [hand.note(sent, reply) for sent, reply in zip(acks, replies, strict=False)]
+            jobs, trouble = self._took(takes, replies[len(acks) :])
+            return jobs, errors, trouble
+        finally:
+            for shard in shards:
+                hand.dispatcher.unclaim(shard)
 
     def _took(
         self, takes: Sequence[tuple[Shard, int, Call[Any]]], replies: Sequence[Any]
@@ -327,20 +316,20 @@ class Takes(Reports):
         for (shard, wakes, _), reply in zip(takes, replies, strict=True):
             try:
                 delivery = shard.in_flight.took(reply)
-                self._unanswered.discard(shard)
-                self._dispatcher.took(shard, wakes, delivery)
+                self.unanswered.discard(shard)
+                self._hand.dispatcher.took(shard, wakes, delivery)
                 jobs += self._received(shard, delivery)
             except LeaseLost:
-                self._unanswered.discard(shard)
-                self._lost(shard)
+                self.unanswered.discard(shard)
+                self._hand.lost(shard)
             except RedisUnavailable as error:
                 trouble = trouble or error
                 if self._client.is_cluster:
-                    self._dispatcher.rest_for_failover(shard)
+                    self._hand.dispatcher.rest_for_failover(shard)
             except Exception as error:
                 if error is not reply and not isinstance(error, ValueError | TypeError | LookupError):
                     raise  # by a signal's handler, and nothing that is wrong with the shard
-                self._dispatcher.rest(shard, TROUBLE_SECONDS)
+                self._hand.dispatcher.rest(shard, TROUBLE_SECONDS)
                 log.error("%r rests for %g s: %s", shard, TROUBLE_SECONDS, error, extra={"event": "trouble"})
         return jobs, trouble
 
@@ -351,100 +340,109 @@ class Takes(Reports):
 
     def _shard_ahead(self) -> Sequence[Shard]:
         """The shard, claimed, of which a job is to be taken with an acknowledgement; or none."""
-        if self._one_by_one < AHEAD_AFTER or self._ahead or self._closed or self._is_taking_ahead:
+        if self._one_by_one < AHEAD_AFTER or self._ahead or self._hand.is_closed:
             return ()
         if self._callers:  # they are woken for a shard, not for a job that was taken ahead
             return ()
-        return self._dispatcher.pick_many(1, ())
+        return self._hand.dispatcher.pick_many(1, ())
 
     def _keep_ahead(self, jobs: list[ConsumerJob]) -> None:
         self._ahead += jobs
         if jobs:
-            self._ahead_until = monotonic() + AHEAD_SECONDS
-            self._watch(self._ahead_until)
+            self.ahead_until = monotonic() + AHEAD_SECONDS
+            self._hand.watch(self.ahead_until)
             if self._callers:  # since this was sent
-                self._dispatcher.nudge()
+                self._hand.dispatcher.nudge()
 
     def _taken_ahead(self, limit: int) -> list[ConsumerJob]:
         """Up to so many of the jobs that were taken with acknowledgements: as if they were taken now."""
         if not self._ahead:
             return []
-        with self._lock:
-            if self._closed or self._dispatcher.closed:
+        with self._hand.lock:
+            if self._hand.is_closed or self._hand.dispatcher.closed:
                 return []
             some, self._ahead = self._ahead[:limit], self._ahead[limit:]
             jobs = [job for job in some if self._is_held(job.receipt)]
-            if self._ttr < inf:
-                deadline = self._deadline()
+            if self._hand.ttr < inf:
+                deadline = self._hand.new_deadline()
                 for job in jobs:
-                    self._taken.touch(job.receipt, deadline)
+                    self._hand.held[job.receipt].deadline = deadline
             if len(jobs) < len(some):
-                self._give_back_later([job.receipt for job in some if job not in jobs])
+                self._hand.give_back([job.receipt for job in some if job not in jobs])
             return jobs
 
     def _is_held(self, receipt: str) -> bool:
-        """Whether the job is surely this consumer's, and nothing of it has expired since it was taken."""
-        held, now = self._taken.get(receipt), monotonic()
-        if held is None or not held.is_current:
-            return False
-        delivery = held.delivery
-        return delivery.is_held(held.shard.lease, now) and not delivery.has_expired(receipt[len(held.head) :], now)
+        """Whether the job is in hand, and surely this consumer's."""
+        held = self._hand.held.get(receipt)
+        return held is not None and held.is_sure()
 
-    def _give_ahead_back(self) -> None:
-        self._taken.unwanted.update(job.receipt for job in self._ahead)
-        self._ahead.clear()
+    def give_ahead_back(self) -> None:
+        """What was taken ahead waits again, as nobody has asked for it."""
+        if self._ahead:
+            self.give_back(self._ahead)
+            self._ahead = []
+        self.ahead_until = inf
 
     def _received(self, shard: Shard, delivery: Delivery) -> list[ConsumerJob]:
         """Keeps what a take has brought. What can't be decoded of it goes to the morgue as it is."""
-        token = delivery.lease.token
-        self._taken.forget_earlier(shard, token)
-        if self._taken.uncertain:  # an id that comes again is not in hand under an earlier receipt any more
-            self._taken.forget_uncertain({job.id for job in delivery.jobs})
+        hand, lease = self._hand, delivery.lease
+        hand.forget_earlier(shard, lease.token)
+        hand.forget_uncertain({job.id for job in delivery.jobs})
         jobs: list[ConsumerJob] = []
         if delivery.jobs:
-            counts = {job.id: job.retry_count for job in delivery.jobs if job.retry_count != -1}
-            held = HeldDelivery(shard, delivery, self._deadline(), counts)
-            receipts, fence = self._taken.add(held, [job.id for job in delivery.jobs]), delivery.lease.fence
+            receipts = hand.add(shard, delivery, [(job.id, job.retry_count) for job in delivery.jobs])
             jobs = [
-                ConsumerJob(job.id, job.payloads, job.retry_count, receipt, fence, self, delivery.is_solo)
+                ConsumerJob(
+                    job.id, job.payloads, job.retry_count, receipt, lease.fence, self._consumer, delivery.is_solo
+                )
                 for job, receipt in zip(delivery.jobs, receipts, strict=True)
             ]
             delivery.jobs = []  # the caller has them
         if delivery.undecodable:
             jobs = self._bury_undecodable(shard, delivery, jobs)
-        merge = self._options.merge_function
+        merge = hand.options.merge_function
         return jobs if merge is None else [job for job in jobs if self._merge(merge, job)]
 
-    def ack(self, receipt: str) -> None:
-        # It may take the next job in the same round trip.
-        with self._lock:
-            held, job_id = self._find(receipt)
-            report = held.shard.in_flight.ack_report([job_id], held.delivery.number)
-            shards = self._shard_ahead()
+    def _bury_undecodable(self, shard: Shard, delivery: Delivery, jobs: list[ConsumerJob]) -> list[ConsumerJob]:
+        async def write(shard: Shard, reports: Sequence[Report]) -> None:
+            shard.in_flight.write(reports)
+
+        spoilt = {item.id for item in delivery.undecodable}
+        try:
+            at_once(bury_undecodable(shard, delivery.undecodable, self._config, write))
+        except RedisUnavailable:  # all that was taken of these ids waits again, and comes again
+            self.give_back([job for job in jobs if job.id in spoilt])
+            return [job for job in jobs if job.id not in spoilt]
+        self._hand.forget([job.receipt for job in jobs if not job.payloads])
+        return [job for job in jobs if job.payloads]
+
+    def _merge(self, merge: MergeFunction, job: ConsumerJob) -> bool:
+        """Whether a merge function leaves any of the job's payloads, which are then those. A job that it can't merge
+        fails; one without any left is done.
+        """
+        try:
             try:
-                takes = _takes(shards, 1)
-                self._unanswered.update(shards)
-                reply, *taken = self._client.run_many([report.call, *(call for *_, call in takes)])
-                try:
-                    self._note_report(receipt, held, report, reply, 0.0)
-                finally:
-                    if takes:
-                        # What it brings may have to be acknowledged on the spot: that must not take ahead in its turn.
-                        self._is_taking_ahead = True
-                        try:
-                            self._keep_ahead(self._took(takes, taken)[0])
-                        finally:
-                            self._is_taking_ahead = False
-            finally:
-                for shard in shards:
-                    self._dispatcher.unclaim(shard)
+                job.payloads = merged(merge, job.payloads)
+            except Exception as error:
+                log.exception("queue %r, id %r: its payloads can't be merged, so it fails", self._hand.queue, job.id)
+                self._hand.fail(job.receipt, error)
+                return False
+            if not job.payloads:
+                self._hand.ack(job.receipt)
+        except RedisUnavailable:  # it waits again, and comes again
+            self.give_back([job])
+            return False
+        except NotTaken:
+            return False
+        return bool(job.payloads)
+
+    def ack(self, receipt: str) -> None:
+        """The job is done. It may take the next job in the same round trip."""
+        hand = self._hand
+        with hand.lock:
+            held = hand.find(receipt)
+            jobs, errors, _ = self._exchange([receipt], self._shard_ahead(), 1)
+            self._keep_ahead(jobs)
+            for error in errors:
+                hand.check(held, error)
         self._acked_at = monotonic()
-
-
-def _takes(shards: Sequence[Shard], room: int) -> list[tuple[Shard, int, Call[Any]]]:
-    """Calls that take up to ``room`` jobs from shards, with the wake-ups of each before that is sent."""
-    share, odd = divmod(room, max(len(shards), 1))
-    return [
-        (shard, shard.dispatch.wakes, shard.in_flight.take_call(share + (number < odd)))
-        for number, shard in enumerate(shards)
-    ]

@@ -6,15 +6,14 @@ changed here is changed in the process's memory, before the node starts.
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from lowq.consumer import ConsumerJob
 from lowq.consumer.consumer import Consumer
-from lowq.consumer.in_hand import InHand
-from lowq.consumer.reports import Reports
-from lowq.consumer.takes import Caller, Takes
+from lowq.consumer.hand import Hand
+from lowq.consumer.takes import Caller, Taker
 from lowq.push.producer import ANEW, Target
 from lowq.sharding import Layout
 from lowq.shards import dispatcher, maintenance
@@ -157,43 +156,40 @@ ARGV[5] = string.gsub(given[5], ' capacity=%S+', '')"""
 
 def overdue() -> None:
     """A consumer's jobs are handed out again before their ttr has passed."""
-    overdue = InHand.overdue
-    watch = Consumer._watch
-    setattr(InHand, "overdue", lambda self, now: overdue(self, now + 0.3))  # noqa: B010  # mypy and a method's type
-    setattr(Consumer, "_watch", lambda self, deadline: watch(self, deadline - 0.3))  # noqa: B010  # the same
+    release_due, watch = Hand.release_due, Hand.watch
+    setattr(Hand, "release_due", lambda self, now, client: release_due(self, now + 0.3, client))  # noqa: B010  # mypy and a method's type
+    setattr(Hand, "watch", lambda self, deadline: watch(self, deadline - 0.3))  # noqa: B010  # the same
 
 
 def late_reports() -> None:
     """What a consumer acknowledges counts when its ttr has passed, too: it ends the job, whoever has that by then."""
     load_scripts().update(break_scripts(["ack_and_take"], function=ANY_DELIVERY))
-    release = Reports._release
+    release_all = Hand.release_all
 
-    def keeping(self: Reports, receipts: Sequence[str], client: Client | None = None, *, crashed: bool = False) -> None:
-        held = {receipt: self._taken.get(receipt) for receipt in receipts if crashed}
-        release(self, receipts, client, crashed=crashed)
-        for receipt, delivery in held.items():
-            if delivery is not None:
-                self._taken.add(delivery, delivery.ids_of([receipt]))
-                self._taken.touch(receipt, math.inf)
+    def keeping(self: Hand, receipts: Iterable[str], client: Client | None = None, *, crashed: bool = False) -> None:
+        receipts = list(receipts)
+        late = {receipt: replace(self.held[receipt], deadline=math.inf) for receipt in receipts if crashed}
+        release_all(self, receipts, client, crashed=crashed)
+        self.held.update(late)
 
-    Reports._release = keeping  # type: ignore[method-assign]
+    Hand.release_all = keeping  # type: ignore[method-assign]
 
 
 def late_takes() -> None:
     """A consumer hands out what it took without a look whether its lease has run out meanwhile."""
-    setattr(Consumer, "_is_held", lambda self, receipt: receipt in self._taken)  # noqa: B010  # mypy and a method's type
+    setattr(Taker, "_is_held", lambda self, receipt: receipt in self._hand.held)  # noqa: B010  # mypy and a method's type
 
 
 def company() -> None:
     """A consumer hands out a job whose process has died before together with others."""
-    chosen = Takes._chosen
+    chosen = Taker._chosen
 
-    def together(self: Takes, jobs: list[ConsumerJob], caller: Caller) -> list[ConsumerJob]:
+    def together(self: Taker, jobs: list[ConsumerJob], caller: Caller) -> list[ConsumerJob]:
         for job in jobs:
             job._is_solo = False
         return chosen(self, jobs, caller)
 
-    Takes._chosen = together  # type: ignore[method-assign]
+    Taker._chosen = together  # type: ignore[method-assign]
 
 
 def not_ready() -> None:

@@ -369,10 +369,10 @@ def begin(
     lease is not surely held any more. Should that be resumed, the job is still in hand. The first job of a list was
     handed out just now: it is the consumer's part not to hand out what is not its own.
     """
-    held = consumer._taken.get(job.receipt)
+    held = consumer._hand.held.get(job.receipt)
     if held is None or (time.monotonic() > held.shard.lease.deadline and not is_first):
         return None
-    until = consumer._taken.deadline(job.receipt)
+    until = held.deadline
     versions = {job.id: [*map(version_of, job.payloads)]}
     return number_of(held.shard), versions, until if until < math.inf else None
 

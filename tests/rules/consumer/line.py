@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from lowq.consumer import Consumer, ConsumerJob
+from lowq.consumer.takes import Taker
 from lowq.errors import RedisUnavailable
 from lowq.store import Client
 from tests.waiting import PATIENCE
@@ -26,7 +27,7 @@ class Line:
         self.writes: list[Sequence[Any]] = []
         #: Those who are in a take now.
         self.waiting = 0
-        run_many, take_for = Client.run_many, Consumer.take_for
+        run_many, take_for = Client.run_many, Taker.take_for
 
         def lossy(client: Client, calls: Sequence[Any], *args: Any, **options: Any) -> list[Any]:
             takes = any(map(is_take, calls))
@@ -42,15 +43,15 @@ class Line:
                 self.after.pop(0)()
             return [RedisUnavailable("lost") if how else answer for how, answer in zip(lost, answers, strict=True)]
 
-        def taking(consumer: Consumer, *args: Any) -> list[ConsumerJob]:
+        def taking(taker: Taker, *args: Any) -> list[ConsumerJob]:
             self.waiting += 1
             try:
-                return take_for(consumer, *args)
+                return take_for(taker, *args)
             finally:
                 self.waiting -= 1
 
         monkeypatch.setattr(Client, "run_many", lossy)
-        monkeypatch.setattr(Consumer, "take_for", taking)
+        monkeypatch.setattr(Taker, "take_for", taking)
 
 
 def is_take(call: Any) -> bool:

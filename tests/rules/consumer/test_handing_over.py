@@ -31,7 +31,7 @@ def test_what_was_taken_before_a_freeze_longer_than_the_lease_is_not_handed_over
 ) -> None:
     """Nor acknowledged by the next batch."""
     ahead = [0.0]
-    for part in ("reports", "takes"):
+    for part in ("hand", "takes"):
         monkeypatch.setattr(f"lowq.consumer.{part}.monotonic", lambda: now() + ahead[0])
 
     def skip(seconds: float) -> Hook:

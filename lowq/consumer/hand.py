@@ -1,0 +1,464 @@
+"""What a consumer has in hand, by receipt: jobs that were taken and neither reported nor lost; and their reports.
+
+A receipt is the queue, the shard, the delivery and the id. So of an id that is taken again the earlier receipt is no
+longer one.
+
+What is in hand is known here, and guarded by one lock. Only what is known here can be reported. So when a report is
+repeated after a lost reply, and Redis has nothing in flight under it any more, the first attempt got through.
+"""
+
+import os
+import random
+import threading
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from math import inf
+from typing import Any, NamedTuple
+
+from lowq.clock import now as monotonic
+from lowq.codec import MAX_TIME, future_delay
+from lowq.errors import ConfigError, ConsumerClosed, LeaseLost, LowqError, NotTaken, RedisUnavailable
+from lowq.logs import get_log
+from lowq.options import QueueOptions
+from lowq.retry import default_retry_in
+from lowq.settings import Config
+from lowq.shards.broker import Broker
+from lowq.shards.delivery import Delivery
+from lowq.shards.dispatcher import Dispatcher
+from lowq.shards.in_flight import Report
+from lowq.shards.shard import Shard
+from lowq.store import Client
+from lowq.verdicts import Remarks, charge, error_bytes, log_lost
+
+log = get_log("lowq.consumer")
+
+#: Jobs that one call gives back: it must not hold Redis for long.
+RELEASED_TOGETHER = 100
+
+
+@dataclass(slots=True, eq=False)  # not frozen: that would cost more than all else about it
+class ConsumerJob:
+    """A job that a consumer has taken. Reported once, by `ack`, `release`, `bury` or `fail`; each of them raises
+    `NotTaken` when the consumer has it no more, and `RedisUnavailable` when it may be called again.
+    """
+
+    id: str
+    #: Oldest (lowest score) first.
+    payloads: list[Any]
+    #: -1 fresh, n: failed n + 1 times.
+    retry_count: int
+    #: What the job can be reported by, in any process that has the session: ``consumer.ack(receipt)``.
+    receipt: str
+    #: The fencing token: grows with every change of the shard's owner. A database that remembers the highest one it saw
+    #: can refuse an owner that was replaced without noticing.
+    fence: int
+    #: Its `Consumer`.
+    _consumer: Any = field(repr=False)
+    #: It is handed over without others, so that they are not in flight should it end the process.
+    _is_solo: bool = field(default=False, repr=False)
+
+    @property
+    def payload(self) -> Any:
+        """The newest of the payloads; None if somebody has removed them by hand."""
+        return self.payloads[-1] if self.payloads else None
+
+    def ack(self) -> None:
+        """The job is done."""
+        self._consumer.ack(self.receipt)
+
+    def release(self, delay: float | timedelta | None = None) -> None:
+        """The job waits again, uncharged: for so many seconds, or as it did before."""
+        self._consumer.release(self.receipt, delay)
+
+    def bury(self, reason: str = "") -> None:
+        """The job goes to the morgue."""
+        self._consumer.bury(self.receipt, reason)
+
+    def fail(self, error: BaseException | str = "", delay: float | timedelta | None = None) -> None:
+        """The job is charged a retry, and waits for it; without any left its oldest payload goes to the morgue."""
+        self._consumer.fail(self.receipt, error, delay)
+
+    def touch(self, seconds: float | timedelta) -> None:
+        """From now on the job has so many seconds until ``ttr`` passes."""
+        self._consumer.touch(self.receipt, seconds)
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A job in hand."""
+
+    id: str
+    shard: Shard
+    #: Its lease is the one under which the job was taken, or that was got when it was adopted. Without its jobs.
+    delivery: Delivery
+    #: -1 fresh, n: failed n + 1 times.
+    retry_count: int
+    #: Monotonic time at which it is released; inf: never.
+    deadline: float
+    #: The thread that has taken it; None: a caller has received it.
+    taker: int | None
+    #: Nobody will be given it: it is to be given back.
+    is_unwanted: bool = False
+    #: A report of it got no answer.
+    is_uncertain: bool = False
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the lease is the one under which jobs of the shard may be reported."""
+        return self.delivery.lease.token == self.shard.in_flight.token
+
+    def is_sure(self) -> bool:
+        """Whether the job is surely this consumer's, and nothing of it has expired since it was taken."""
+        now = monotonic()
+        is_held = self.is_current and self.delivery.is_held(self.shard.lease, now)
+        return is_held and not self.delivery.has_expired(self.id, now)
+
+
+class Sent(NamedTuple):
+    """A report of jobs of one delivery, with their receipts."""
+
+    shard: Shard
+    receipts: list[str]
+    report: Report
+    #: Seconds for which they wait then, if they do.
+    delay: float = 0.0
+
+
+class Hand:
+    """See above. ``ttr``: seconds; inf: none. ``close``: closes the consumer. Its broker and dispatcher come once they
+    are made.
+    """
+
+    broker: Broker
+    dispatcher: Dispatcher
+
+    def __init__(
+        self, options: QueueOptions, config: Config, client: Client, ttr: float, close: Callable[[], object]
+    ) -> None:
+        self.queue = options.queue_name
+        self.options = options
+        self.client = client
+        self.ttr = ttr
+        self._config = config
+        self._close = close
+        #: Guards what follows, and what is in flight of every shard.
+        self.lock = threading.RLock()
+        self.is_closed = False
+        #: What has ended the consumer.
+        self.failure: BaseException | None = None
+        #: The process that it belongs to.
+        self.pid = os.getpid()
+        #: By receipt.
+        self.held: dict[str, Held] = {}
+        #: How many of each shard, and the lease that was taken under last.
+        self._counts: dict[Shard, int] = {}
+        self._tokens: dict[Shard, str] = {}
+        self._has_uncertain = False
+        #: When the maintenance loop looks for overdue jobs next, monotonic.
+        self.looks_at = inf
+        #: How many jobs were reported: `Report.kind` -> number, and those that were buried because of it.
+        self.reported = dict.fromkeys(("acked", "failed", "released", "buried", "exhausted"), 0)
+
+    def check_open(self) -> None:
+        """Raises what has ended the consumer, if anything has."""
+        if os.getpid() != self.pid:
+            raise ConsumerClosed(
+                f"the consumer of queue {self.queue!r} belongs to another process; make one in this one"
+            )
+        if self.failure is not None:
+            failure = self.failure
+            if not self.is_closed:
+                self._close()
+            raise failure
+        if self.is_closed:
+            raise ConsumerClosed(f"the consumer of queue {self.queue!r} is closed; make a new one")
+
+    # --- what comes and goes ---
+
+    def add(self, shard: Shard, delivery: Delivery, retry_counts: Iterable[tuple[str, int]]) -> list[str]:
+        """Jobs of a delivery, as ids and retry counts, are in hand from now on; returns their receipts. What is in hand
+        of an earlier lease of the shard is lost with that.
+        """
+        self.forget_earlier(shard, delivery.lease.token)
+        head, deadline, taker = f"{shard!r}:{delivery.number}:", self.new_deadline(), threading.get_ident()
+        new = {
+            head + job_id: Held(job_id, shard, delivery, retry_count, deadline, taker)
+            for job_id, retry_count in retry_counts
+        }
+        self.held.update(new)
+        self._count(shard, len(new))
+        return list(new)
+
+    def forget(self, receipts: Iterable[str]) -> None:
+        """These are in hand no more."""
+        gone: dict[Shard, int] = {}
+        for receipt in receipts:
+            held = self.held.pop(receipt, None)
+            if held is not None:
+                gone[held.shard] = gone.get(held.shard, 0) + 1
+        for shard, count in gone.items():
+            self._count(shard, -count)
+
+    def forget_uncertain(self, ids: Collection[str]) -> None:
+        """These ids were taken anew, so what was reported of them without an answer did get there."""
+        if self._has_uncertain:
+            self.forget([receipt for receipt, one in self.held.items() if one.is_uncertain and one.id in ids])
+            self._has_uncertain = any(one.is_uncertain for one in self.held.values())
+
+    def forget_earlier(self, shard: Shard, token: str) -> None:
+        """What was taken of the shard under another lease than this one is somebody else's."""
+        if self._tokens.get(shard) != token:
+            self._tokens[shard] = token
+            self.forget(
+                [
+                    receipt
+                    for receipt, held in self.held.items()
+                    if held.shard is shard and held.delivery.lease.token != token
+                ]
+            )
+
+    def forget_replaced(self) -> None:
+        """`forget_earlier` of each shard that is leased."""
+        for shard in list(self._counts):
+            lease = shard.lease.current
+            if lease is not None:
+                self.forget_earlier(shard, lease.token)
+
+    def lost(self, shard: Shard) -> None:
+        """The lease was lost: whoever has it next takes what is in flight."""
+        self.forget([receipt for receipt, held in self.held.items() if held.shard is shard])
+        self.broker.maintenance.check(shard)
+        log_lost(shard)
+
+    def _count(self, shard: Shard, more: int) -> None:
+        before = self._counts.get(shard, 0)
+        after = self._counts[shard] = before + more
+        if (before > 0) != (after > 0):
+            self.dispatcher.occupy(shard, is_occupied=after > 0)
+
+    # --- deadlines ---
+
+    def new_deadline(self) -> float:
+        """That of what is handed over now."""
+        deadline = monotonic() + self.ttr
+        self.watch(deadline)
+        return deadline
+
+    def watch(self, deadline: float) -> None:
+        """The maintenance loop is to look for overdue jobs then, at the latest."""
+        if deadline < self.looks_at:
+            self.looks_at = deadline
+            self.broker.maintenance.nudge()
+
+    def release_due(self, now: float, client: Client) -> float:
+        """Releases what is to be given back, and what is overdue. Returns when the next deadline passes; inf: never.
+
+        Raises:
+            RedisUnavailable: some of it is still in hand.
+        """
+        self.release_all([receipt for receipt, held in self.held.items() if held.is_unwanted], client)
+        overdue = [receipt for receipt, held in self.held.items() if held.deadline <= now]
+        self.release_all(overdue, client, crashed=True)
+        return min((held.deadline for held in self.held.values()), default=inf)
+
+    def give_back(self, receipts: Iterable[str]) -> None:
+        """These, which nobody has been given, wait again as soon as Redis answers."""
+        with self.lock:
+            for receipt in receipts:
+                if receipt in self.held:
+                    self.held[receipt].is_unwanted = True
+            self.looks_at = 0.0
+            self.broker.maintenance.nudge()
+
+    # --- reports of one job ---
+
+    def find(self, receipt: object) -> Held:
+        """What is in hand under a receipt.
+
+        Raises:
+            NotTaken, ConsumerClosed
+        """
+        if os.getpid() != self.pid:
+            self.check_open()
+        held = self.held.get(receipt) if isinstance(receipt, str) else None
+        if held is not None and held.is_current:
+            return held
+        self.check_open()
+        raise NotTaken(
+            f"queue {self.queue!r}: this consumer holds no job with the receipt {receipt!r:.200}: it was reported "
+            "already, or its ttr has passed, or the lease of its shard was lost, or it is no receipt of this session"
+        )
+
+    def report(self, receipt: str, make: Callable[[Held, int], Report], delay: float = 0.0) -> None:
+        """Reports a job in hand, which waits for ``delay`` seconds afterwards, if it does. ``make``: is given what is
+        in hand, and the number of its delivery.
+
+        Raises:
+            NotTaken, RedisUnavailable: as of `ConsumerJob`.
+        """
+        with self.lock:
+            held = self.find(receipt)
+            sent = Sent(held.shard, [receipt], make(held, held.delivery.number), delay)
+            (reply,) = self.client.run_many([sent.report.call])
+            self.check(held, self.note(sent, reply))
+
+    def check(self, held: Held, error: LowqError | None) -> None:
+        """Raises the error of the report of one job, as a caller knows it."""
+        if isinstance(error, LeaseLost):
+            raise NotTaken(
+                f"queue {self.queue!r}, id {held.id!r}: the lease of {held.shard!r} was lost, so whoever has the shard "
+                "next takes the job again"
+            ) from None
+        if error is not None:
+            raise error
+
+    def ack(self, receipt: str) -> None:
+        """The job is done."""
+        self.report(receipt, lambda held, number: held.shard.in_flight.ack_report([held.id], number))
+
+    def release(self, receipt: str, delay: float | timedelta | None) -> None:
+        seconds = None if delay is None else float(future_delay(delay))
+        self.report(
+            receipt,
+            lambda held, number: held.shard.in_flight.release_report([(held.id, seconds)], delivery=number),
+            seconds or 0.0,
+        )
+
+    def bury(self, receipt: str, reason: str) -> None:
+        if not isinstance(reason, str):
+            raise LowqError(f"bury: reason is a text, not {reason!r:.100}")
+        data = self._error_bytes(reason)
+        self.report(
+            receipt, lambda held, number: held.shard.in_flight.bury_report([(held.id, data, ())], delivery=number)
+        )
+
+    def fail(self, receipt: str, error: BaseException | str, delay: float | timedelta | None = None) -> None:
+        if not isinstance(error, BaseException | str):
+            raise LowqError(f"fail: say the exception or a text, not {error!r:.100}")
+        data = self._error_bytes(error)
+        given = None if delay is None else float(future_delay(delay))
+
+        def retry_in(retry_count: int) -> float:
+            return min(default_retry_in(retry_count), MAX_TIME) if given is None else given
+
+        with self.lock:
+            held = self.find(receipt)
+            failure = charge(held.id, held.retry_count, self.options.max_retry_count, retry_in, data)
+            self.report(
+                receipt,
+                lambda held, number: held.shard.in_flight.fail_report([failure], delivery=number),
+                failure.delay,
+            )
+
+    def touch(self, receipt: str, seconds: float | timedelta) -> None:
+        more = seconds_of("touch: seconds", seconds)
+        with self.lock:
+            held = self.find(receipt)
+            if held.deadline < inf:
+                held.deadline = monotonic() + more
+                self.watch(held.deadline)
+
+    def _error_bytes(self, error: BaseException | str) -> bytes:
+        remarks = Remarks()
+        data = error_bytes(remarks, error, self._config)
+        remarks.log()
+        if remarks.stop is not None:
+            raise remarks.stop
+        return data
+
+    # --- reports of several jobs ---
+
+    def acks(self, receipts: Iterable[str]) -> list[Sent]:
+        """Acknowledgements of those that are in hand."""
+        return [
+            Sent(shard, some, shard.in_flight.ack_report([self.held[one].id for one in some], number))
+            for (shard, number), some in self._by_delivery(receipts)
+        ]
+
+    def release_all(self, receipts: Iterable[str], client: Client | None = None, *, crashed: bool = False) -> None:
+        """Jobs in hand wait again. ``crashed``: their ttr has passed.
+
+        Raises:
+            RedisUnavailable: they are still in hand.
+        """
+        sent: list[Sent] = []
+        for (shard, number), all_of_it in self._by_delivery(receipts):
+            for start in range(0, len(all_of_it), RELEASED_TOGETHER):
+                some = all_of_it[start : start + RELEASED_TOGETHER]
+                delay = random.uniform(0.05, 0.5) if crashed else None
+                ids = [(self.held[receipt].id, delay) for receipt in some]
+                report = shard.in_flight.release_report(ids, crashed=crashed, delivery=number)
+                sent.append(Sent(shard, some, report, delay or 0.0))
+        replies = (client or self.client).run_many([one.report.call for one in sent])
+        trouble: LowqError | None = None
+        for one, reply in zip(sent, replies, strict=True):
+            if crashed and not isinstance(reply, Exception):
+                _log_overdue(one.shard, one.report.ids)
+            error = self.note(one, reply)
+            trouble = error if isinstance(error, RedisUnavailable) else trouble
+        if trouble is not None:
+            raise trouble
+
+    def note(self, sent: Sent, reply: Any) -> LowqError | None:
+        """Takes note of the reply to a report: its jobs are in hand no more. Returns the error when the lease was lost,
+        or when there was no answer: then they are.
+        """
+        shard, report = sent.shard, sent.report
+        try:
+            shard.in_flight.reported([report], [reply])
+        except LeaseLost as error:
+            self.lost(shard)
+            return error
+        except RedisUnavailable as error:
+            self._has_uncertain = True
+            for receipt in sent.receipts:
+                if receipt in self.held:
+                    self.held[receipt].is_uncertain = True
+            return error
+        self.forget(sent.receipts)
+        self.reported[report.kind] += len(report.ids)
+        self.reported["exhausted"] += sum(failure.verdict == "exhausted" for failure in report.failures)
+        # Wakes whoever waits for what is due now of the shard, or will be.
+        if report.kind != "acked":
+            self.dispatcher.wake(shard, sent.delay)
+        else:
+            state = shard.in_flight.read_state(reply)
+            if state.delay is not None and not state.paused:
+                self.dispatcher.wake(shard, max(state.delay, 0.0))
+        return None
+
+    def _by_delivery(self, receipts: Iterable[str]) -> Iterable[tuple[tuple[Shard, int], list[str]]]:
+        """Those of the receipts that may be reported."""
+        groups: dict[tuple[Shard, int], list[str]] = {}
+        for receipt in receipts:
+            held = self.held.get(receipt)
+            if held is not None and held.is_current:
+                groups.setdefault((held.shard, held.delivery.number), []).append(receipt)
+        return groups.items()
+
+
+def _log_overdue(shard: Shard, ids: Sequence[str]) -> None:
+    for job_id in ids[:3]:
+        log.error(
+            "%r, id %r: its ttr has passed; it is charged with a crash and waits again, unless that makes "
+            "max_crash_count of them", shard, job_id,
+            extra={"event": "overdue", "queue": shard.queue, "shard": shard.index, "id": job_id},
+        )  # fmt: skip
+    if len(ids) > 3:
+        log.error("... and so has that of %d more", len(ids) - 3)
+
+
+def seconds_of(name: str, value: object, least: float | None = None) -> float:
+    """A length of time in seconds, from a number or a timedelta; more than 0, or at least ``least``.
+
+    Raises:
+        ConfigError
+    """
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= MAX_TIME:
+        bound = "more than 0" if least is None else "0 or more"
+        raise ConfigError(f"{name}={value!r:.100} must be seconds, or a timedelta, of {bound}, and under 272 years")
+    if least is None and seconds == 0:
+        raise ConfigError(f"{name}={value!r:.100} must be seconds, or a timedelta, of more than 0")
+    return float(seconds)
