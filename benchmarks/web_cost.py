@@ -52,7 +52,7 @@ def numbers_by_shard(shards: int, jobs: int) -> dict[str, list[int]]:
 
 def fill(app: Lowq, shards: int, jobs: int) -> None:
     """The queue "Big", of whose jobs half are due; the others are in the next minutes."""
-    app.register("Big", shards)
+    app.registrations.enter("Big", shards)
     begin = time.time() - jobs / 2000
     for prefix, numbers in numbers_by_shard(shards, jobs).items():
         for first in range(0, len(numbers), 500):

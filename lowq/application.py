@@ -9,18 +9,16 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
 from itertools import count
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from lowq import drivers
 from lowq.backend import Source
 from lowq.codec.types import PayloadType
-from lowq.errors import ConfigError, ScriptError, ShardsCountError, UnknownNodeError
+from lowq.errors import ConfigError, UnknownNodeError
 from lowq.job import State
-from lowq.logs import get_log
 from lowq.observe.callbacks import FLUSH_SECONDS, Callbacks
 from lowq.observe.emit import QueueEvents
 from lowq.observe.error_groups import ErrorGroup, read_error_groups
@@ -31,32 +29,23 @@ from lowq.operate.doctor import Examination
 from lowq.operate.findings import Finding
 from lowq.operate.job_filter import FilterOptions, JobFilter
 from lowq.operate.layouts import RegistryCheck
-from lowq.operate.nodes import NodeInfo, StuckBatch, stuck_batches
+from lowq.operate.nodes import StuckBatch, stuck_batches
 from lowq.operate.nodes import nodes as read_nodes
 from lowq.operate.paging import FoundPage, pages_of_all
 from lowq.operate.queries import shards_of_handle
-from lowq.operate.queues import QueueInfo, queue_info
 from lowq.operate.queues import queues as read_queues
-from lowq.operate.schedules import ScheduleInfo, find_schedule, pause_schedule, resume_schedule
+from lowq.operate.schedules import find_schedule, pause_schedule, resume_schedule
 from lowq.operate.schedules import schedules as read_schedules
-from lowq.operate.server import RedisInfo, redis_info
-from lowq.operate.stats import QueueOverview, ShardInfo, overview, read_shards
-from lowq.options import (
-    QUEUE_OPTIONS,
-    QueueKeywords,
-    QueueOptions,
-    WorkerKeywords,
-    check_queue_name,
-    checked_options,
-)
+from lowq.operate.server import redis_info
+from lowq.operate.stats import ShardInfo, overview, read_shards
+from lowq.options import QueueKeywords, WorkerKeywords, check_queue_name, checked_options
 from lowq.push.group_commit import GroupCommit
 from lowq.queue import Queue
+from lowq.registrations import Registrations
 from lowq.schedules import is_internal
 from lowq.settings import Config
-from lowq.sharding import Layouts, Routes
-from lowq.store import SOCKET_TIMEOUT, Client, Refusal, memory_store, new_store
-from lowq.store.keys import nodes_key, queues_key
-from lowq.store.registry import Registration
+from lowq.store import SOCKET_TIMEOUT, Client, memory_store, new_store
+from lowq.store.keys import nodes_key
 from lowq.store.scripts import time_of
 from lowq.store.translate import without_password
 from lowq.workers import (
@@ -65,12 +54,8 @@ from lowq.workers import (
     Worker,
     build_worker,
     check_codec,
-    options_of,
     payload_type_of,
-    queue_options_of,
 )
-
-log = get_log("lowq")
 
 C = TypeVar("C")
 P = TypeVar("P")
@@ -108,13 +93,9 @@ class Lowq:
         self._store: Any = None
         #: What makes a client: `Client`, but for tests.
         self._new_client: Callable[..., Client] = Client
-        #: The queues that are in the registry, by name and shards_count, with their options as they are there.
-        self._registered: dict[tuple[str, int], QueueOptions] = {}
         self._registry_check = RegistryCheck(self)
-        #: Where the jobs of queues go, by name.
-        self._routes: dict[str, Routes] = {}
-        #: Queues about whose number of shards a warning was logged, with the numbers.
-        self._warned: set[tuple[str, int, int]] = set()
+        #: The queues that this process has entered in the registry.
+        self.registrations = self._new_registrations()
         self._queues: dict[str, Queue] = {}
         self._exporter = MetricsExporter(self.config)
         self._callbacks = Callbacks()
@@ -158,14 +139,10 @@ class Lowq:
                 f"two workers have the queue name {worker.queue_name!r}: {other.__module__}.{other.__qualname__} and "
                 f"{worker.__module__}.{worker.__qualname__}; give one of them another queue_name"
             )
-        self._check_codec(worker)
+        check_codec(worker, self.config)
         self.workers[worker.queue_name] = worker
         self._queues.pop(worker.queue_name, None)
         return worker
-
-    def _check_codec(self, worker: type[Worker[Any]]) -> None:
-        if payload_type_of(worker) is not None:
-            check_codec(worker, self.config.dump_payload, self.config.load_payload)
 
     @property
     def client(self) -> Client:
@@ -194,7 +171,7 @@ class Lowq:
         with self._lock:
             url = self.config.redis_url
             for worker in list(self.workers.values()):  # the settings may be later than the worker
-                self._check_codec(worker)
+                check_codec(worker, self.config)
             if self._store is None:
                 self.config.freeze()
                 if url.startswith("memory://"):
@@ -204,6 +181,9 @@ class Lowq:
         return self._new_client(
             url, size=size, timeout=self.config.pool_timeout, socket_timeout=socket_timeout, store=self._store
         )
+
+    def _new_registrations(self) -> Registrations:
+        return Registrations(self.config, lambda: self.client, self._registry_check.accepts)
 
     @property
     def store_name(self) -> str:
@@ -228,16 +208,16 @@ class Lowq:
         the clients of it, with the arguments of `Client`.
         """
         with self._lock:
-            before = self._client, self._group, self._store, self._registered, self._new_client, self._routes
-            self._client, self._group, self._store, self._registered = None, None, store or new_store(), {}
-            self._routes = {}
+            before = self._client, self._group, self._store, self.registrations, self._new_client
+            self._client, self._group, self._store = None, None, store or new_store()
+            self.registrations = self._new_registrations()
             self._new_client = new_client or self._new_client
         try:
             yield
         finally:
             with self._lock:
                 self.close()
-                self._client, self._group, self._store, self._registered, self._new_client, self._routes = before
+                self._client, self._group, self._store, self.registrations, self._new_client = before
 
     def queue(
         self, name: str, shards_count: int | None = None, *, driver: str | None = None, **options: Unpack[QueueKeywords]
@@ -278,171 +258,26 @@ class Lowq:
     def group_for(self, name: str, shards_count: int) -> GroupCommit | None:
         """The pushes on our connections, if the queue was entered in the registry already. It is asked at each push."""
         group = self._group
-        if group is None or group.client is not self._client or (name, shards_count) not in self._registered:
+        if group is None or group.client is not self._client or (name, shards_count) not in self.registrations.entered:
             return None
         return group
 
-    def register(
-        self,
-        name: str,
-        shards_count: int,
-        worker: Any = None,
-        declared: Mapping[str, Any] | None = None,
-        *,
-        anew: bool = False,
-    ) -> QueueOptions:
-        """Enters the queue in the registry, once per process, before anything of it is written. ``declared``: options
-        that are changed there. Returns the queue's options. ``anew``: also if they are known.
-
-        Raises:
-            ShardsCountError: there is another number of shards, and ``strict_shards_count`` is set. ConfigError: what
-            is declared contradicts what is there.
-        """
-        known = None if anew else self._registered.get((name, shards_count))
-        if worker is not None:
-            options = queue_options_of(worker)
-            if known is not None and replace(known, shards_count=options.shards_count) == options:
-                return known
-            before = self._register(name, shards_count, worker)
-            self._note_changed(name, shards_count, options, before)
-        elif declared:
-            if known is not None and known.declared(declared) == known:
-                return known
-            options, before = self._declare(name, shards_count, declared)
-        elif known is not None:
-            return known
-        else:
-            before = self._register(name, shards_count)
-            options = _options_in(name, shards_count, before)
-        layouts = self.note_layouts(name, _layouts_in(name, shards_count, before)).layouts
-        self._warn_of_count(name, shards_count, layouts)
-        options = self._registered[(name, shards_count)] = replace(options, shards_count=layouts.current.shards_count)
-        return options
-
-    def _warn_of_count(self, name: str, shards_count: int, layouts: Layouts) -> None:
-        """Says once that code and registry disagree about the number of shards: the registry is followed."""
-        counts = [layout.shards_count for layout in layouts.all]
-        if shards_count not in counts and (name, shards_count, counts[-1]) not in self._warned:
-            self._warned.add((name, shards_count, counts[-1]))
-            log.warning(
-                "queue %r has %d shards in Redis, and the code of this process says shards_count=%d: Redis is "
-                "followed; write %d in the code", name, counts[-1], shards_count, counts[-1],
-                extra={"event": "shards_count", "queue": name},
-            )  # fmt: skip
-
-    def registered_layouts(
-        self, call: Registration, reply: Any, served: Layouts | None, doubted: Collection[int]
-    ) -> Layouts | None:
-        """The layouts of a queue, from the reply to its `registration`. None: they contradict those that were
-        ``served``, and the shards are being asked.
-        """
-        name, shards_count = call.queue, call.shards_count
-        layouts = _layouts_in(name, shards_count, reply if isinstance(reply, bytes) else b"")
-        if not self._registry_check.accepts(name, layouts, served, doubted):
-            return None
-        self.note_layouts(name, layouts)
-        self._warn_of_count(name, shards_count, layouts)
-        return layouts
-
-    def routes_of(self, name: str) -> Routes | None:
-        """Where the jobs of a queue go, as far as it is known without asking Redis."""
-        return self._routes.get(name)
-
-    def note_layouts(self, name: str, layouts: Layouts) -> Routes:
-        """The registry says so."""
-        with self._lock:
-            routes = self._routes.get(name)
-            if routes is None:
-                routes = self._routes[name] = Routes(layouts)
-            else:
-                routes.note_read(layouts)
-            return routes
-
-    def _register(
-        self, name: str, shards_count: int, worker: Any = None, entry: str = "", based_on: bytes = b""
-    ) -> bytes:
-        """Returns the entry that there was before, if it was another one."""
-        call = self.registration(name, shards_count, worker, entry, based_on)
-        try:
-            before = self.client.call(call, timeout=self.config.push_timeout)
-        except (Refusal, ScriptError) as error:
-            self._check_entry(name, call.key)
-            if isinstance(error, Refusal):
-                raise ShardsCountError(name, int(error.detail), shards_count) from None
-            raise
-        return before if isinstance(before, bytes) else b""
-
-    def _check_entry(self, name: str, key: str) -> None:
-        """Looks whether it is the entry's fault that the queue could not be entered.
-
-        Raises:
-            ScriptError: it can't be read; the message says how to remove it.
-        """
-        entry = self.client.command("HGET", key, name, key=key, timeout=self.config.push_timeout)
-        if entry is None or queue_info(name.encode(), entry) is not None:
-            return
-        error = ScriptError(
-            f"queue {name!r} has an entry in the registry that can't be read, so somebody else has written it: "
-            f"{entry[:60]!r}. Nothing was written. Nodes and producers enter the queue anew once that is removed from "
-            f"the hash {key}: HDEL {key} {name}"
-        )
-        error.key = key
-        raise error from None
-
-    def _declare(self, name: str, shards_count: int, declared: Mapping[str, Any]) -> tuple[QueueOptions, bytes]:
-        """Changes options in the registry, and leaves the others there. Returns them, and the entry that there was."""
-        before = self._register(name, shards_count) or b'{"shards_count":%d,"options":{}}' % shards_count
-        while True:
-            options = _options_in(name, shards_count, before).declared(declared)
-            info = queue_info(name.encode(), before)
-            others = {} if info is None else {key: value for key, value in info.options.items() if key not in declared}
-            entry = json.dumps({"shards_count": shards_count, "options": {**others, **options.shown()}})
-            meanwhile = self._register(name, shards_count, entry=entry, based_on=before)
-            if meanwhile in (b"", before):
-                self._note_changed(name, shards_count, options, before)
-                return options, before
-            before = meanwhile  # somebody else has changed it just now
-
-    def _note_changed(self, name: str, shards_count: int, options: QueueOptions, before: bytes) -> None:
-        """Says which options of an earlier declaration were others."""
-        info = queue_info(name.encode(), before)
-        if info is None or not info.options:
-            return
-        earlier, now = _options_in(name, shards_count, before).shown(), options.shown()
-        changed = sorted(key for key in earlier.keys() | now.keys() if earlier.get(key) != now.get(key))
-        if changed:
-            log.warning(
-                "queue %r is declared with other options than before, and the last declaration wins: %s", name,
-                ", ".join(f"{key}: {_shown(earlier, key)} -> {_shown(now, key)}" for key in changed),
-                extra={"event": "options", "queue": name},
-            )  # fmt: skip
-
-    def registration(
-        self, name: str, shards_count: int, worker: Any = None, entry: str = "", based_on: bytes = b""
-    ) -> Registration:
-        """The call that enters a queue in the registry, with the options of its worker, or this entry."""
-        if worker is not None and not entry:
-            entry = json.dumps({"shards_count": shards_count, "options": options_of(worker)})
-        routes = self._routes.get(name)
-        is_plain = routes is None or routes.layouts == Layouts.plain(shards_count)
-        return Registration(
-            queues_key(self.config.namespace), name, shards_count, entry, based_on=based_on,
-            strict=self.config.strict_shards_count,
-            layout="" if is_plain or routes is None else json.dumps(routes.layouts.shown())[:-1] + ", ",
-        )  # fmt: skip
-
-    def forget_registered(self) -> None:
-        """Enters the queues anew when they are used next: Redis may have lost its data."""
-        self._registered.clear()
-        self._routes.clear()
-
-    def queues(self) -> list[QueueInfo]:
-        """All queues that were ever used, from the registry in Redis."""
-        return read_queues(self)
-
-    def nodes(self) -> list[NodeInfo]:
-        """The nodes that live."""
-        return read_nodes(self)
+    #: All queues that were ever used, from the registry in Redis.
+    queues = read_queues
+    #: The nodes that live.
+    nodes = read_nodes
+    #: All queues in figures, with their shards, in one round.
+    overview = overview
+    #: The server in figures, and what an operator should be warned of.
+    redis_info = redis_info
+    #: The schedules of all queues: when they came last, when they come next, whether they are paused.
+    schedules = read_schedules
+    #: A schedule by its name; ``queue``: its queue, where schedules of several have that name.
+    schedule = find_schedule
+    #: Writes an entry into the log of what people did.
+    note = audit_log.note
+    #: The log of what people did on the dashboard and the command line, newest first; it keeps the latest 1,000.
+    audit = audit_log.entries
 
     def stuck(self) -> list[StuckBatch]:
         """The batches that have been running for longer than a minute, and for longer than ten times what 95 % of the
@@ -506,22 +341,6 @@ class Lowq:
         shards = [shards_of_handle(handle) for handle in handles]
         return pages_of_all(shards, filtered, limit=limit, after=after, interval=interval, redact=redact)
 
-    def schedules(self) -> list[ScheduleInfo]:
-        """The schedules of all queues: when they came last, when they come next, whether they are paused.
-
-        Raises:
-            RedisUnavailable, RedisRefused
-        """
-        return read_schedules(self)
-
-    def schedule(self, name: str, queue: str | None = None) -> ScheduleInfo:
-        """A schedule by its name; ``queue``: its queue, where schedules of several have that name.
-
-        Raises:
-            UnknownScheduleError: there is none, or there are several. RedisUnavailable, RedisRefused
-        """
-        return find_schedule(self, name, queue)
-
     def run_schedule_now(self, name: str, queue: str | None = None) -> float:
         """Pushes a job of a schedule now, also of one that is paused; its time table goes on as it is. Returns the
         job's ``planned_at``, Unix time, seconds.
@@ -578,14 +397,6 @@ class Lowq:
         """
         return Examination(self, queues, repair=repair, on_progress=on_progress, patience=patience).findings()
 
-    def overview(self) -> "list[QueueOverview]":
-        """All queues in figures, with their shards, in one round."""
-        return overview(self)
-
-    def redis_info(self) -> RedisInfo:
-        """The server in figures, and what an operator should be warned of."""
-        return redis_info(self)
-
     def send_command(self, node: str, command: Literal["quiet", "stop", "reload"]) -> None:
         """Has a node go quiet (take nothing more, finish what runs, let others have its shards), stop, or reload (go on
         with the code that is on its disk now). The command is sent once; `nodes` shows what became of it.
@@ -605,12 +416,6 @@ class Lowq:
             raise ConfigError(f"{node} can't be reloaded: {refusal}")
         channel = nodes_key(self.config.namespace)
         self.client.command("SPUBLISH", channel, json.dumps({"to": node, "do": command}), key=channel)
-
-    #: Writes an entry into the log of what people did.
-    note = audit_log.note
-
-    #: The log of what people did on the dashboard and the command line, newest first; it keeps the latest 1,000.
-    audit = audit_log.entries
 
     def export_metrics(self, source: Source) -> Callable[[], None]:
         """Has the source's figures sent to Graphite and StatsD, if the settings say so; returns what ends that."""
@@ -657,28 +462,13 @@ class Lowq:
             other.close()
 
 
-def _options_in(name: str, shards_count: int, entry: bytes) -> QueueOptions:
-    """The options of a queue as an entry of the registry has them."""
-    info = queue_info(name.encode(), entry)
-    return QueueOptions(name, shards_count).registered({} if info is None else info.options)
-
-
-def _layouts_in(name: str, shards_count: int, entry: bytes) -> Layouts:
-    """The layouts of a queue as an entry of the registry has them."""
-    info = queue_info(name.encode(), entry) if entry else None
-    return Layouts.plain(shards_count) if info is None else info.layouts
-
-
-def _shown(options: Mapping[str, Any], name: str) -> object:
-    return options.get(name, QUEUE_OPTIONS[name].default)
-
-
 class _WithOwnPool(Lowq):
     """Settings, workers and store are those of another application; the client is not."""
 
     def __init__(self, app: Lowq, size: int) -> None:
         super().__init__()
         self.config, self.workers = app.config, app.workers
+        self.registrations = self._new_registrations()
         self._exporter, self._callbacks = app._exporter, app._callbacks
         self.observers = app.observers
         self._app = app

@@ -1,18 +1,16 @@
 """What a queue's handle, its reports and its actions need of the application, and what it is told of figures."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from lowq.codec.types import PayloadType
 from lowq.observe.callbacks import FLUSH_SECONDS
 from lowq.observe.emit import QueueEvents
-from lowq.options import QueueOptions
 from lowq.push.group_commit import GroupCommit
+from lowq.registrations import Registrations
 from lowq.settings import Config
-from lowq.sharding import Layouts, Routes
 from lowq.store import SOCKET_TIMEOUT, Client
-from lowq.store.registry import Registration
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +31,8 @@ class Backend(Protocol):
     """What a queue's handle needs of the application."""
 
     config: Config
+    #: The queues that were entered in the registry.
+    registrations: Registrations
 
     @property
     def client(self) -> Client:
@@ -50,42 +50,6 @@ class Backend(Protocol):
 
     def group_for(self, name: str, shards_count: int) -> GroupCommit | None:
         """The same without asking Redis for anything: None when the queue is yet to be registered."""
-        ...
-
-    def register(
-        self,
-        name: str,
-        shards_count: int,
-        worker: Any = None,
-        declared: Mapping[str, Any] | None = None,
-        *,
-        anew: bool = False,
-    ) -> QueueOptions:
-        """Enters a queue in the registry before anything of it is written; returns its options."""
-        ...
-
-    def registration(self, name: str, shards_count: int, worker: Any = None) -> Registration:
-        """The call that enters a queue in the registry."""
-        ...
-
-    def registered_layouts(
-        self, call: Registration, reply: Any, served: Layouts | None, doubted: Collection[int]
-    ) -> Layouts | None:
-        """The layouts of a queue, from the reply to its `registration`. None: they contradict those that were
-        ``served``, and the shards are being asked, see `RegistryCheck.accepts`.
-        """
-        ...
-
-    def routes_of(self, name: str) -> Routes | None:
-        """Where the jobs of a queue go, as far as it is known without asking Redis; None: it is not."""
-        ...
-
-    def note_layouts(self, name: str, layouts: Layouts) -> Routes:
-        """The registry says so."""
-        ...
-
-    def forget_registered(self) -> None:
-        """Enters queues anew when they are used next."""
         ...
 
     def export_metrics(self, source: Source) -> Callable[[], None]:

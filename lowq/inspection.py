@@ -16,10 +16,10 @@ from lowq.operate.explain import Description, LimitState, Why
 from lowq.operate.job_filter import JobFilter, Snapshot
 from lowq.operate.nodes import NodeInfo, RunningBatch, StuckBatch
 from lowq.operate.paging import FoundJob, FoundPage, Page
-from lowq.operate.queues import QueueInfo
 from lowq.operate.schedules import ScheduleInfo
 from lowq.operate.server import RedisInfo
 from lowq.operate.stats import Forecast, QueueOverview, ShardInfo, Statistics, Stats
+from lowq.registrations import QueueInfo
 
 __all__ = [
     "Description", "ErrorGroup", "Forecast", "FoundJob", "FoundPage", "Histogram", "History", "HistoryPoint",

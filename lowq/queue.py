@@ -281,14 +281,16 @@ class Queue(Queries, Generic[P]):
         target = self._present_target()
         if target is not None:
             return target
-        backend, routes = self._backend, self._backend.routes_of(self.name)
+        backend, registrations = self._backend, self._backend.registrations
+        routes = registrations.routes_of(self.name)
         options = self._register(anew=routes is not None and routes.is_doubtful)
         target = Target(
             backend.group,
             backend.config,
             self.name,
             self._shards.declared_count,
-            backend.routes_of(self.name) or backend.note_layouts(self.name, Layouts.plain(options.shards_count)),
+            registrations.routes_of(self.name)
+            or registrations.note_layouts(self.name, Layouts.plain(options.shards_count)),
             self._worker or self.name,
             options,
             backend.events_of(self.name),
@@ -302,7 +304,7 @@ class Queue(Queries, Generic[P]):
     def _learn_anew(self) -> Layouts:
         """The layouts that the registry says, in which the queue is entered if it is not there any more."""
         options = self._register(anew=True)
-        routes = self._backend.routes_of(self.name)
+        routes = self._backend.registrations.routes_of(self.name)
         return Layouts.plain(options.shards_count) if routes is None else routes.layouts
 
     def _register(self, *, anew: bool = False) -> QueueOptions:
@@ -313,7 +315,7 @@ class Queue(Queries, Generic[P]):
             hint = f"Its first producer says how many shards it gets: app.queue({self.name!r}, shards_count=5)"
             said = str(error)
             raise UnknownQueueError(f"{said}{'' if said.endswith('?') else '.'} {hint}") from None
-        return self._backend.register(self.name, count, self._worker, self._declared, anew=anew)
+        return self._backend.registrations.enter(self.name, count, self._worker, self._declared, anew=anew)
 
     def put(
         self,
@@ -637,7 +639,7 @@ class Queue(Queries, Generic[P]):
             UnknownQueueError, RedisUnavailable: call it again.
         """
         removed = drop_queue(self._shards)
-        self._backend.forget_registered()
+        self._backend.registrations.forget()
         self._last_target = None
         return removed
 

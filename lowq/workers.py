@@ -23,6 +23,7 @@ from lowq.push.producer import Jobs
 from lowq.queue import Queue
 from lowq.retry import BuryOn, ReleaseOn, check_apart, checked_retry_in, default_retry_in
 from lowq.schedules import Schedule
+from lowq.settings import Config
 from lowq.store import Durability
 
 C = TypeVar("C")
@@ -39,10 +40,6 @@ PerformFunction: TypeAlias = (
 
 #: The two forms of a handler: the method's name -> how it is written.
 _FORMS = {"perform": "perform(self, payloads_by_id)", "perform_one": "perform_one(self, id, payloads)"}
-
-
-#: The options that the registry always has.
-_SHOWN = ("shards_count", "batch_size", "max_retry_count", "max_payloads", "max_crash_count", "max_threads")
 
 
 class Application(Protocol):
@@ -559,14 +556,16 @@ def payload_type_of(worker: type) -> PayloadType | None:
     return found
 
 
-def check_codec(worker: type[Worker[Any]], dump: object, load: object) -> None:
+def check_codec(worker: type[Worker[Any]], config: Config) -> None:
     """Whether the settings leave it to the type of payloads how they are encoded.
 
     Raises:
         ConfigError: they have a codec of their own, and the worker a type.
     """
     typed = payload_type_of(worker)
-    if typed is not None and (dump is not codec.dump_payload or load is not codec.load_payload):
+    if typed is not None and (
+        config.dump_payload is not codec.dump_payload or config.load_payload is not codec.load_payload
+    ):
         raise ConfigError(
             f"{worker.__name__}: its payloads are {typed.name}, which says how they are encoded, and so do the "
             "settings dump_payload, load_payload or codec. Leave these out, or make it a plain lowq.Worker"
@@ -576,15 +575,3 @@ def check_codec(worker: type[Worker[Any]], dump: object, load: object) -> None:
 def queue_options_of(worker: type[Worker[Any]]) -> QueueOptions:
     """What the worker says of its queue."""
     return worker._queue_options
-
-
-def options_of(worker: type[Worker[Any]]) -> dict[str, Any]:
-    """The worker's options, as the registry in Redis shows them."""
-    options = {name: getattr(worker, name) for name in _SHOWN}
-    # Only those that are used: a registry is sent with every heartbeat.
-    time_limit, _ = time_limits_of(worker)
-    if time_limit is not None:
-        options["time_limit"] = time_limit
-    if worker._limits:
-        options["limit"] = [limit.shown() for limit in worker._limits]
-    return options | queue_options_of(worker).shown()

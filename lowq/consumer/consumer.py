@@ -206,7 +206,7 @@ class Consumer:
                     payload_type=backend.payload_type_of(self.queue),
                 )  # fmt: skip
 
-            routes = backend.routes_of(self.queue)
+            routes = backend.registrations.routes_of(self.queue)
             layouts = Layouts.plain(options.shards_count) if routes is None else routes.layouts
             shards = [shard for layout in layouts.all for shard in make_shards(self.queue, layout)]
             served = {layout.name(self.queue): layout.shards_count for layout in layouts.all}
@@ -216,11 +216,11 @@ class Consumer:
                 identity, shards, self._client, maintenance_client, self._config,
                 splitter=BalancedSplitter(1), groups=[WorkerGroup([self.queue], [{self.queue: LagScheduler()}])],
                 shares={}, activities=list, queues=[options],
-                registrations=lambda: [backend.registration(self.queue, options.shards_count)],
+                registrations=lambda: [backend.registrations.call(self.queue, options.shards_count)],
                 heartbeat_extras=[
                     ErrorRecorder(self._config.namespace, {self.queue: failed}, backend.events_of)
                 ],
-                layouts={self.queue: layouts}, make_shards=make_shards, read_layouts=backend.registered_layouts,
+                layouts={self.queue: layouts}, make_shards=make_shards, read_layouts=backend.registrations.layouts_in,
                 more_details=self._details, chore=self._chore, on_ready=ready.set, on_command=self._on_command,
                 on_fatal=self._on_fatal,
             )  # fmt: skip

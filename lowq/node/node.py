@@ -35,7 +35,8 @@ from lowq.observe.emit import QueueEvents
 from lowq.observe.error_groups import ErrorCounts, ErrorRecorder
 from lowq.observe.tallies import Recorder, node_source
 from lowq.operate.nodes import StuckLimits
-from lowq.operate.queues import QueueInfo, all_queues
+from lowq.operate.queues import all_queues
+from lowq.registrations import QueueInfo
 from lowq.schedules import is_internal, schedules_queue
 from lowq.sharding import Layout, Layouts
 from lowq.shards.activity import Activity, Performing
@@ -168,6 +169,7 @@ class Node:
         self.end_by: float | None = None
         #: Within `run`, which may end the process.
         self._in_run = False
+        self.broker: Broker
 
     @property
     def queues(self) -> dict[str, int]:
@@ -176,7 +178,7 @@ class Node:
 
     def _layouts_of(self, queue: str) -> Layouts:
         """As the registry said at the start."""
-        routes = self.app.routes_of(queue)
+        routes = self.app.registrations.routes_of(queue)
         return Layouts.plain(self.queues[queue]) if routes is None else routes.layouts
 
     @property
@@ -227,7 +229,7 @@ class Node:
         """
         app, config, nonce = self.app, self.app.config, self._nonce
         for worker in self._all_workers.values():
-            self._when_ready(partial(app.register, worker.queue_name, worker.shards_count, worker))
+            self._when_ready(partial(app.registrations.enter, worker.queue_name, worker.shards_count, worker))
         registered: list[QueueInfo] = []
         self._when_ready(lambda: registered.extend(all_queues(app)))
         self._when_ready(partial(self._find_former_schedules, registered))
@@ -279,11 +281,11 @@ class Node:
             },
             activities=self._all_activities, queues=[queue_options_of(worker) for worker in self._workers.values()],
             registrations=lambda: [
-                app.registration(worker.queue_name, worker.shards_count, worker)
+                app.registrations.call(worker.queue_name, worker.shards_count, worker)
                 for worker in self._all_workers.values()
             ],
             chore=self._enter_schedules if self._schedules else None,
-            layouts=layouts, make_shards=make_shards, read_layouts=app.registered_layouts,
+            layouts=layouts, make_shards=make_shards, read_layouts=app.registrations.layouts_in,
             heartbeat_extras=[self._recorder, ErrorRecorder(config.namespace, failed, app.events_of)],
             more_details=self._details,
             on_ready=self._on_ready, on_command=self._on_command, on_fatal=self.fail, resumes=self._resumes,
@@ -520,7 +522,7 @@ class Node:
 
     def trouble(self) -> str | None:
         """Why the node is not well, for people; None: it is. May be called from any thread."""
-        broker: Broker | None = getattr(self, "broker", None)
+        broker = getattr(self, "broker", None)
         if self._start_outage.trouble is not None:
             return self._start_outage.trouble
         if broker is None:

@@ -73,8 +73,8 @@ def take_turn(app: Lowq, queue: Queue, name: str, known: Known, *, now: float | 
         LowqError: Redis does not answer, the queue is full, a client middleware failed ...; nothing is lost.
     """
     schedules = known()
-    if app.routes_of(queue.name) is None:
-        app.note_layouts(queue.name, queue.layouts)
+    if app.registrations.routes_of(queue.name) is None:
+        app.registrations.note_layouts(queue.name, queue.layouts)
     for _ in range(TRIES):
         found = read_record(app, queue.name, name, now)
         turn = _Turn(found.record, schedules.get(name), name, found.now, grace_of(app.config.lease_ttl))

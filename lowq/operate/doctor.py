@@ -20,9 +20,10 @@ from lowq.operate.actions import release_shard
 from lowq.operate.findings import Finding, Severity, make_finding
 from lowq.operate.integrity import SCAN_KEYS, JobScanner, Place, ShardSnapshot, literally, read_shard_snapshots
 from lowq.operate.nodes import STUCK_SECONDS, NodeEntries, read_node_entries, seconds_all_busy
-from lowq.operate.queues import QueueInfo, find_queue, read_registry
+from lowq.operate.queues import find_queue, read_registry
 from lowq.operate.server import SAMPLE, check_channels, check_encoding, check_servers
 from lowq.options import QueueOptions
+from lowq.registrations import QueueInfo
 from lowq.sharding import Layout
 from lowq.shards.lease import LeaseDenied
 from lowq.store import Refusal, registry, untrusted

@@ -12,9 +12,10 @@ from lowq.job import Job, State
 from lowq.limits import Concurrency, Limit, Rate, registered_limits
 from lowq.operate.jobs import everywhere_calls, jobs_everywhere
 from lowq.operate.nodes import REGISTRY_CALLS, NodeInfo, Registries, registry_calls
-from lowq.operate.queues import QueueInfo, QueueShards
+from lowq.operate.queues import QueueShards
 from lowq.operate.stats import ShardInfo, by_nonce, shard_info
 from lowq.operate.walk import ask
+from lowq.registrations import QueueInfo
 from lowq.retry import MAX_RETRY_COUNT
 from lowq.store import Client, Command, untrusted
 from lowq.store.keys import limit_key

@@ -213,7 +213,7 @@ def set_layouts(backend: Backend, queue: str, before: Layouts, after: Layouts) -
 
 
 def announce(backend: Backend, queue: str, layouts: Layouts) -> None:
-    backend.note_layouts(queue, layouts)
+    backend.registrations.note_layouts(queue, layouts)
     # As a node that has noticed something: all others look, and read the registry with that.
     key = nodes_key(backend.config.namespace)
     with contextlib.suppress(RedisRefused):  # without channels they read it with their heartbeats

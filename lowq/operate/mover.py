@@ -104,7 +104,7 @@ class Mover:
             if self._switch.progress.is_done:
                 yield self._switch.note(waits_for=())
         finally:
-            self._switch.backend.forget_registered()
+            self._switch.backend.registrations.forget()
 
     # --- new shards ---
 

@@ -9,8 +9,9 @@ from lowq.backend import Backend
 from lowq.clock import Clock, now
 from lowq.errors import RedisRefused, RedisUnavailable
 from lowq.observe.histories import BOUNDS, TotalTimes, total_times
-from lowq.operate.queues import QueueInfo, all_queues, entry_call, entry_of
+from lowq.operate.queues import all_queues, entry_call, entry_of
 from lowq.operate.walk import read_stats
+from lowq.registrations import QueueInfo
 from lowq.store import Call, Client, Command, untrusted
 from lowq.store.keys import MAX_SHARDS, is_queue_name, nodes_key
 from lowq.store.scripts import time_of

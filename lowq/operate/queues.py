@@ -1,36 +1,15 @@
 """The queues in the registry: their entries, and where their jobs are."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
 
 from lowq.backend import Backend
 from lowq.errors import ConfigError, UnknownQueueError
 from lowq.operate.job_filter import JobFilter
+from lowq.registrations import QueueInfo, queue_info
 from lowq.schedules import is_internal
 from lowq.sharding import READ_AGAIN, Layout, Layouts
 from lowq.store import Client, Command, untrusted
-from lowq.store.keys import is_queue_name, queues_key
-
-
-@dataclass(frozen=True, slots=True)
-class QueueInfo:
-    """A queue's entry in the registry."""
-
-    name: str
-    shards_count: int
-    #: The options of its worker, as far as anybody has registered them.
-    options: Mapping[str, Any]
-    #: Counts the reshards that have ended.
-    epoch: int = 0
-    #: While a reshard is under way: its layouts, and what the registry says of it.
-    reshard: Layouts | None = None
-
-    @property
-    def layouts(self) -> Layouts:
-        """The layout of the queue, and the one that its jobs are being moved to, if they are."""
-        return self.reshard or Layouts(Layout(self.shards_count, self.epoch))
+from lowq.store.keys import queues_key
 
 
 def queues(backend: Backend) -> list[QueueInfo]:
@@ -116,22 +95,6 @@ def entry_of(name: str, data: bytes | None) -> QueueInfo | None:
     return info
 
 
-def queue_info(name: bytes, data: bytes) -> QueueInfo | None:
-    """What an entry of the registry says; None when it can't be read, or no queue can be called so."""
-    text, entry = name.decode("utf-8", "replace"), untrusted.json_object(data) or {}
-    layouts = Layouts.read(entry)
-    if not is_queue_name(text) or text.encode() != name or layouts is None:
-        return None
-    options = entry.get("options")
-    return QueueInfo(
-        text,
-        layouts.current.shards_count,
-        untrusted.plain(options) if isinstance(options, dict) else {},
-        layouts.current.epoch,
-        None if layouts.next is None else layouts,
-    )
-
-
 def _log_unreadable(name: str) -> None:
     untrusted.log_skipped("queue", name, "its entry in the registry is none of ours")
 
@@ -160,13 +123,13 @@ class QueueShards:
         Raises:
             UnknownQueueError: the number of shards was not given, and nobody has used the queue yet.
         """
-        routes = self.backend.routes_of(self.name)
+        routes = self.backend.registrations.routes_of(self.name)
         return routes.layouts if routes is not None and routes.age < READ_AGAIN else self.read_layouts()
 
     @property
     def presumed_layouts(self) -> Layouts:
         """For callers that ask the registry along with the shards; see `are_confirmed`."""
-        routes = self.backend.routes_of(self.name)
+        routes = self.backend.registrations.routes_of(self.name)
         if routes is not None:
             return routes.layouts
         return self.layouts if self._given_count is None else Layouts.plain(self._given_count)
@@ -177,7 +140,7 @@ class QueueShards:
         """
         if entry is None or entry.layouts == presumed:
             return True
-        self.backend.note_layouts(self.name, entry.layouts)
+        self.backend.registrations.note_layouts(self.name, entry.layouts)
         return False
 
     def read_layouts(self) -> Layouts:
@@ -187,7 +150,7 @@ class QueueShards:
         else:
             entry = find_entry(self.client, self.namespace, self.name, self.backend.config.push_timeout)
             layouts = Layouts.plain(self._given_count) if entry is None else entry.layouts
-        return self.backend.note_layouts(self.name, layouts).layouts
+        return self.backend.registrations.note_layouts(self.name, layouts).layouts
 
     @property
     def declared_count(self) -> int:

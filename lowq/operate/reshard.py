@@ -102,7 +102,7 @@ def _begin(backend: Backend, queue: str, shards_count: int, by: str, unconfirmed
                 f"lowq reshard {queue} {count}"
             )
         if layouts.next is not None or layouts.current.shards_count == shards_count:
-            backend.note_layouts(queue, layouts)
+            backend.registrations.note_layouts(queue, layouts)
             return layouts
         for node in nodes(backend):
             if node.strict and queue in node.queues:

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 from lowq.backend import Backend
 from lowq.errors import RedisUnavailable, UnknownScheduleError
 from lowq.operate.nodes import nodes
-from lowq.operate.queues import QueueInfo, QueueShards, all_queues, find_entry, find_queue
+from lowq.operate.queues import QueueShards, all_queues, find_entry, find_queue
 from lowq.operate.walk import COMMANDS_TOGETHER, ask
+from lowq.registrations import QueueInfo
 from lowq.schedules import Record, Schedule, grace_of, is_internal, queue_of_schedules, schedules_queue
 from lowq.sharding import Layouts
 from lowq.store import Call, Command, untrusted
@@ -137,11 +138,11 @@ def record_prefixes(backend: Backend, queue: str, name: str) -> list[str]:
     """The shards that may have the record: the one that its ticks are pushed to, and while a reshard is under way the
     one that they are pushed to after that.
     """
-    routes = backend.routes_of(queue)
+    routes = backend.registrations.routes_of(queue)
     if routes is None or routes.is_doubtful or routes.layouts.next is not None or routes.has_sealed:
         entry = find_entry(backend.client, backend.config.namespace, queue)
         layouts = None if entry is None else entry.layouts
-        routes = routes if layouts is None else backend.note_layouts(queue, layouts)
+        routes = routes if layouts is None else backend.registrations.note_layouts(queue, layouts)
     layouts = Layouts.plain(1) if routes is None else routes.layouts
     return [layout.prefix(backend.config.namespace, queue, layout.shard_of(name.encode())) for layout in layouts.all]
 

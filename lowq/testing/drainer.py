@@ -221,10 +221,10 @@ class _Drainer(Loop):
         #: Of the batch that was performed last, if it did not simply finish.
         self._outcome = Outcome()
         self._instances = Instances()
-        self._app.register(worker.queue_name, worker.shards_count, worker)
+        self._app.registrations.enter(worker.queue_name, worker.shards_count, worker)
         #: Those that are leased, and those that may have to be.
         self.shards: list[Shard] = []
-        layouts = self._app.note_layouts(worker.queue_name, self._app.queue_of(worker).layouts).layouts
+        layouts = self._app.registrations.note_layouts(worker.queue_name, self._app.queue_of(worker).layouts).layouts
         self._others = [
             shard
             for layout in layouts.all

@@ -445,7 +445,7 @@ def test_who_gave_up_is_not_in_a_repeat(app: lowq.Lowq, queue: Queue, server: Re
         tasks[0].cancel()
         server.kill()  # it never got to see it
         server.start()
-        app.forget_registered()
+        app.registrations.forget()
         assert (await outcomes(tasks))[1:] == [1] * 20
 
     asyncio.run(produce())

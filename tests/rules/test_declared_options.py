@@ -6,7 +6,8 @@ import pytest
 import lowq
 from lowq.errors import ConfigError
 from lowq.options import QueueOptions
-from lowq.workers import options_of, queue_options_of
+from lowq.registrations import options_of
+from lowq.workers import queue_options_of
 from tests.rows import case
 
 NAN, INF = float("nan"), float("inf")

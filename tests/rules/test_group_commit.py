@@ -224,7 +224,7 @@ class TestCoroutines:
 
         for _ in range(3):
             queue = app.queue("Orders", 3)
-            app.forget_registered()
+            app.registrations.forget()
             asyncio.run(produce(queue))
             found = payloads(queue, "x")
             assert found == sorted(found)
@@ -440,10 +440,10 @@ class TestThreads:
             with monkeypatch.context() as patched:
                 patched.setattr("_thread.start_new_thread", refused)
                 patched.setattr(threading.Thread, "start", refused)
-                app.forget_registered()
+                app.registrations.forget()
                 results = [await queue.apush({"id": "x"})]
                 executor.shutdown()
-                app.forget_registered()
+                app.registrations.forget()
                 return results + await outcomes(queue.apush({"id": "y"}))
 
         with ThreadPoolExecutor(1) as executor:

@@ -8,7 +8,8 @@ import pytest
 
 import lowq
 from lowq.limits import Limit, registered_limits
-from lowq.workers import limits_of, options_of
+from lowq.registrations import options_of
+from lowq.workers import limits_of
 from tests.rows import case
 
 app = lowq.Lowq(redis_url="memory://")

@@ -13,8 +13,9 @@ import lowq
 import lowq.testing
 from lowq.errors import ConfigError
 from lowq.push.producer import Jobs
+from lowq.registrations import options_of
 from lowq.retry import default_retry_in
-from lowq.workers import Worker, options_of, time_limits_of
+from lowq.workers import Worker, time_limits_of
 from tests.rows import case
 
 PayloadsById = dict[str, list[Any]]

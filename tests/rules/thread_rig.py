@@ -90,7 +90,7 @@ class ThreadRig:
         self.runtimes: dict[str, WorkerRuntime] = {}
         self.new_runtime(worker.queue_name)
         self.thread = WorkerThread(self, 0, BatchActivity(0), self.dispatcher, self.runtimes, clock=clock)
-        app.register(worker.queue_name, worker.shards_count, worker)
+        app.registrations.enter(worker.queue_name, worker.shards_count, worker)
         for shard in self.shards:
             assert isinstance(shard.lease.acquire(TTL), Lease)
         self.wake()

@@ -67,7 +67,7 @@ def test_what_only_looks_or_moves_jobs_through_is_not(cli: Cli) -> None:
 
 
 def test_a_failure_is_written_down(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    cli.app.register("Orders", 1)
+    cli.app.registrations.enter("Orders", 1)
     cli("stop", "nobody", code=1)
 
     def interrupted(*_args: object, **_options: object) -> None:
@@ -84,7 +84,7 @@ def test_a_failure_is_written_down(cli: Cli, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_while_it_runs_an_action_is_in_the_log_as_started(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """So is one whose process has died."""
-    cli.app.register("Orders", 1)
+    cli.app.registrations.enter("Orders", 1)
     seen: list[Any] = []
     resume = Queue.resume
 

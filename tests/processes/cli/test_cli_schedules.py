@@ -26,8 +26,8 @@ class Schedules(Cli):
         details = json.dumps({"schedules": {"Report": tables}})
         self.app.client.run("heartbeat", nodes_key("lowq"), "", "host:1:a", "", details, 60)
         for queue, schedules in (("Report", known), ("Other", [Schedule("weekly", 60)])):
-            self.app.register(queue, 2)
-            self.app.register(schedules_queue(queue), 1)
+            self.app.registrations.enter(queue, 2)
+            self.app.registrations.enter(schedules_queue(queue), 1)
             for schedule in schedules:
                 table = {schedule.name: schedule}
                 take_turn(self.app, self.app.queue(queue, 2), schedule.name, partial(dict, table))

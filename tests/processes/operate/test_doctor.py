@@ -210,7 +210,7 @@ def test_json_for_machines(cli: Cli) -> None:
 def test_only_some_queues_and_wrong_usage(cli: Cli) -> None:
     cli.queue.push({"id": 1})
     cli.node_leaves()
-    cli.app.register("Mails", 1)
+    cli.app.registrations.enter("Mails", 1)
     for args in (["Mails"], ["-q", "Mails"], ["--queue", "Mails", "Mails"]):
         assert "Orders" not in cli(*args).stdout
     assert "Orders: 1 job in the queue, and no node works it" in cli("Mails", "-q", "Orders", code=1).stdout

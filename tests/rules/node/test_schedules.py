@@ -63,8 +63,8 @@ class Rig:
 
     def register(self) -> None:
         """As nodes enter what they serve."""
-        self.app.register(INTERNAL, 1)
-        self.app.register("Report", 3, self.worker)
+        self.app.registrations.enter(INTERNAL, 1)
+        self.app.registrations.enter("Report", 3, self.worker)
 
     def node(self, name: str, started_at: float, *schedules: Schedule) -> None:
         """A node that lives, and what its code says."""
@@ -289,7 +289,7 @@ def test_a_job_by_hand_has_the_type_of_the_payloads(app: lowq.Lowq) -> None:
             """Nothing."""
 
     for queue, count in ("Typed", Typed.shards_count), ("lowq:schedules:Typed", 1):
-        app.register(queue, count)
+        app.registrations.enter(queue, count)
     found = read_record(app, "Typed", "report", NOW)
     assert set_record(app, "Typed", "report", found.raw, Record(HOURLY.shown(), NOW).encode())
     planned_at = app.run_schedule_now("report", "Typed")
@@ -307,8 +307,8 @@ def test_a_name_that_there_is_not_or_twice_is_refused(begun: Rig) -> None:
     with pytest.raises(UnknownScheduleError, match="no schedule 'report' of the queue 'Other'"):
         begun.app.run_schedule_now("report", "Other")
     take_turn(begun.app, other.queue, "report", lambda: begun.known, now=NOW)
-    begun.app.register("Other", 1, other)
-    begun.app.register("lowq:schedules:Other", 1)
+    begun.app.registrations.enter("Other", 1, other)
+    begun.app.registrations.enter("lowq:schedules:Other", 1)
     with pytest.raises(UnknownScheduleError, match="several schedules 'report': say which queue, of 'Other', 'Rep"):
         begun.app.schedule("report")
     assert begun.app.pause_schedule("report", "Other")
@@ -317,7 +317,7 @@ def test_a_name_that_there_is_not_or_twice_is_refused(begun: Rig) -> None:
 
 def test_the_list_says_what_each_is_when_it_comes_and_who_knows_it(make_rig: MakeRig) -> None:
     rig = make_rig(Schedule("report", "0 8 * * 1", "Europe/Berlin", "skip"), Schedule("often", 2.5))
-    rig.app.register(INTERNAL, 1)
+    rig.app.registrations.enter(INTERNAL, 1)
     now = read_record(rig.app, "Report", "report").now
     for name in rig.known:
         rig.turn(now, name)
@@ -382,8 +382,8 @@ def code(make_app: Callable[..., lowq.Lowq]) -> Callable[..., QueueSchedules]:
 
         for schedule in own:
             lowq.every(schedule.at, name=schedule.name)(report)
-        app.register("Report", 3, report)
-        app.register(INTERNAL, 1)
+        app.registrations.enter("Report", 3, report)
+        app.registrations.enter(INTERNAL, 1)
         return QueueSchedules(app, report, clock=clock)
 
     return make

@@ -54,7 +54,7 @@ class Clinic:
         self.queue = self.app.queue("Orders", SHARDS)
         self.command = self.client.command
         self.command("FLUSHALL")  # of the row before
-        self.app.register("Orders", SHARDS)
+        self.app.registrations.enter("Orders", SHARDS)
         self._shards: dict[tuple[str, int], Shard] = {}
 
     def close(self) -> None:

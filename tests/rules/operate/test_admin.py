@@ -334,7 +334,7 @@ def test_paused_shards_hand_out_nothing_until_resumed(rig: QueueRig) -> None:
 
 
 def test_a_queue_is_dropped_when_no_node_holds_a_shard_any_more(rig: QueueRig) -> None:
-    rig.app.register("Orders", SHARDS)
+    rig.app.registrations.enter("Orders", SHARDS)
     rig.app.queue("Bills", 2).push([{"id": 1}])
     others = {key for key in rig.all_keys() if "Orders" not in key}
     rig.push(*(job(f"bad-{i}") for i in range(3)), job("crashed"), job("flying"))

@@ -78,7 +78,7 @@ def test_it_takes_one_round_trip_where_the_number_of_shards_is_known_and_two_els
         assert len(rig.queue.places("a")) == 3
         assert rig.queue.why("a").state == "taken"
         assert counted.count == 3
-    rig.app.forget_registered()
+    rig.app.registrations.forget()
     with counted_round_trips() as counted:
         asked = rig.app.queue("Orders").describe("a", now=NOW)
     assert counted.count == 2

@@ -382,7 +382,7 @@ def test_a_handle_without_shards_count_looks_it_up_once_known(rig: QueueRig) -> 
     queue = rig.app.queue("Orders")
     with pytest.raises(UnknownQueueError, match="no queue is known"):
         queue.jobs()
-    rig.app.register("Orders", SHARDS)
+    rig.app.registrations.enter("Orders", SHARDS)
     assert (queue.shards_count, queue.jobs().jobs) == (SHARDS, [])
     with pytest.raises(UnknownQueueError, match=r"'Order' .*did you mean 'Orders'"):
         rig.app.queue("Order").stats()
@@ -390,7 +390,7 @@ def test_a_handle_without_shards_count_looks_it_up_once_known(rig: QueueRig) -> 
 
 @on_memory
 def test_queues_are_listed_with_their_options(rig: QueueRig) -> None:
-    rig.app.register("Orders", SHARDS)
+    rig.app.registrations.enter("Orders", SHARDS)
     options = json.dumps({"shards_count": 2, "options": {"max_retry_count": 3}})
     rig.client.command("HSET", queues_key("lowq"), "Bills", options)
     found = [(info.name, info.shards_count, info.options) for info in rig.app.queues()]

@@ -609,7 +609,7 @@ def entry(app: lowq.Lowq, queue: str = "Orders") -> bytes:
 
 def enter(app: lowq.Lowq, text: bytes, queue: str = "Orders") -> None:
     app.client.command("HSET", REGISTRY, queue, text, key=REGISTRY)
-    app.forget_registered()
+    app.registrations.forget()
 
 
 def announced(app: lowq.Lowq, condition: Callable[[], Any], what: str) -> Any:
@@ -725,7 +725,7 @@ def _enter_another_number(app: lowq.Lowq, name: str, count: int, ids: Sequence[i
         if knows == "served them":
             jobs = consumer.take(timeout=PATIENCE)
             enter(app, said, name)
-            fresh.forget_registered()
+            fresh.registrations.forget()
         announced(app, lambda: json.loads(entry(app, name))["shards_count"] == 3, "a repaired registry")
         for job in jobs:
             job.ack()
@@ -784,7 +784,7 @@ def test_a_queue_that_is_gone_and_made_anew_is_followed(app: lowq.Lowq, is_over:
         del steps
         made_anew = b'{"shards_count": %d, "options": {}}' % count
         app.client.command("EVAL", DROP_AND_MAKE_ANEW, 1, REGISTRY, "Orders", made_anew)
-        app.forget_registered()
+        app.registrations.forget()
         push_elsewhere(app, "Orders", count, [{"id": n} for n in range(100, 120)])
         lease = f"{Layout(count).prefix('lowq', 'Orders', 0)}lease"
         announced(app, lambda: app.client.command("EXISTS", lease, key=lease), "a lease of what was made anew")

@@ -29,7 +29,7 @@ class Hand:
         self.app = app
         self.queue = app.queue(name, shards)
         self._shards: dict[int, Shard] = {}
-        app.register(name, shards)
+        app.registrations.enter(name, shards)
 
     def index(self, job_id: str) -> int:
         return shard_of(job_id.encode(), self.queue.shards_count)

@@ -267,7 +267,7 @@ def test_histories_are_read_once_for_all_and_less_often_the_more_queues_there_ar
 ) -> None:
     monkeypatch.setattr("lowq_web.stats_cache.PER_HISTORY", HISTORY_AGE)
     for name in ("Orders", "Mails"):
-        app.register(name, 1)
+        app.registrations.enter(name, 1)
     stats_cache = StatsCache(app)
     stats_cache.figures()
     with asked(monkeypatch) as counts:

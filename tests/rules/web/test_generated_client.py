@@ -97,7 +97,7 @@ def test_it_does_all_that_the_api_does(app: lowq.Lowq, generated: tuple[Any, set
     assert queue.stats().morgue_length == 0
     quiet = models.CommandDocument(node="shop-1:7:abcdef", do=models.NodeCommand.QUIET)
     assert call("send_command", body=quiet).sent == "quiet"
-    app.register(schedules_queue(ODD), 1)
+    app.registrations.enter(schedules_queue(ODD), 1)
     hourly = Schedule("hourly", 3600)
     take_turn(app, queue, "hourly", lambda: {"hourly": hourly})
     which = models.ScheduleDocument(name="hourly", queue=ODD)

@@ -203,7 +203,7 @@ def test_what_rolls_out_of_the_log_was_said_to_logging(
 
 def test_entries_are_shown_newest_first_and_lead_to_what_was_acted_on(app: lowq.Lowq, browse: Open) -> None:
     began = time.time()
-    app.register("Orders", 1)
+    app.registrations.enter("Orders", 1)
     app.note("ann", "kick", "Orders", 1234, {"state": "morgue", "match": "39*", "min": -5})
     app.note("carol", "perform_now", "Orders", 0, {"ids": ["a/b", "x" * 400], "named": 2})
     app.note("ann", "delete", "Orders", 1, {"task": "T1"})
@@ -240,7 +240,7 @@ def test_entries_are_filtered_and_come_page_by_page(app: lowq.Lowq, browse: Open
 
 
 def test_who_acts_is_shown_with_the_address_behind_the_proxy(app: lowq.Lowq, browse: Open) -> None:
-    app.register("Orders", 1)
+    app.registrations.enter("Orders", 1)
     application = browse(trusted_proxies=["10.0.0.9"], no_auth=True).app
     headers = {**OWN, "x-forwarded-for": "6.6.6.6, 198.51.100.1"}
     for address, verb in (("10.0.0.9", "pause"), ("192.0.2.1", "resume")):

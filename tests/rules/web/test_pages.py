@@ -35,7 +35,7 @@ HOSTILE = [
 
 def add_foreign(app: lowq.Lowq, job_id: str, payload: bytes) -> None:
     """A job as only something foreign can have written it, in a queue "Orders" of one shard."""
-    app.register("Orders", 1)
+    app.registrations.enter("Orders", 1)
     prefix = shard_prefix("lowq", "Orders", 0)
     app.client.command("ZADD", f"{prefix}payloads:{job_id}", 5, payload)
     app.client.command("ZADD", f"{prefix}due", time.time() - 1, job_id)
@@ -62,7 +62,7 @@ class TestHostileText:
         self, client: TestClient, app: lowq.Lowq
     ) -> None:
         prefix = shard_prefix("lowq", "Orders", 0)
-        app.register("Orders", 1)
+        app.registrations.enter("Orders", 1)
         app.client.command("ZADD", prefix.encode() + b"payloads:raw\xff", 5, b'"v"')
         app.client.command("ZADD", prefix + "due", time.time() - 1, b"raw\xff")
         page = Reader(client).page("/queues/Orders/job?id=raw%FF")
@@ -234,7 +234,7 @@ class TestSearch:
         queue, reader = app.queue("Orders", 3), Reader(client)
         queue.push([{"id": "4-gone[1]"}, {"id": "4-gone[1]x"}, {"id": "here"}])
         queue.bury(["4-gone[1]", "4-gone[1]x"])
-        app.register("Empty", 2)
+        app.registrations.enter("Empty", 2)
         for typed, found in (("gone[1]", 2), ("4*", 2), ("gone1", 0)):
             with case(typed):
                 links = {link.text: link.link for link in reader.page(f"/search?id={quote(typed)}").every("a")}
@@ -253,7 +253,7 @@ def test_queues_and_shards_that_nobody_works_are_warned_of(client: TestClient, a
     hand, now = Hand(app, "Orders", 8), time.time()
     for shard in range(8):
         hand.push(hand.ids(shard, 1)[0], now - 61)
-    app.register("Empty", 2)
+    app.registrations.enter("Empty", 2)
     assert re.search("Orders.* 8 jobs wait", banners())
     assert "Empty" not in banners()
     for shard in range(8):

@@ -86,7 +86,7 @@ class TestUserHeader:
         for headers, may_act in rows:
             with case(headers, may_act), dashboard("https://dash.example.com", **SSO) as (app, direct):
                 client = through(direct)
-                app.register("Orders", 1)
+                app.registrations.enter("Orders", 1)
                 assert client.get("/", headers=headers).status_code == 200
                 done = client.post("/queues/Orders/pause", headers={**OWN, **headers})
                 assert done.status_code == (303 if may_act else 403)
@@ -105,7 +105,7 @@ class TestUserHeader:
     def test_from_elsewhere_nothing_is_believed_and_that_is_logged(
         self, browse: Open, app: lowq.Lowq, caplog: pytest.LogCaptureFixture
     ) -> None:
-        app.register("Orders", 1)
+        app.registrations.enter("Orders", 1)
         for headers in ({"x-forwarded-user": "ann"}, {}, {"x-forwarded-for": PROXY}):
             with case(headers):
                 caplog.clear()

@@ -24,8 +24,8 @@ def worker(app: lowq.Lowq) -> type[Worker[Any]]:
     @app.worker(queue_name="Report", shards_count=2)
     def report(job_id: str, payloads: list[Any]) -> None: ...
 
-    app.register("Report", 2, report)
-    app.register("lowq:schedules:Report", 1)
+    app.registrations.enter("Report", 2, report)
+    app.registrations.enter("lowq:schedules:Report", 1)
     weekly, former = Schedule("weekly", "0 8 * * 1", "Europe/Berlin"), Schedule("<former>", 2.5, missed="skip")
     details = json.dumps({"schedules": {"Report": {"weekly": weekly.shown()}}})
     app.client.run("heartbeat", nodes_key("lowq"), "", "host:1:a", "", details, 60)

@@ -80,7 +80,7 @@ class TestWithoutAuthentication:
 
     def test_a_proxy_that_adds_nothing_opens_it_to_nobody(self, browse: Open, app: lowq.Lowq) -> None:
         """nginx with proxy_http_version 1.1, an empty Connection, and Host as the browser has sent it."""
-        app.register("Orders", 1)
+        app.registrations.enter("Orders", 1)
         headers: list[dict[str, str]] = [{}, {"x-scheme": "https"}, {"x-azure-clientip": "6.6.6.6"}]
         for more in headers:
             with case(more):
@@ -107,7 +107,7 @@ class TestWithoutAuthentication:
 
     def test_no_auth_answers_addresses_and_no_name_that_is_not_listed(self, browse: Open, app: lowq.Lowq) -> None:
         """A site that points its own name here would have a browser within the network act for it."""
-        app.register("Orders", 1)
+        app.registrations.enter("Orders", 1)
         for address, options, status in (
             ("http://192.0.2.7:8080", {}, 200), ("http://[2001:db8::1]", {}, 200), ("http://localhost", {}, 200),
             ("http://evil.example.com", {}, 403), ("http://192.0.2.7.evil.example.com:8080", {}, 403),

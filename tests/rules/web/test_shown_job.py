@@ -71,7 +71,7 @@ def test_payloads_come_in_the_order_of_their_scores(hand: Hand, reader: Reader) 
 
 def test_an_id_that_failed_has_its_error_and_its_coming_retries(app: lowq.Lowq, reader: Reader) -> None:
     app.worker(shards_count=3, max_retry_count=7)(type("Orders", (lowq.Worker,), {"perform": lambda *_: None}))
-    app.register("Orders", 3, app.workers["Orders"])
+    app.registrations.enter("Orders", 3, app.workers["Orders"])
     hand, now = Hand(app, "Orders", 3), time.time()
     hand.push("order-7", now - 900)
     hand.fail("order-7", now - 900, now + 800, retry_count=2, error=TRACEBACK)
