@@ -438,12 +438,27 @@ class Lowq:
         """Waits until the callbacks have had all events so far; False: not within so many seconds."""
         return self._callbacks.flush(timeout)
 
-    def selected_workers(self) -> list[type[Worker[Any]]]:
-        """The workers that a node runs: those in the setting ``workers``, or all that were decorated."""
-        chosen = list(self.workers.values()) if self.config.workers is None else list(self.config.workers)
+    def selected_workers(self, queues: Iterable[str] | None = None) -> list[type[Worker[Any]]]:
+        """The workers that a node runs: those in the setting ``workers``, or all that were decorated; of these queues.
+
+        Raises:
+            ConfigError: no worker, or none of such a queue.
+        """
+        workers: Iterable[Any] = self.workers.values() if self.config.workers is None else self.config.workers
+        chosen: list[type[Worker[Any]]] = list(workers)
         for worker in chosen:
             if self.workers.get(getattr(worker, "queue_name", "")) is not worker:
                 raise ConfigError(f"workers={worker!r}: it was not decorated with this application's worker()")
+        if queues is not None:
+            by_name = {worker.queue_name: worker for worker in chosen}
+            chosen = []
+            for name in queues:
+                if name not in by_name:
+                    known = ", ".join(by_name) or "none"
+                    raise ConfigError(f"no worker has the queue {name!r}; the queues of this app are: {known}")
+                chosen.append(by_name[name])
+        if not chosen:
+            raise ConfigError("no worker is registered; decorate one with @lowq.worker in the module that is loaded")
         return chosen
 
     def close(self) -> None:

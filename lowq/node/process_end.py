@@ -5,7 +5,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from lowq.duration import duration
 from lowq.logs import flush, get_log
@@ -38,6 +39,17 @@ def end_process_by(
 
     threading.Thread(target=watch, name="lowq-process-end", daemon=True).start()
     return called_off.set
+
+
+@contextmanager
+def ending_process_by(deadline: float | None, exit_code: int, *, at_once: Callable[[], bool]) -> Iterator[None]:
+    """`end_process_by`, called off when the block ends. None: no deadline."""
+    call_off = None if deadline is None else end_process_by(deadline, exit_code, at_once=at_once)
+    try:
+        yield
+    finally:
+        if call_off is not None:
+            call_off()
 
 
 def _stacks() -> str:

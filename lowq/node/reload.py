@@ -12,7 +12,8 @@ If the process dies at any of these arrows, its leases run out, as after any cra
 """
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,6 +53,8 @@ class Reload:
         self._check: threading.Thread | None = None
         #: Why the code that was checked can't be run, or None.
         self._refused: str | None = None
+        #: Monotonic time at which what still runs is cut short, once `is_finishing`.
+        self.finish_by = float("inf")
 
     @property
     def refusal(self) -> str:
@@ -71,8 +74,8 @@ class Reload:
         elif self._state == "idle":  # once it finishes, it loads what is on the disk then
             self._begin(node)
 
-    def checked(self, node: str) -> bool:
-        """The check has ended. True: `is_finishing` from now on."""
+    def checked(self, node: str, seconds: float, busy: Callable[[], Sequence[str]]) -> bool:
+        """The check has ended. True: `is_finishing` from now on, for so many seconds. ``busy``: what is performed."""
         if self._check is None:
             return False
         self._check.join()
@@ -87,6 +90,12 @@ class Reload:
             )  # fmt: skip
         elif self._state == "checking":
             self._state = "finishing"
+            self.finish_by = time.monotonic() + seconds
+            runs = "; ".join(busy())
+            log.info(
+                "node %s changes to the new code%s", node, f", waiting up to {seconds:g} s for {runs}" if runs else "",
+                extra={"event": "reload"},
+            )  # fmt: skip
             return True
         return False
 

@@ -26,18 +26,20 @@ lives knows it, it rests, and is removed after an hour: in which a restart of th
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from lowq.application import Lowq
 from lowq.codec import EncodedJob, dump_payload, encode_id
 from lowq.codec.types import PayloadType
-from lowq.errors import LowqError
+from lowq.errors import LowqError, QueueInUse
 from lowq.logs import describe, get_log
 from lowq.operate.schedules import declared_by_nodes, look_call, read_record, set_record
 from lowq.push.group_commit import PLAIN, Part
 from lowq.push.producer import ANEW, CALL_JOBS
 from lowq.queue import Queue
+from lowq.registrations import QueueInfo
 from lowq.schedules import Record, Schedule, grace_of, schedules_queue
 from lowq.store import Call, Client, Command
 from lowq.store.keys import shard_prefix
@@ -250,3 +252,29 @@ def _answers(client: Client, calls: Sequence[Call[Any]]) -> list[Any]:
         if isinstance(reply, Exception):
             raise reply
     return replies
+
+
+def former_schedules(
+    app: Lowq, registered: Iterable[QueueInfo], workers: Iterable[type[Worker[Any]]]
+) -> list[QueueSchedules]:
+    """Of workers that have no schedules any more: what is left of them has to be ended, and only nodes that serve these
+    workers are there to do it. They go on until old nodes are gone. What has ended is dropped by the next node that
+    starts.
+    """
+    names = {queue.name for queue in registered}
+    found = []
+    for worker in workers:
+        if schedules_queue(worker.queue_name) in names and not schedules_of(worker):
+            former = app.queue(schedules_queue(worker.queue_name), 1)
+            stats = former.stats()
+            if stats.length + stats.taken:
+                found.append(QueueSchedules(app, worker))
+            else:
+                with suppress(QueueInUse):  # of a node that started before
+                    former.drop()
+    return found
+
+
+def enter_all(schedules: Sequence[QueueSchedules], client: Client, _now: float) -> float:
+    """`QueueSchedules.enter` of each: the chore of a node's maintenance loop."""
+    return min(item.enter(client) for item in schedules)

@@ -370,7 +370,7 @@ class NodeContext(Protocol):
         """All that it had in hand is reported."""
         ...
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException, /) -> object:
         """Stops the node because of an error."""
         ...
 

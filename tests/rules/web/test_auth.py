@@ -40,7 +40,7 @@ class TestWho:
             ("USER", "ann"), ("PASSWORD", of_ann), ("READ_USER", "bob"), ("READ_PASSWORD", BOB[1])
         ):  # fmt: skip
             monkeypatch.setenv(f"LOWQ_WEB_{name}", value)
-        app.register("Orders", 1)
+        app.registrations.enter("Orders", 1)
         client = browse(AT)
         for login, may_act in (("ann", of_ann), True), (BOB, False):
             page = client.get("/", auth=login)

@@ -41,7 +41,7 @@ class TestAddress:
                 case(peer, chains),
                 dashboard("http://127.0.0.1", trusted_proxies=trusted, no_auth=True) as (app, direct),
             ):
-                app.register("Orders", 1)
+                app.registrations.enter("Orders", 1)
                 headers = [*OWN.items(), *(("x-forwarded-for", chain) for chain in chains)]
                 assert through(direct, peer).post("/queues/Orders/pause", headers=headers).status_code == 303
                 assert [entry.address for entry in app.audit()] == [found]

@@ -1,0 +1,142 @@
+"""What a node looks at when it starts, and warns of; and the rehearsal of a start, for code that is to be run later."""
+
+import asyncio
+import errno
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from lowq import drivers
+from lowq.application import Lowq
+from lowq.coroutines import at_once, run_first
+from lowq.errors import ConfigError, RedisRefused
+from lowq.logs import get_log
+from lowq.registrations import QueueInfo
+from lowq.schedules import is_internal
+from lowq.settings import Config
+from lowq.store import Client
+from lowq.store.keys import nodes_key
+from lowq.store.registry import rights
+from lowq.work.handler import Instances, WorkerRuntime, has_life
+from lowq.workers import Worker, is_async
+
+log = get_log("lowq.node")
+
+#: What an OSError says of a port or a lock that another process has.
+_HELD_BY_OTHERS = (errno.EADDRINUSE, errno.EAGAIN, errno.EWOULDBLOCK)
+
+
+def new_splitter(config: Config, threads: int) -> Any:
+    """What the settings say.
+
+    Raises:
+        ConfigError: it can't be called; and what building it raises.
+    """
+    build = config.build_splitter or (lambda: drivers.load("splitter", config.splitter)(max(threads, 1)))
+    return _checked_made("splitter", build())
+
+
+def new_scheduler(config: Config) -> Any:
+    """What the settings say, for a queue of a thread.
+
+    Raises:
+        ConfigError: it can't be called; and what building it raises.
+    """
+    return _checked_made("scheduler", (config.build_scheduler or drivers.load("scheduler", config.scheduler))())
+
+
+def _checked_made(kind: str, made: Any) -> Any:
+    if not callable(made):  # every batch would fail with it
+        raise ConfigError(
+            f"what makes the {kind} (build_{kind}, or the driver) gave {made!r:.100}; it must be callable"
+        )
+    return made
+
+
+@contextmanager
+def _free_after_exec() -> Iterator[None]:
+    """What the node that runs has, such as a port, is there after an exec."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _HELD_BY_OTHERS:
+            raise
+
+
+def rehearse(app: Lowq, workers: Iterable[type[Worker[Any]]], threads: int) -> None:
+    """Does of a start what is the application's own, for a process that ends then.
+
+    Raises:
+        What on_server_init, a splitter, a scheduler or a worker's __init__ or setup raises.
+    """
+    with _free_after_exec():
+        app.config.on_server_init()
+    new_splitter(app.config, threads)
+    new_scheduler(app.config)
+    for worker in workers:
+        runtime = WorkerRuntime.of(worker, app.config, events=app.events_of(worker.queue_name))
+        if has_life(worker):
+            with _free_after_exec():
+                if is_async(worker):
+                    run_first(asyncio.run, _live(runtime.instance))
+                else:
+                    at_once(_live(runtime.instance))
+
+
+async def _live(instance: object) -> None:
+    instances = Instances()
+    await instances.set_up([instance])
+    await instances.tear_down()
+
+
+def warn(app: Lowq, client: Client, registered: Sequence[QueueInfo]) -> None:
+    """Warns of a Redis that loses jobs, or wake-ups, and of jobs that nobody performs.
+
+    Raises:
+        RedisUnavailable, RedisRefused
+    """
+    _warn_of_eviction(client)
+    _warn_of_channels(client, app.config)
+    _warn_of_unserved(app, registered)
+
+
+def _warn_of_eviction(client: Client) -> None:
+    try:
+        policy = client.server_info().get("maxmemory_policy", "noeviction")
+    except RedisRefused as error:
+        log.warning(
+            "Redis does not let this user ask about itself, so it is not known whether it is 7.0 or newer, whether "
+            "it evicts keys (it needs maxmemory-policy noeviction), and when it was started, which decides whether "
+            "jobs of a node that is gone are charged with a crash; allow +info, see docs/rights.md: %s", error,
+            extra={"event": "unchecked"},
+        )  # fmt: skip
+        return
+    if policy != "noeviction":
+        log.warning(
+            "Redis has maxmemory-policy %s: under memory pressure it removes keys, and jobs are lost; "
+            "set it to noeviction", policy, extra={"event": "eviction", "policy": policy},
+        )  # fmt: skip
+
+
+def _warn_of_channels(client: Client, config: Config) -> None:
+    channel = nodes_key(config.namespace)
+    if client.call(rights(channel, ["SPUBLISH"])):
+        log.warning(
+            "Redis does not let this user publish (SPUBLISH on %s): what it pushes and gives back is found up to "
+            "poll_interval (%g s) later; allow +spublish and the channels, see docs/rights.md",
+            channel, config.poll_interval, extra={"event": "unpublished"},
+        )  # fmt: skip
+
+
+def _warn_of_unserved(app: Lowq, registered: Sequence[QueueInfo]) -> None:
+    served = {queue for node in app.nodes() for queue in node.queues} | set(app.workers)
+    for queue in registered:
+        if queue.name not in served and not is_internal(queue.name):
+            stats = app.queue(queue.name).stats()
+            if stats.length or stats.taken:
+                log.warning(
+                    "queue %r holds jobs (%d) and no live node serves it: start a node that works it. If its "
+                    "worker was renamed, give the new one queue_name=%r",
+                    queue.name, stats.length + stats.taken, queue.name,
+                    extra={"event": "unserved", "queue": queue.name},
+                )  # fmt: skip

@@ -1,0 +1,321 @@
+"""What performs jobs in a node: its worker threads, its event loop, and the thread of its schedules.
+
+A thread whose handler hangs is written off and replaced: at any time each of the places has a thread that lives. What a
+handler that hangs still has is reported by the successor.
+"""
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from lowq.application import Lowq
+from lowq.clock import now
+from lowq.duration import duration
+from lowq.logs import get_log
+from lowq.node.checks import new_scheduler
+from lowq.node.watchdog import Watchdog
+from lowq.observe.emit import QueueEvents
+from lowq.observe.tallies import Recorder
+from lowq.operate.nodes import StuckLimits
+from lowq.shards.activity import Performing
+from lowq.shards.broker import Broker, WorkerGroup
+from lowq.shards.scheduler import LagScheduler
+from lowq.store import Client
+from lowq.work.event_loop import EventLoop
+from lowq.work.handler import WorkerRuntime, has_life
+from lowq.work.loop import BatchActivity
+from lowq.work.threads import WorkerThread
+from lowq.workers import Worker, is_async, time_limits_of
+
+log = get_log("lowq.node")
+
+#: Half of its threads were written off, as their handlers hang: a fresh process is to take the node's place
+#: (EX_TEMPFAIL).
+EXIT_REPLACE = 75
+
+Workers = dict[str, type[Worker[Any]]]
+
+
+class Performers:
+    """All that performs, and the watchdog over it. For threads and event loop it is their node (`NodeContext`).
+
+    ``workers``: by queue. ``threads``: how many, for workers that are not async. ``stopping``: set when the node is to
+    stop. ``fail``: stops it because of an error. ``on_lost``: called when so many handlers hang that another process is
+    to take its place, with True if it is to finish what runs; returns its name.
+    """
+
+    #: From `make` on.
+    client: Client
+    broker: Broker
+
+    def __init__(
+        self, app: Lowq, workers: Workers, threads: int, *, prefetch: bool, stopping: threading.Event,
+        fail: Callable[[BaseException], object], on_lost: Callable[[bool], str],
+    ) -> None:  # fmt: skip
+        self.app = app
+        self.prefetch = prefetch
+        self.stopping = stopping
+        #: The node takes nothing more.
+        self.draining = False
+        self.fail = fail
+        self._on_lost = on_lost
+        self._workers = workers
+        self._loop_queues = [name for name, worker in workers.items() if is_async(worker)]
+        self._thread_queues = [name for name in workers if name not in self._loop_queues]
+        #: How many threads there are for workers.
+        self.count = threads if self._thread_queues else 0
+        self._threads: list[WorkerThread] = []
+        self._loop: EventLoop | None = None
+        #: Performs schedules, so that no thread of the workers' is ever taken for it, and none of theirs delays a tick.
+        self._schedules: WorkerThread | None = None
+        self._schedule_workers: Workers = {}
+        #: Threads whose handlers exceeded their ttr; some of them may have come back since.
+        self._written_off: list[WorkerThread] = []
+        #: Where they were then, until that is logged.
+        self._stacks: dict[WorkerThread, str] = {}
+        self._stuck_limits = StuckLimits(app)
+        limits = [seconds for worker in workers.values() for seconds in time_limits_of(worker) if seconds is not None]
+        self._watchdog = Watchdog(
+            self.activities, limits, app.config.warn_after or 0.0, write_off=self._write_off, on_fatal=fail
+        )
+
+    # --- start and stop ---
+
+    def groups(self, schedule_workers: Workers) -> list[WorkerGroup]:
+        """Who works which queues. ``schedule_workers``: those of internal queues."""
+        self._schedule_workers = schedule_workers
+        build = partial(new_scheduler, self.app.config)
+        groups = [
+            WorkerGroup(queues, [{name: build() for name in queues} for _ in range(number)])
+            for queues, number in ((self._thread_queues, self.count), (self._loop_queues, 1))
+        ]
+        groups.append(WorkerGroup([*schedule_workers], [{name: LagScheduler() for name in schedule_workers}]))
+        return [group for group in groups if group.queues]
+
+    def make(self, client: Client, broker: Broker, recorder: Recorder) -> None:
+        """Makes all of them, with instances of their workers; it raises what these raise. ``broker``: of `groups`."""
+        self.client, self.broker, self._recorder = client, broker, recorder
+        dispatchers = iter(broker.dispatchers)
+        if self._thread_queues:
+            dispatcher = next(dispatchers)
+            self._threads = [
+                WorkerThread(self, number, BatchActivity(number), dispatcher, self._runtimes(self._thread_queues))
+                for number in range(self.count)
+            ]
+        if self._loop_queues:
+            runtimes = self._runtimes(self._loop_queues)
+            self._loop = EventLoop(self, next(dispatchers), runtimes, self.app.config.concurrency)
+        if self._schedule_workers:
+            runtimes = self._runtimes(self._schedule_workers)
+            self._schedules = WorkerThread(self, 0, BatchActivity(0), next(dispatchers), runtimes, name="schedules")
+
+    def _runtimes(self, queues: Iterable[str]) -> dict[str, WorkerRuntime]:
+        return {name: self.new_runtime(name) for name in queues}
+
+    def new_runtime(self, queue: str, events: QueueEvents | None = None) -> WorkerRuntime:
+        """With a new instance of the queue's worker. ``events``: of the thread that is replaced. It raises what that
+        raises.
+        """
+        if events is None:
+            events = self.app.events_of(queue)
+            if queue in self._workers:
+                offset = lambda: self.broker.maintenance.server_clock.offset  # noqa: E731
+                events = events.counted_by(self._recorder.new_tally(queue), offset)
+        worker = {**self._workers, **self._schedule_workers}[queue]
+        return WorkerRuntime.of(worker, self.app.config, events=events)
+
+    def start(self, take: Callable[[], object], is_stopping: Callable[[], bool]) -> None:
+        """Starts all of them, and ``take``, which has them get shards: once all workers are set up that have a setup,
+        or the node ``is_stopping``.
+
+        Raises:
+            What a setup raises. The instances that were set up are torn down.
+        """
+        has_setup = any(has_life(worker) for worker in self._workers.values())
+        for performer in self._all() if has_setup else ():
+            performer.start()
+        for performer in self._all() if has_setup else ():
+            while not performer.is_set_up.wait(0.05) and not is_stopping():
+                pass
+        error = next((performer.setup_error for performer in self._all() if performer.setup_error is not None), None)
+        if error is not None:
+            for dispatcher in self.broker.dispatchers:
+                dispatcher.close()
+            deadline = time.monotonic() + self.app.config.shutdown_timeout
+            while self.living() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            if not isinstance(error, Exception):  # which would end the process without a word
+                log.error("a worker could not be set up: %r", error, exc_info=error)
+            raise error
+        take()
+        for performer in () if has_setup else self._all():
+            performer.start()
+        self._watchdog.start()
+
+    def cut_short(self) -> bool:
+        """When their time is over: acknowledges what is done of what still runs. Whether anything does."""
+        self._watchdog.stop()
+        deadline = time.monotonic() + 1.0
+        for thread in self._threads:
+            if thread.activity.performing is None:
+                thread.join(max(deadline - time.monotonic(), 0.0))  # on its way out
+        living = self.living()
+        if self._loop is not None and self._loop in living:
+            self._loop.cancel()
+        for thread in self._threads:
+            if thread in living:
+                thread.ack_done()
+        return bool(living)
+
+    def can_exit(self) -> bool:
+        """Whether the process can end by itself: no handler that was written off still runs."""
+        return not self._hanging() and (self._loop is None or self._loop.wait_for_end(1.0))
+
+    # --- what they do ---
+
+    def _all(self) -> "list[WorkerThread | EventLoop]":
+        others = [performer for performer in (self._schedules, self._loop) if performer is not None]
+        return [*self._threads, *others]
+
+    def living(self) -> "list[WorkerThread | EventLoop]":
+        """Threads, and the event loop, that have not ended."""
+        return [performer for performer in self._all() if performer.is_alive()]
+
+    def activities(self) -> list[BatchActivity]:
+        """Of the workers' threads, and of the tasks of the event loop."""
+        return [
+            *(thread.activity for thread in self._threads),
+            *([] if self._loop is None else self._loop.activities()),
+        ]
+
+    def busy(self) -> list[str]:
+        """What is being performed, for people."""
+        return [str(activity.performing) for activity in self.activities() if activity.performing]
+
+    def details(self) -> dict[str, int]:
+        """What others see of them, besides their activities."""
+        return {
+            "written_off": self._count_hanging(),
+            "concurrency": 0 if self._loop is None else self.app.config.concurrency,
+        }
+
+    def trouble(self) -> str | None:
+        """Why they are not well, for people; None: they are."""
+        hanging = self._count_hanging()
+        if hanging:
+            return f"handlers have exceeded their ttr and still run: {hanging}; the node has {self.count} threads"
+        tasks = [] if self._loop is None else self._loop.activities()
+        # With fewer tasks than there may be, others can still begin.
+        tasks = tasks if len(tasks) >= self.app.config.concurrency else []
+        moment = now()
+        for activities, what in (([thread.activity for thread in self._threads], "threads"), (tasks, "tasks")):
+            batches = [activity.performing for activity in activities]
+            seconds = self._stuck_limits.seconds_stuck(
+                [None if batch is None else (batch.shard.queue, moment - batch.since) for batch in batches]
+            )
+            if seconds:
+                return (
+                    f"all {len(activities)} {what} have been stuck for {duration(seconds)}, each with the batch it "
+                    "performs"
+                )
+        return None
+
+    def stacks(self) -> str:
+        """Where all threads of the process are, and all tasks, with what each performs."""
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        busy = [thread for thread in self._threads if thread.activity.performing]
+        says = {thread.ident: f", performing {thread.activity.performing}" for thread in busy}
+        for thread in self._hanging():
+            says[thread.ident] = f", written off: it exceeded its ttr with {thread.activity.performing}"
+        parts = [
+            f"--- {names.get(ident, ident)}{says.get(ident, '')}\n" + "".join(traceback.format_stack(frame))
+            for ident, frame in sys._current_frames().items()
+        ]
+        for performing, lines in [] if self._loop is None else self._loop.stacks():
+            parts.append(f"--- task, performing {performing}\n" + "".join(lines))
+        return "\n".join(parts)
+
+    # --- handlers that hang ---
+
+    def limit_moved(self) -> None:
+        """The deadline of a batch that is being performed is nearer than it was."""
+        self._watchdog.nudge()
+
+    def _hanging(self) -> list[WorkerThread]:
+        """The threads that were written off and whose handlers have not come back since."""
+        return [thread for thread in self._written_off if thread.is_alive()]
+
+    def _count_hanging(self) -> int:
+        return len(self._hanging()) + (0 if self._loop is None else len(self._loop.hanging()))
+
+    def _write_off(self, activity: BatchActivity) -> None:
+        """Replaces the thread, whose handler has exceeded its ttr, or gives up the task. Called by the watchdog. Until
+        this returns the thread can't end.
+        """
+        number = activity.number
+        if number is None:
+            assert self._loop is not None
+            self._loop.write_off(activity)
+            return
+        old = self._threads[number]
+        # First of all, as a log may hang too, and its lock may be what the handler hangs in. It is logged later:
+        # `on_thread_written_off`.
+        frame = sys._current_frames().get(old.ident or 0)
+        self._stacks[old] = "" if frame is None else "".join(traceback.format_stack(frame)).rstrip()
+        self._written_off = [*self._hanging(), old]
+        successor = old.successor(BatchActivity(number))
+        try:
+            successor.start()
+        except RuntimeError as error:  # no more threads: the shard would stay claimed
+            self.fail(error)
+            return
+        self._threads[number] = successor
+
+    def on_thread_written_off(self, thread: WorkerThread) -> None:
+        """What the thread had in hand is reported. Drains the node when half of its threads hang. Called by the
+        successor.
+        """
+        hanging = len(self._hanging())
+        is_lost = 2 * hanging >= self.count and not self.draining and not self.stopping.is_set()
+        node = self._on_lost(True) if is_lost else ""
+        performing = thread.activity.performing or (thread.activity.performed or (None, 0.0))[0]
+        log.error(
+            "%s exceeded its ttr: its thread %d is written off and replaced, and its jobs are charged with a crash and "
+            "performed again, unless that makes max_crash_count of them. It was here:\n%s",
+            performing, thread.activity.number, self._stacks.pop(thread, ""),
+            extra={"event": "written_off", "thread_number": thread.activity.number, **_described(performing)},
+        )  # fmt: skip
+        if is_lost:
+            log.critical(
+                "node %s drains and exits with %d, for another process to take its place: handlers hang in %d threads, "
+                "and it has %d", node, EXIT_REPLACE, hanging, self.count,
+                extra={"event": "hanging", "hanging": hanging},
+            )  # fmt: skip
+
+    def on_task_written_off(self, performing: Performing | None, stack: str, *, hanging: int, is_lost: bool) -> None:
+        """What a task had in hand, which was written off, is reported. ``is_lost``: too many hang, or its handler
+        blocks the event loop, so that no other task can go on. Then the node ends, for another process to replace it.
+        """
+        is_lost = is_lost and not self.stopping.is_set()
+        node = self._on_lost(False) if is_lost else ""
+        log.error(
+            "%s exceeded its ttr: its task is written off, and its jobs are charged with a crash and performed again, "
+            "unless that makes max_crash_count of them. It was here:\n%s",
+            performing, stack, extra={"event": "written_off", **_described(performing)},
+        )  # fmt: skip
+        if is_lost:
+            log.critical(
+                "node %s exits with %d, for another process to take its place: a handler blocks its event loop for "
+                "longer than its ttr, or too many hang (%d)", node, EXIT_REPLACE, hanging,
+                extra={"event": "hanging", "hanging": hanging},
+            )  # fmt: skip
+
+
+def _described(performing: Performing | None) -> dict[str, object]:
+    if performing is None:
+        return {}
+    return {"queue": performing.shard.queue, "shard": performing.shard.index, "ids": performing.ids[:100]}
