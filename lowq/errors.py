@@ -1,4 +1,4 @@
-"""What lowq raises. One tree, so that ``except LowqError`` catches everything of ours.
+"""What lowq raises, in one tree: ``except LowqError`` catches everything of ours. And the exit codes of its processes.
 
 ::
 
@@ -35,6 +35,17 @@
 from collections.abc import Iterable, Mapping, Sequence
 from traceback import format_exception_only
 from typing import Any
+
+EXIT_OK = 0
+#: It could not start, or a handler or an error stopped it. Of a supervisor: it gave up, or a process failed at its end.
+EXIT_FAILED = 1
+#: What was typed makes no sense: an unknown queue, say.
+EXIT_USAGE = 2
+#: Something still ran when shutdown_timeout was over, or it had to stop a second time.
+EXIT_CUT_SHORT = 3
+#: Of a node: half of its threads were written off, as their handlers hang, and a fresh process is to take its place
+#: (EX_TEMPFAIL).
+EXIT_REPLACE = 75
 
 
 class LowqError(Exception):

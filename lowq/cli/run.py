@@ -19,9 +19,9 @@ from lowq.cli.launch import Launch, program, reporting, supervised_option, trace
 from lowq.cli.loading import app_of_project, in_short, load_given, source_folder, users_traceback
 from lowq.cli.process import drop_broken_streams
 from lowq.cli.web import DASHBOARD_OPTIONS, Address, announce, dashboard, log_options, with_dashboard_options
-from lowq.errors import ConfigError, LowqError, RedisUnavailable, ShardsCountError
+from lowq.errors import EXIT_CUT_SHORT, ConfigError, LowqError, RedisUnavailable, ShardsCountError
 from lowq.logs import LogFormat, get_log
-from lowq.node.node import EXIT_CUT_SHORT, Node
+from lowq.node.node import Node
 from lowq.node.process_end import end_process_by
 from lowq.node.signals import HeldSignals
 from lowq.observe import log_context

@@ -16,10 +16,10 @@ from functools import partial
 from typing import Any
 
 from lowq.application import Lowq
-from lowq.errors import LowqError
+from lowq.errors import EXIT_CUT_SHORT, EXIT_FAILED, EXIT_OK, EXIT_REPLACE, LowqError
 from lowq.logs import describe, flush, get_log
 from lowq.node import checks
-from lowq.node.performers import EXIT_REPLACE, Performers
+from lowq.node.performers import Performers
 from lowq.node.process_end import LEEWAY, ending_process_by
 from lowq.node.reload import NewCode, Reload
 from lowq.node.schedules import QueueSchedules, enter_all, former_schedules
@@ -45,13 +45,6 @@ from lowq.workers import (
 )
 
 log = get_log("lowq.node")
-
-#: Exit codes of a node.
-EXIT_OK = 0
-#: It could not start, or a handler or an error stopped it.
-EXIT_FAILED = 1
-#: Something still ran when shutdown_timeout was over, or it had to stop a second time.
-EXIT_CUT_SHORT = 3
 
 #: Seconds that the leases of a node that was cut short run on.
 LEAVE_SECONDS = 1.0

@@ -15,6 +15,7 @@ from typing import Any
 from lowq.application import Lowq
 from lowq.clock import now
 from lowq.duration import duration
+from lowq.errors import EXIT_REPLACE
 from lowq.logs import get_log
 from lowq.node.checks import new_scheduler
 from lowq.node.watchdog import Watchdog
@@ -32,10 +33,6 @@ from lowq.work.threads import WorkerThread
 from lowq.workers import Worker, is_async, time_limits_of
 
 log = get_log("lowq.node")
-
-#: Half of its threads were written off, as their handlers hang: a fresh process is to take the node's place
-#: (EX_TEMPFAIL).
-EXIT_REPLACE = 75
 
 Workers = dict[str, type[Worker[Any]]]
 

@@ -27,23 +27,13 @@ from pathlib import Path
 from types import FrameType
 
 from lowq.duration import LONGEST_WAIT, duration
+from lowq.errors import EXIT_CUT_SHORT, EXIT_FAILED, EXIT_OK, EXIT_REPLACE, EXIT_USAGE
 from lowq.logs import get_log
 from lowq.supervisor.dashboard import DashboardProcess
 from lowq.supervisor.generation import Generation, Place
 from lowq.supervisor.process import READY_SECONDS, Child, how_it_ended
 
 log = get_log("lowq.supervisor")
-
-#: Exit codes.
-EXIT_OK = 0
-#: It gave up, or a process failed while it was being stopped.
-EXIT_FAILED = 1
-#: What was typed makes no sense to the processes: an unknown queue, say.
-EXIT_USAGE = 2
-#: A process was cut short: it still performed when its time was over.
-EXIT_CUT_SHORT = 3
-#: Of a process: handlers hang in half of its threads, and another one is to take its place.
-EXIT_REPLACE = 75
 
 #: Seconds between two words about draining processes that still perform.
 REMINDER = 60.0

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from lowq.node import node
 from lowq.supervisor import generation as rules
-from lowq.supervisor import supervisor
 from lowq.supervisor.generation import Generation
 
 
@@ -65,12 +63,6 @@ def test_one_that_asked_to_be_replaced_is_replaced_at_once_however_often_if_it_w
     deaths = place.deaths
     assert [generation.lost(place, child(ready=True), 7.0, asked_for=True) for _ in range(10)] == [0.0] * 10
     assert (place.start_at, place.deaths) == (7.0, deaths)
-
-
-def test_node_and_supervisor_mean_the_same_exit_codes() -> None:
-    assert (node.EXIT_OK, node.EXIT_FAILED, node.EXIT_CUT_SHORT, node.EXIT_REPLACE) == (
-        supervisor.EXIT_OK, supervisor.EXIT_FAILED, supervisor.EXIT_CUT_SHORT, supervisor.EXIT_REPLACE,
-    )  # fmt: skip
 
 
 def test_a_new_generation_has_some_tries_unless_it_says_that_there_is_no_use() -> None:
