@@ -271,9 +271,7 @@ class Queue(Queries, Generic[P]):
         config = self._backend.config
         timeout, is_limited_by_batch = limit_of_caller(config.push_timeout)
         try:
-            return await self._target_lookup.get(
-                self._present_target, self._target, timeout + GRACE, config.push_timeout + GRACE
-            )
+            return await self._target_lookup.get(self._present_target, self._target, timeout + GRACE)
         except TimeoutError:
             raise no_answer(config.redis_url, config.push_timeout, of_batch=is_limited_by_batch) from None
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lowq import shared_lookup
-from lowq.push.group_commit import run_in_own_thread
+from lowq.push.own_thread import in_own_thread
 from lowq.shared_lookup import SharedLookup
 from tests.waiting import NEVER, PATIENCE, auntil, until
 
@@ -27,18 +27,19 @@ class LookedUp:
         self.found: str | None = None
         self.shared = SharedLookup()
 
-    def look_up(self) -> None:
+    def look_up(self) -> str:
         self.calls.append(setting.get())
         assert self.goes_on.wait(PATIENCE)
         if self.error is not None:
             raise self.error
         self.found = "found"
+        return self.found
 
     def is_found(self) -> bool:
         return self.found is not None
 
     async def get(self, timeout: float = NEVER) -> str:
-        return await self.shared.get(lambda: self.found, self.look_up, timeout, NEVER)
+        return await self.shared.get(lambda: self.found, self.look_up, timeout)
 
 
 def test_it_runs_once_for_all_who_wait_and_in_nobodys_context() -> None:
@@ -58,19 +59,18 @@ def test_it_runs_once_for_all_who_wait_and_in_nobodys_context() -> None:
     assert lookup.calls == ["unset"]
 
 
-def test_an_error_is_each_ones_own_and_the_next_one_tries_again() -> None:
+def test_whoever_comes_after_an_error_tries_again() -> None:
     lookup = LookedUp(ConnectionError("away"))
     lookup.goes_on.set()
 
     async def main() -> None:
         results = await asyncio.gather(*(lookup.get() for _ in range(3)), return_exceptions=True)
         assert [str(result) for result in results] == ["away"] * 3
-        assert len({id(result) for result in results}) == 3
         lookup.error = None
         assert await lookup.get() == "found"
 
     asyncio.run(main())
-    assert len(lookup.calls) == 2
+    assert len(lookup.calls) == 4
 
 
 def test_who_comes_when_the_result_is_gone_again_looks_it_up_anew_however_many_come() -> None:
@@ -93,18 +93,46 @@ def test_who_comes_when_the_result_is_gone_again_looks_it_up_anew_however_many_c
     assert len(lookup.calls) == 2
 
 
-def test_a_lookup_whose_end_was_lost_is_made_anew_after_its_time() -> None:
+def test_who_waits_for_a_lookup_that_hangs_leaves_in_time_and_the_next_one_makes_it_anew() -> None:
     lookup = LookedUp()
 
     async def main() -> None:
-        with pytest.raises(TimeoutError):
-            await lookup.shared.get(lambda: lookup.found, lookup.look_up, 0.01, 0.0)
+        hanging = [asyncio.create_task(lookup.get(0.01)) for _ in range(2)]
+        for result in await asyncio.gather(*hanging, return_exceptions=True):
+            assert isinstance(result, TimeoutError)
+        assert not lookup.shared.is_under_way()
         again = asyncio.create_task(lookup.get())
-        await auntil(lambda: len(lookup.calls) == 2, "it runs anew")
+        await auntil(lambda: len(lookup.calls) >= 2, "it runs anew")
         lookup.goes_on.set()
         assert await again == "found"
 
     asyncio.run(main())
+
+
+def test_they_go_on_in_the_order_in_which_they_came() -> None:
+    lookup = LookedUp()
+
+    async def main() -> list[int]:
+        went_on: list[int] = []
+
+        async def get(number: int) -> None:
+            await lookup.get()
+            went_on.append(number)
+
+        tasks = [asyncio.create_task(get(number)) for number in range(5)]
+        await auntil(lambda: lookup.calls, "it runs")
+        tasks[1].cancel()
+        lookup.goes_on.set()
+        while lookup.shared.is_under_way():  # and one comes in each turn of the loop
+            if len(tasks) < 50:
+                tasks.append(asyncio.create_task(get(len(tasks))))
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return went_on
+
+    went_on = asyncio.run(main())
+    assert went_on == sorted(went_on)
+    assert 1 not in went_on
 
 
 def test_who_finds_the_result_though_the_lookup_hangs_has_it() -> None:
@@ -150,14 +178,15 @@ def test_a_signal_handler_that_raises_while_the_lookup_begins_keeps_nobody_waiti
 ) -> None:
     lookup = LookedUp()
 
-    def interrupted(*args: Any) -> None:
+    async def interrupted(work: Any) -> None:
         if runs:
-            run_in_own_thread(*args)
+            asyncio.create_task(in_own_thread(work))  # noqa: RUF006 - its result is lost
+            await asyncio.sleep(0)
         raise Interrupted
 
     async def main() -> None:
         with monkeypatch.context() as patched:
-            patched.setattr(shared_lookup, "run_in_own_thread", interrupted)
+            patched.setattr(shared_lookup, "in_own_thread", interrupted)
             with pytest.raises(Interrupted):
                 await lookup.get()
         lookup.goes_on.set()
