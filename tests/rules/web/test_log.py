@@ -257,7 +257,7 @@ def test_who_acts_is_shown_with_the_address_behind_the_proxy(app: lowq.Lowq, bro
 
 
 def test_who_paused_when_and_why_is_on_the_page_of_the_queue_and_in_the_log(app: lowq.Lowq, browse: Open) -> None:
-    app.register("Orders", 1)
+    app.registrations.enter("Orders", 1)
     name = ["ann"]
     client = browse(auth=lambda _request: lowq_web.User(name[0]))
     client.headers.update(OWN)
