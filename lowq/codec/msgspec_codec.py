@@ -381,12 +381,13 @@ def _parts_with_values(info: types.Type, value: Any) -> Iterator[tuple[types.Typ
     elif isinstance(info, OBJECTS | types.NamedTupleType):
         for number, field in enumerate(info.fields, isinstance(info, types.StructType) and info.tag is not None):
             if isinstance(value, dict):
-                item = value.get(field.encode_name)
+                item = value.get(field.encode_name, msgspec.UNSET)
             elif isinstance(value, list | tuple):
-                item = value[number] if number < len(value) else None
+                item = value[number] if number < len(value) else msgspec.UNSET
             else:
-                item = getattr(value, field.name, None)
-            yield field.type, item, f".{field.encode_name}"
+                item = getattr(value, field.name, msgspec.UNSET)
+            if item is not msgspec.UNSET:  # or a type that is part of itself would have no end
+                yield field.type, item, f".{field.encode_name}"
     elif isinstance(info, types.DictType) and isinstance(value, Mapping):
         yield from ((info.value_type, item, f"[{key!r:.100}]") for key, item in value.items())
     elif isinstance(info, types.TupleType | types.CollectionType) and isinstance(value, list | tuple | set | frozenset):

@@ -156,6 +156,11 @@ class Patch:
     number: int | msgspec.UnsetType = msgspec.UNSET
 
 
+class Tree(TypedDict):
+    more: Any
+    child: NotRequired["Tree"]
+
+
 @attrs.define
 class Price:
     amount: int
@@ -254,6 +259,7 @@ SAME: list[Same] = [
       for kind in (LooseData, LooseStruct)),
     (list[LooseData], [[LooseData(1, Decimal("1.50"))], [{}]], b'[{"amount":"1.50","rate":1.0}]'),
     (Patch, [Patch("a"), {"name": "a"}], b'{"name":"a"}'),
+    (Tree, [{"more": 1, "child": {"more": 2}}, {"child": {"more": 2}, "more": 1}], b'{"child":{"more":2},"more":1}'),
     (Patch, [Patch("a", 1), {"name": "a", "number": 1}], b'{"name":"a","number":1}'),
     (Price, [Price(2, "USD"), {"currency": "USD", "amount": 2}], b'{"amount":2,"currency":"USD"}'),
     # Unions.
