@@ -42,6 +42,8 @@ TIMES_RINGS: dict[Span, Ring] = {"hour": Ring(60, 60), "day": Ring(900, 96), "mo
 FLOW_RING = Ring(10, 60)
 #: Seconds over which a flow is measured.
 FLOW_WINDOW = 300.0
+#: Stretches from which the growth of the backlog is computed, the latest; and how many of them must be known.
+LATEST, LEAST_KNOWN = 6, 3
 
 #: Upper bounds of the lengths by which performs are counted, in seconds; what takes longer comes last.
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -214,6 +216,9 @@ class Flow:
     processed: float
     #: By how many jobs the backlog, those due or in flight, has grown.
     change: float
+    #: By how many a second in the last minute: what came at once before says nothing about what comes. None: too little
+    #: of it is known.
+    growth: float | None = None
 
 
 def read_flows(backend: Backend, queues: Sequence[str], now: float | None = None) -> dict[str, Flow]:
@@ -229,7 +234,9 @@ def read_flows(backend: Backend, queues: Sequence[str], now: float | None = None
         known = [figures for figures in stretches if figures is not None]
         if known:
             pushed, change, processed = (sum(column) for column in zip(*known, strict=True))
-            flows[queue] = Flow(len(known) * float(width), pushed, processed, change)
+            latest = [figures[1] for figures in stretches[-LATEST:] if figures is not None]
+            growth = sum(latest) / (len(latest) * width) if len(latest) >= LEAST_KNOWN else None
+            flows[queue] = Flow(len(known) * float(width), pushed, processed, change, growth)
     return flows
 
 

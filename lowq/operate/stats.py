@@ -324,6 +324,7 @@ class Forecast:
     growing_rate: float | None
     #: Whether somebody holds a shard of the queue.
     is_worked: bool = True
+    is_paused: bool = False
 
     @property
     def keeps_up(self) -> bool:
@@ -333,10 +334,12 @@ class Forecast:
     @property
     def text(self) -> str:
         """In words: ``empty in about 58 min``, ``growing by 12/s``, ``keeps up``, ``steady``, ``empty``,
-        ``no node works it``, ``nothing is performed``, ``not known yet``.
+        ``no node works it``, ``paused``, ``nothing is performed``, ``not known yet``.
         """
         if not self.backlog:
             return "empty"
+        if self.is_paused:
+            return "paused"
         if not self.is_worked:
             return "no node works it"
         if self.growing_rate is None:
@@ -356,8 +359,12 @@ def forecast_of(stats: Stats, flow: Flow | None, *, is_worked: bool) -> Forecast
     """
     backlog = stats.due + stats.taken
     if flow is None or not is_worked:
-        return Forecast(backlog, None, None, None if backlog else 0.0, None, is_worked)
+        return Forecast(backlog, None, None, None if backlog else 0.0, None, is_worked, stats.paused)
     pushed, performed, change = (number / flow.seconds for number in (flow.pushed, flow.processed, flow.change))
+    if backlog and (flow.growth is None or stats.paused):
+        return Forecast(backlog, pushed, performed, None, None, is_worked, stats.paused)
+    if flow.growth is not None and abs(flow.growth - change) > abs(change) / 2:
+        change = flow.growth  # many came or went at once, minutes ago: it does not go on like that
     drain_seconds, growing_rate = None, 0.0
     if not backlog:
         drain_seconds = 0.0

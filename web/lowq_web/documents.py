@@ -314,6 +314,7 @@ class Forecast(Answer, frozen=True):
         float | None, Meta(description="Jobs per second by which the backlog grows, or 0; null: not known")
     ]
     is_worked: Annotated[bool, Meta(description="Whether somebody holds a shard of it")]
+    is_paused: bool
     text: Annotated[str, Meta(description="The same in words")]
 
 

@@ -38,7 +38,7 @@ def test_what_several_nodes_saw_is_added_up_over_the_time_that_it_is_known_of(ap
 def test_what_is_of_a_long_time_is_spread_over_it(app: lowq.Lowq) -> None:
     record(app, "Orders", START + 29, 59, inflow=Inflow(118, -59), seconds=59.0)
     for now, expected in ((START + 36, (60.0, 118.0, 59.0, -59.0)), (START + 286, (50.0, 98.0, 49.0, -49.0))):
-        assert dataclasses.astuple(read_flows(app, ["Orders"], now)["Orders"]) == pytest.approx(expected)
+        assert dataclasses.astuple(read_flows(app, ["Orders"], now)["Orders"])[:4] == pytest.approx(expected)
 
 
 def test_nodes_that_know_no_flow_and_those_that_do_leave_each_others_words_alone(app: lowq.Lowq) -> None:

@@ -73,6 +73,29 @@ def test_what_becomes_of_a_backlog(store_url: str) -> None:
             assert found.drain_seconds == (None if drain_seconds is None else pytest.approx(drain_seconds, rel=0.01))
 
 
+def test_what_came_at_once_minutes_ago_is_no_growth(app: lowq.Lowq) -> None:
+    queue = push(app, 60_000)
+    record(app, "Orders", START + 119, 100, seconds=10.0, inflow=Inflow(100_000, 99_900))
+    record(app, "Orders", START + 299, 18_000, seconds=180.0, inflow=Inflow(0, -18_000))
+    found = queue.forecast(now=END)
+    assert (found.growing_rate, found.text) == (0.0, "empty in about 10 min")
+    assert found.pushed_rate == pytest.approx(100_000 / 190, rel=0.1)
+
+
+def test_nothing_is_said_before_half_a_minute_is_known(app: lowq.Lowq) -> None:
+    queue = push(app, 200)
+    record(app, "Orders", START + 299, 100, seconds=15.0, inflow=Inflow(300, 200))
+    assert queue.forecast(now=END).text == "not known yet"
+
+
+def test_a_queue_that_is_paused_does_not_grow(app: lowq.Lowq) -> None:
+    queue = push(app, 200)
+    work(app, pushed=3600, processed=0, change=3600)
+    queue.pause()
+    found = queue.forecast(now=END)
+    assert (found.text, found.growing_rate, found.drain_seconds) == ("paused", None, None)
+
+
 def test_without_a_node_nothing_is_known_but_that_it_is_empty(app: lowq.Lowq) -> None:
     assert push(app, 0, is_worked=False).forecast(now=END).text == "empty"
     queue = push(app, 200, is_worked=False)
