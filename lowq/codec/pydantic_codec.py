@@ -126,6 +126,19 @@ def _first(error: pydantic.ValidationError, *, is_union: bool) -> str:
     return f"{found['msg']} - at `${path}`"
 
 
+def _parts(value: Any) -> dict[Any, Any]:
+    """The parts of a value by index, key or name."""
+    if isinstance(value, list | tuple):
+        return dict(enumerate(value))
+    if isinstance(value, dict):
+        return value
+    return getattr(value, "__dict__", {}) if _has_fields(type(value)) else {}  # with slots there is none
+
+
+def _path_to(path: str, value: Any, key: object) -> str:
+    return f"{path}[{key}]" if isinstance(value, list | tuple) else f"{path}.{key}"
+
+
 def _refuse_changed(value: Any, back: Any, path: str) -> None:
     """Refuses what would not come back as it went in. What is equal, as 1 is to 1.0, does.
 
@@ -134,13 +147,10 @@ def _refuse_changed(value: Any, back: Any, path: str) -> None:
     """
     if value == back or (value != value and back != back):  # a Decimal("NaN"), where the type allows it
         return
-    if isinstance(value, dict) and isinstance(back, dict) and value.keys() == back.keys():
-        for name, item in value.items():
-            _refuse_changed(item, back[name], f"{path}.{name}")
-        return
-    if isinstance(value, list | tuple) and isinstance(back, list | tuple) and len(value) == len(back):
-        for number, (item, item_back) in enumerate(zip(value, back, strict=True)):
-            _refuse_changed(item, item_back, f"{path}[{number}]")
+    parts, parts_back = _parts(value), _parts(back)
+    if parts and parts.keys() == parts_back.keys():
+        for key, item in parts.items():
+            _refuse_changed(item, parts_back[key], _path_to(path, value, key))
         return
     is_aware = all(isinstance(one, datetime) and one.utcoffset() is not None for one in (value, back))
     if is_aware and value.astimezone(UTC) == back.astimezone(UTC):
@@ -160,25 +170,12 @@ def _refuse_others(value: Any, back: Any, path: str) -> None:
     Raises:
         PayloadError
     """
-    kind = type(value)
-    if kind in _PLAIN:
-        return
-    pairs: list[tuple[str, Any, Any]] = []
-    if isinstance(value, dict | list | tuple):
-        if isinstance(value, dict) and isinstance(back, dict):
-            pairs = [(f".{name}", item, back.get(name, item)) for name, item in value.items()]
-        elif isinstance(back, list | tuple):
-            pairs = [(f"[{number}]", *both) for number, both in enumerate(zip(value, back, strict=False))]
-    elif _has_fields(kind):
-        if kind is not type(back):
-            raise PayloadError(f"a {kind.__name__} would come back as a {type(back).__name__} - at `{path}`")
-        parts = getattr(value, "__dict__", {})  # with slots there is none
-        pairs = [(f".{name}", item, getattr(back, name, item)) for name, item in parts.items()]
-    else:
-        return
-    for more, item, item_back in pairs:
-        if type(item) not in _PLAIN:
-            _refuse_others(item, item_back, path + more)
+    kind, parts_back = type(value), _parts(back)
+    if _has_fields(kind) and kind is not type(back):
+        raise PayloadError(f"a {kind.__name__} would come back as a {type(back).__name__} - at `{path}`")
+    for key, item in _parts(value).items():
+        if type(item) not in _PLAIN and key in parts_back:
+            _refuse_others(item, parts_back[key], _path_to(path, value, key))
 
 
 _PLAIN = frozenset({str, int, float, bool, type(None), datetime})
