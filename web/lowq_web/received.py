@@ -1,8 +1,6 @@
 """What the API takes: queries and JSON documents, checked against the type that the endpoint names.
 
-msgspec checks; the reasons are worded here, from the schema of the field that is wrong, so that each names the field
-and what it may be. The names of fields are checked before: msgspec puts an unknown one into its message as it was sent,
-where it could look like the path.
+msgspec checks, and says what is wrong and where.
 """
 
 import functools
@@ -15,14 +13,16 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 from msgspec import UNSET, Struct
 
+from lowq_web import text
+
 R = TypeVar("R", bound="Received")
 Schema = Mapping[str, Any]
 
 #: Numbers are smaller: JSON knows integers of any length, and Python reads NaN and infinities, too.
 _MOST, _MOST_DIGITS = 1e300, 300
 _NUMBER = re.compile(r"-?[0-9]{1,310}(\.[0-9]{1,40})?([eE][-+]?[0-9]{1,4})?")
-_STEP = re.compile(r"\.([^.\[]+)|\[")
-_BY_MSGSPEC = ("Expected ", "Invalid enum value", "Number out of range", "Integer value out of range")
+#: Characters of a reason: an unknown field is named as it was sent.
+MAX_REASON = 300
 
 
 class Received(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,25 +63,8 @@ def read_query(query: Mapping[str, str], kind: type[R]) -> R:
     Raises:
         ValueError: the reason, for people.
     """
-    schema = _schema_of(kind)[0]
-    fields = schema["properties"]
-    for name in query:
-        if name not in fields:
-            raise ValueError(f"unknown parameter {name!r:.50}; known here: {', '.join(fields) or 'none'}")
-    for name in schema["required"]:
-        if name not in query:
-            raise ValueError(f"the parameter {name} is missing")
-    values = {name: _typed(raw, fields[name]) for name, raw in query.items()}
-    try:
-        return msgspec.convert(values, kind)
-    except (msgspec.ValidationError, UnicodeEncodeError) as error:
-        path, reason = _parsed(error)
-        name = path.lstrip(".")
-        if isinstance(error, UnicodeEncodeError):
-            name = next(name for name, raw in query.items() if raw == error.object)
-        if name in query:
-            raise ValueError(f"{name}={query[name]!r:.50}: it is {_allowed(fields[name])}") from None
-        raise ValueError(reason) from None
+    fields = _fields_of(kind)
+    return _converted({name: _typed(raw, fields.get(name, {})) for name, raw in query.items()}, kind)
 
 
 def read_document(body: bytes, kind: type[R]) -> R:
@@ -95,34 +78,16 @@ def read_document(body: bytes, kind: type[R]) -> R:
         sent = json.loads(body, parse_int=_integer)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"this is no JSON: {error}") from None
-    _check_names(sent, *_schema_of(kind))
+    return _converted(sent, kind)
+
+
+def _converted(sent: Any, kind: type[R]) -> R:
     try:
         return msgspec.convert(sent, kind)
-    except (msgspec.ValidationError, UnicodeEncodeError) as error:
-        raise ValueError(_reason(kind, *_parsed(error))) from None
-
-
-def _check_names(sent: Any, schema: Schema, components: Mapping[str, Schema], path: str = "") -> None:
-    """Whether objects have the fields that they must have, and no others.
-
-    Raises:
-        ValueError: the reason, for people.
-    """
-    schema = components.get(schema.get("$ref", ""), schema)
-    fields, name = schema.get("properties"), path or "the document"
-    if isinstance(sent, list) and "items" in schema:
-        for index, item in enumerate(sent):
-            _check_names(item, schema["items"], components, f"{path}[{index}]")
-    if not isinstance(sent, dict) or fields is None:
-        return  # msgspec says what it must be
-    for field in sent:
-        if field not in fields:
-            raise ValueError(f"{name} has an unknown property {field!r:.50}; known: {', '.join(fields) or 'none'}")
-    for field in schema["required"]:
-        if field not in sent:
-            raise ValueError(f"{name} lacks {field!r}")
-    for field, value in sent.items():
-        _check_names(value, fields[field], components, f"{path}.{field}".lstrip("."))
+    except msgspec.ValidationError as error:
+        raise ValueError(text.cut(str(error), MAX_REASON)) from None
+    except UnicodeEncodeError as error:  # of one out of a few words
+        raise ValueError(f"{error.object!r:.50} is no text that UTF-8 has") from None
 
 
 def _integer(digits: str) -> int | float:
@@ -142,52 +107,9 @@ def _typed(raw: str, schema: Schema) -> Any:
     return raw
 
 
-def _parsed(error: Exception) -> tuple[str, str]:
-    """The path of what is wrong, and why."""
-    if isinstance(error, UnicodeEncodeError):  # of one out of a few words
-        return "", f"{error.object!r:.50} is no text that UTF-8 has"
-    # At the last one: before it there may be a value that was sent; a path has only names that are known.
-    reason, found, path = str(error).rpartition(" - at `$")
-    return (path.removesuffix("`"), reason) if found else ("", path)
-
-
-def _reason(kind: type[Received], path: str, reason: str) -> str:
-    schema, components = _schema_of(kind)
-    for step in _STEP.finditer(path):
-        schema = schema["properties"][step[1]] if step[1] else schema["items"]
-        schema = components.get(schema.get("$ref", ""), schema)
-    name = path.lstrip(".") or "the document"
-    if reason.startswith(_BY_MSGSPEC):
-        return f"{name} must be {_allowed(schema)}"
-    return f"{name}: {reason}" if path else reason
-
-
-def _allowed(schema: Schema) -> str:
-    """The values of a field, in words."""
-    if "enum" in schema:
-        return f"one of {', '.join(schema['enum'])}"
-    kind = schema["type"]
-    if kind == "boolean":
-        return "true or false"
-    words = {
-        "integer": "an integer",
-        "number": "a number",
-        "string": "a text",
-        "array": "a list",
-        "object": "an object",
-    }
-    unit = {"string": " characters", "array": " items"}.get(kind, "")
-    names = {"string": "Length", "array": "Items"}
-    low, high = (schema.get(bound + names.get(kind, "imum")) for bound in ("min", "max"))
-    if low is not None and high is not None:
-        return f"{words[kind]} {'of' if unit else 'from'} {low} to {high}{unit}"
-    if low is not None or high is not None:
-        return f"{words[kind]} of at {'most' if low is None else 'least'} {high if low is None else low}{unit}"
-    return words[kind]
-
-
 @functools.cache
-def _schema_of(kind: type[Received]) -> tuple[Schema, Mapping[str, Schema]]:
-    """The schema of a type; and those that it refers to, by the reference."""
+def _fields_of(kind: type[Received]) -> Mapping[str, Schema]:
+    """Field of a type -> its schema."""
     ((schema,), components) = msgspec.json.schema_components([kind], ref_template="{name}")
-    return components[schema["$ref"]], components
+    fields: Mapping[str, Schema] = components[schema["$ref"]]["properties"]
+    return fields

@@ -41,43 +41,47 @@ def test_it_is_the_one_that_was_agreed_on() -> None:
 
 def test_a_query_that_is_wrong_is_answered_with_the_parameter_and_its_bounds() -> None:
     rows: list[tuple[dict[str, str], str]] = [
-        ({"colour": "red"}, "unknown parameter 'colour'; known here: state, match, order_by, reverse, limit, after, "),
-        ({"limit": "0"}, "limit='0': it is an integer from 1 to 1000"),
-        ({"limit": "1" * 5000}, f"limit='{'1' * 49}: it is an integer from 1 to 1000"),
-        ({"reverse": "1"}, "reverse='1': it is true or false"),
-        ({"state": "x` - at `$.nope"}, "state='x` - at `$.nope': it is one of due, "),
-        ({"match": ""}, "match='': it is a text of 1 to 512 characters"),
+        ({"colour": "red"}, "Object contains unknown field `colour`"),
+        ({"limit": "0"}, "Expected `int` >= 1 - at `$.limit`"),
+        ({"limit": "1" * 5000}, "Expected `int`, got `str` - at `$.limit`"),
+        ({"reverse": "1"}, "Expected `bool`, got `str` - at `$.reverse`"),
+        ({"state": "sleeping"}, "Invalid enum value 'sleeping' - at `$.state`"),
+        ({"match": ""}, "Expected `str` of length >= 1 - at `$.match`"),
         ({"match": "\udcff*"}, "match is no text that UTF-8 has"),
     ]
     for query, reason in rows:
         with case(query, reason), pytest.raises(ValueError, match=f"^{re.escape(reason)}"):
             read_query(query, JobsQuery)
-    with pytest.raises(ValueError, match="unknown parameter 'x'; known here: none"):
+    with pytest.raises(ValueError, match="unknown field `x`"):
         read_query({"x": "1"}, Nothing)
-    with pytest.raises(ValueError, match="the parameter id is missing"):
+    with pytest.raises(ValueError, match="missing required field `id`"):
         read_query({}, IdQuery)
 
 
 def test_a_document_that_is_wrong_is_answered_with_the_field_and_its_bounds() -> None:
     rows: list[tuple[str, str]] = [
         ("[" * 100_000, "this is no JSON: "),
-        ("[]", "the document must be an object"),
-        ("{}", "the document lacks 'action'"),
-        ('{"action": "explode"}', "action must be one of bury, delete, kick, perform_now"),
-        # As msgspec ends its message.
-        ('{"a` - at `$.nope": 1}', "the document has an unknown property 'a` - at `$.nope'; known: action, "),
-        ('{"action": "kick", "all": {"state": "x` - at `$[0]"}}', "all.state must be one of due, morgue, "),
-        ('{"action": "kick", "ids": []}', "ids must be a list of 1 to 1000 items"),
-        ('{"action": "kick", "ids": ["a", 5]}', "ids[1] must be a text of 1 to 512 characters"),
+        ("[]", "Expected `object`, got `array`"),
+        ("{}", "Object missing required field `action`"),
+        ('{"action": "explode"}', "Invalid enum value 'explode' - at `$.action`"),
+        ('{"action": "kick", "%s": 1}' % ("x" * 5000), "Object contains unknown field `xxx"),
+        ('{"action": "kick", "all": {"state": "asleep"}}', "Invalid enum value 'asleep' - at `$.all.state`"),
+        ('{"action": "kick", "ids": []}', "Expected `array` of length >= 1 - at `$.ids`"),
+        ('{"action": "kick", "ids": ["a", 5]}', "Expected `str`, got `int` - at `$.ids[1]`"),
         ('{"action": "kick", "ids": ["a", "\\ud800"]}', "ids is no text that UTF-8 has"),
-        ('{"action": "kick", "at_most": 1.0}', "at_most must be an integer of at least 0"),
-        ('{"action": "kick", "all": {"min": NaN}}', "all: min must be a finite number"),
-        ('{"action": "kick", "all": {"min": %s}}' % ("9" * 5000), "all: min must be a finite number"),
-        ('{"action": "kick", "all": %s}' % ('{"a":' * 500 + "1" + "}" * 500), "all has an unknown property 'a'; "),
+        ('{"action": "kick", "at_most": 1.0}', "Expected `int`, got `float` - at `$.at_most`"),
+        ('{"action": "kick", "all": {"min": NaN}}', "min must be a finite number - at `$.all`"),
+        ('{"action": "kick", "all": {"min": %s}}' % ("9" * 5000), "min must be a finite number - at `$.all`"),
+        (
+            '{"action": "kick", "all": %s}' % ('{"a":' * 500 + "1" + "}" * 500),
+            "Object contains unknown field `a` - at `$.all`",
+        ),
     ]
     for sent, reason in rows:
-        with case(sent, reason), pytest.raises(ValueError, match=f"^{re.escape(reason)}"):
-            read_document(sent.encode(), ActDocument)
+        with case(sent, reason):
+            with pytest.raises(ValueError, match=f"^{re.escape(reason)}") as refused:
+                read_document(sent.encode(), ActDocument)
+            assert len(str(refused.value)) <= 300
 
 
 def test_queries_and_documents_are_read_with_bytes_and_large_numbers() -> None:
