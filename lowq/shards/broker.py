@@ -109,7 +109,7 @@ class Broker:
         self._groups = list(groups)
         self.dispatchers = [
             Dispatcher(
-                [[] for _ in group.schedules],
+                (),
                 group.schedules,
                 {queue: shares.get(queue, Share()) for queue in group.queues},
                 self._left,
@@ -242,7 +242,7 @@ class Broker:
     # --- who works what ---
 
     def _divide(self, members: Mapping[str, Mapping[str, int]]) -> list[Shard]:
-        """The shards that are to be held while these are the members, shared out to those who work them."""
+        """The shards that are to be held while these are the members, each given to its dispatcher."""
         if isinstance(self._splitter, MembershipSplitter):
             groups = self._splitter.among(self.shards, members, self.name)
         else:
@@ -252,7 +252,7 @@ class Broker:
             if shard not in known:
                 raise ConfigError(f"the splitter returned {shard!r}, which it was not given")
         for workers, dispatcher in zip(self._groups, self.dispatchers, strict=True):
-            dispatcher.assign(_fold(groups, workers))
+            dispatcher.assign(shard for group in groups for shard in group if shard.queue in workers.queues)
         return list(dict.fromkeys(shard for group in groups for shard in group if not shard.is_sealed))
 
     # --- other layouts: when a queue is resharded ---
@@ -352,13 +352,3 @@ def _replace(shard: Shard, other: Shard | None) -> None:
     shard.lease.lose()
     if other is not None and shard.in_flight.in_hand:  # still performed: that lease is not to be resumed
         other.lease.renew_nonce()
-
-
-def _fold(groups: Sequence[Sequence[Shard]], workers: WorkerGroup) -> list[list[Shard]]:
-    """The splitter's groups, one for each of the workers, with the shards of their queues: empty ones for those
-    without, folded when there are too many.
-    """
-    preferred: list[list[Shard]] = [[] for _ in workers.schedules]
-    for number, group in enumerate(groups):
-        preferred[number % len(preferred)] += [shard for shard in group if shard.queue in workers.queues]
-    return preferred

@@ -5,11 +5,8 @@ what each queue has of the threads. A shard is claimed, never waited for, by the
 outcome is written.
 
 A thread's next shard is found in two steps. First the queue, so that each has its share of the threads: `fairness`.
-Then a shard of that queue, which the thread's scheduler for it chooses: of the shards that the thread prefers, and if
-it chooses none of them, of all. The splitter's map is a preference, and may change at any time. When a thread has been
-running one batch for long, all others take turns with its shards, or an hour's job would keep those waiting as long.
-Of a queue with priorities a thread's scheduler chooses of all shards at once, or urgent jobs would wait for the thread
-that is with less urgent ones.
+Then a shard of that queue, which the thread's scheduler for it chooses. A heap for each queue says which of its shards
+are due: whatever makes a shard ready that nobody has claimed enters it there.
 
 Idle threads don't poll. One of them, the leader, sleeps until the next known due time, the others until woken. Only
 when a scheduler of the application's own has declined a shard that is ready, idle threads ask again every 0.1 s.
@@ -18,8 +15,8 @@ when a scheduler of the application's own has declined a shard that is ready, id
 import random
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from heapq import nsmallest
+from heapq import heapify, heappop, heappush
+from itertools import count as count_up
 from itertools import islice
 from math import inf
 from typing import NamedTuple, TypeVar
@@ -33,20 +30,17 @@ from lowq.shards.queue_permits import QueuePermits
 from lowq.shards.scheduler import LagScheduler, Scheduler, SeqScheduler, place
 from lowq.shards.shard import Shard
 
-#: Seconds that a thread may be with one batch before the others look after its shards, too.
-PATIENCE = 1.0
 #: Seconds after which a scheduler that declined a shard that is ready is asked again, at the latest.
 ASK_AGAIN = 0.1
 #: Seconds for which a thread waits for the answer whether a queue whose turn it is may begin a batch, at most: Redis is
 #: asked just then. If it went on with another queue at once, permits would come while all threads are busy, each time.
 ANSWER_SECONDS = 0.5
-#: Who has claimed a shard that no thread may have.
+#: The claim on a shard that no thread may pick: an event loop works it, or its lease is being replaced.
 _NOBODY = -1
+#: No thread: what is ready for it is ready for any.
+_ANY = -2
 #: Seconds for which a shard rests whose primary in a cluster did not answer, at least and at most.
 SILENT_SECONDS = (0.1, 0.3)
-
-#: Chooses among the shards of threads that have been running one batch for long.
-_OLDEST_FIRST = LagScheduler()
 
 T = TypeVar("T")
 Schedule = Scheduler[Shard]
@@ -66,15 +60,15 @@ class Demand(NamedTuple):
 
 
 class Dispatcher:
-    """Hands shards to threads. ``preferred[i]``: the shards of thread i; ``schedules[i]``: its schedulers. ``shares``
-    names every queue that there may be shards of. ``on_left`` is called, outside of the lock, with a shard that is to
-    be given up and that no thread works any more. ``ask_for_permits``: called, under the lock, when a queue with limits
-    over all nodes could begin a batch and may not, see `permits`.
+    """Hands shards to threads. ``schedules[i]``: the schedulers of thread i. ``shares`` names every queue that there
+    may be shards of. ``on_left`` is called, outside of the lock, with a shard that is to be given up and that no thread
+    works any more. ``ask_for_permits``: called, under the lock, when a queue with limits over all nodes could begin a
+    batch and may not, see `permits`.
     """
 
     def __init__(
         self,
-        preferred: Sequence[Sequence[Shard]],
+        shards: Iterable[Shard],
         schedules: Sequence[Schedules],
         shares: Mapping[str, Share],
         on_left: Callable[[Shard], object] = lambda _shard: None,
@@ -83,15 +77,11 @@ class Dispatcher:
         clock: Clock = clock_now,
     ) -> None:
         self._clock = clock
-        #: Per thread, by queue.
-        self._preferred: list[dict[str, list[Shard]]] = []
-        self._all: list[Shard] = []
         self._by_queue: dict[str, list[Shard]] = {}
         self._schedules = list(schedules)
         # lowq's own choose one of those that are ready whenever there is one.
         own = (LagScheduler, SeqScheduler)
         self._may_decline = any(type(made) not in own for each in schedules for made in each.values())
-        self._all_asked_at = -inf
         self._uses = {
             queue: QueueUse(
                 queue,
@@ -100,61 +90,76 @@ class Dispatcher:
             )
             for queue, share in shares.items()
         }
-        #: The only queue, when all threads are for it: then nothing is counted. None: see `_uses`.
-        self._only_queue: str | None = None
-        if len(self._uses) == 1 and all(use.max_threads is None and use.permits is None for use in self._uses.values()):
-            self._only_queue = next(iter(self._uses))
-        #: Per thread: the shard that it was given last, if it is still with that. Counted in `running` of its queue.
-        self._latest: list[Shard | None] = [None] * len(self._schedules)
-        #: Virtual time of the queue that got a thread last, when it got it.
-        self._served_at = 0.0
+        #: Those of the queues that may have all the threads that they may have.
+        self._bounded = {
+            queue: use for queue, use in self._uses.items() if use.max_threads is not None or use.permits is not None
+        }
+        #: Of the only queue, when all threads are for it: then nothing is counted.
+        self._only_use = next(iter(self._uses.values())) if len(self._uses) == 1 and not self._bounded else None
+        #: Of the shards that there are: their places in order. Of equals in a heap the first one is next.
+        self._places: dict[Shard, int] = {}
+        #: Numbers the entries of the heaps.
+        self._entries = count_up()
+        #: The shard that a thread was given last.
+        self._latest: dict[int, Shard] = {}
+        #: Shards that count in `running` of their queues: those that somebody works and has not ended with.
+        self._at_work: set[Shard] = set()
         self._on_left = on_left
-        #: Per thread: when it was given what it is with, monotonic seconds; None: it sleeps.
-        self._busy_since: list[float | None] = [None] * len(self._schedules)
-        self._helped = [False] * len(self._schedules)
-        self._none_stuck_until = 0.0
         self._changed = threading.Condition()
+        #: How many are asleep, and the thread among them that wakes up when the next job is due.
         self._idle = 0
         self._leader: int | None = None
-        self._closed = False
+        #: Whether nothing is handed out any more.
+        self.closed = False
         self._nudged = False
-        #: The queues some of whose shards have priorities.
-        self._with_levels: set[str] = set()
-        #: Shards that an event loop works, and that count in `running` of their queues.
-        self._at_work: set[Shard] = set()
-        self.assign(preferred)
+        self.assign(shards)
 
-    # --- for the threads ---
+    # --- for threads ---
 
     def pick(self, thread: int) -> Shard | None:
         """What to work next, claimed for the caller: the shard that it has claimed already, or another; or None."""
         with self._changed:
-            return self._pick(thread, self._clock())
+            latest = self._latest.get(thread)
+            mine = () if latest is None or latest.dispatch.claimed_by != thread else (latest,)
+            picked = self._pick(thread, 1, mine, thread, self._clock())
+            return picked[0] if picked else None
 
     def wait(self, thread: int) -> Shard | None:
         """Sleeps until there is a shard to work; claimed for the caller. None: no more is taken."""
         with self._changed:
-            while not self._closed:
+            while not self.closed:
                 now = self._clock()
-                shard = self._pick(thread, now)
-                if shard is not None:
-                    self._hand_on(thread)
-                    return shard
-                timeout = self._timeout(thread, now)
+                picked = self._pick(thread, 1, (), thread, now)
+                if picked:
+                    # Whoever leaves the idle ones wakes another: to look for further work, and to lead if nobody does.
+                    if self._leader == thread:
+                        self._leader = None
+                    if self._idle:
+                        self._changed.notify()
+                    return picked[0]
+                if self._leader is None:
+                    self._leader = thread
+                due = inf
+                if self._leader == thread or self._may_decline:
+                    due = min([use.next_due for use in self._uses.values()], default=inf)
+                for use in self._bounded.values():
+                    if use.permits is not None and use.awaits_answer(now):
+                        due = min(due, use.permits.answer_until)
                 self._idle += 1
-                self._busy_since[thread] = None
-                self._changed.wait(timeout)
+                self._changed.wait(min(max(due - now, 0.0), LONGEST_WAIT))
                 self._idle -= 1
             return None
 
-    # --- for an event loop, which works many shards at once, as thread 0 of a dispatcher of its own ---
+    # --- for an event loop or a consumer, which works many shards at once, with a dispatcher of its own ---
 
     def pick_many(self, count: int, ended: Collection[Shard]) -> list[Shard]:
         """Up to so many shards to work next, claimed for the caller. Of those that it has claimed already only the
         ``ended`` ones may be among them: it is not working these any more.
         """
         with self._changed:
-            return self._pick_many(count, ended, self._clock())
+            for shard in ended:
+                shard.dispatch.claimed_by = 0
+            return self._pick(0, count, ended, _NOBODY, self._clock())
 
     def wait_many(self, count: int, until: float = inf) -> list[Shard]:
         """As `pick_many`, but sleeps until there is one, or until `nudge`, or until no more is handed out, or that
@@ -163,15 +168,15 @@ class Dispatcher:
         with self._changed:
             while True:
                 now = self._clock()
-                shards = self._pick_many(count, (), now)
-                if shards or self._nudged or now >= until:
+                picked = self._pick(0, count, (), _NOBODY, now)
+                if picked or self._nudged or now >= until:
                     self._nudged = False
-                    return shards
-                due = self._next_due(now) if count and not self._closed else None
-                if until < inf:
-                    due = until if due is None else min(due, until)
+                    return picked
+                due = until
+                if count and not self.closed:
+                    due = min([until, *(use.next_due for use in self._uses.values())])
                 self._idle += 1
-                self._changed.wait(None if due is None else min(max(due - now, 0.0), LONGEST_WAIT))
+                self._changed.wait(min(max(due - now, 0.0), LONGEST_WAIT))
                 self._idle -= 1
 
     def nudge(self) -> None:
@@ -181,57 +186,72 @@ class Dispatcher:
             if self._idle:
                 self._changed.notify_all()
 
-    def _pick_many(self, count: int, ended: Collection[Shard], now: float) -> list[Shard]:
-        if self._closed or not count:
-            return []
+    # --- which shards ---
 
-        def ready(shard: Shard) -> bool:
-            # Most shards of a busy loop are claimed: what costs less is asked first.
-            return (shard.dispatch.claimed_by is None or shard in ended) and is_ready(0, now, shard)
-
-        for shard in ended:
-            self._end_work(shard, now)
-        waiting = {queue: [shard for shard in shards if ready(shard)] for queue, shards in self._by_queue.items()}
-        if self._only_queue is not None:
-            shards = waiting.get(self._only_queue, [])
-            picked = list(islice(self._choices(self._only_queue, shards, count, now, ready), count))
+    def _pick(self, thread: int, count: int, mine: Collection[Shard], claimed_by: int, now: float) -> list[Shard]:
+        """Up to so many shards that are ready for the thread, claimed. ``mine``: those of its own that it may have
+        again.
+        """
+        picked: list[Shard] = []
+        if self.closed or not count:
+            return picked
+        for shard in mine:
+            due = shard.dispatch.next_due
+            if due is not None and due <= now and shard in self._places:
+                heappush(self._uses[shard.queue].heap, (due, self._places[shard], next(self._entries), shard))
+        if self._only_use is not None:
+            ready = self._ready(self._only_use, thread, count, now)
+            picked += islice(self._choices(self._only_use.queue, thread, ready, now), count)
         else:
-            picked = self._fair_shards(
-                {queue: shards for queue, shards in waiting.items() if shards}, count, now, ready
-            )
+            self._pick_fairly(picked, thread, count, mine, now)
         for shard in picked:
-            shard.dispatch.claimed_by = 0
+            shard.dispatch.claimed_by = claimed_by
+            self._latest[thread] = shard
         return picked
 
-    def _fair_shards(
-        self, waiting: dict[str, list[Shard]], count: int, now: float, ready: Callable[[Shard], bool]
-    ) -> list[Shard]:
-        """Of the shards that are ready, by queue, up to so many: each of the queue whose turn it is."""
-        choices = {queue: self._choices(queue, shards, count, now, ready) for queue, shards in waiting.items()}
-        left = {queue: len(shards) for queue, shards in waiting.items()}
-        for queue in left:
-            self._uses[queue].count_until(now)
-        picked: list[Shard] = []
+    def _pick_fairly(self, picked: list[Shard], thread: int, count: int, mine: Collection[Shard], now: float) -> None:
+        """Each of the queue whose turn it is; of another queue if its scheduler declines."""
+        # What the caller comes from doesn't count: it may go on with that.
+        came_from = [shard for shard in mine if shard in self._at_work]
+        for shard in came_from:
+            self._end_work(shard, now)
+        ready: dict[QueueUse, list[Shard]] = {}
+        choices: dict[QueueUse, Iterator[Shard]] = {}
+        for use in self._uses.values():
+            if use.running:
+                use.count_until(now)
+            if not use.heap or use.heap[0][0] > now:  # most have nothing due
+                use.next_due = use.heap[0][0] if use.heap else inf
+                continue
+            ready[use] = self._ready(use, thread, count, now)
+        counts = {use: len(found) for use, found in ready.items()}
         kept: list[QueueUse] = []  # for which a place is kept until it is known whether they may begin
         try:
             while len(picked) + len(kept) < count:
-                uses = self._candidates(left, count - len(picked), now)
-                if not uses:
+                waiting = [use for use, left in counts.items() if left and self._may_wait(use, left, now)]
+                if not waiting:
                     break
-                use = next_queue(uses)
+                use = next_queue(waiting)
+                counts[use] -= 1
                 if use.is_full:
                     use.running += 1
                     kept.append(use)
-                else:
-                    shard = next(choices[use.queue], None)
-                    if shard is None:
-                        del left[use.queue]
-                        continue
-                    self._begin_work(use, shard, left, now)
-                    picked.append(shard)
-                left[use.queue] -= 1
-                if not left[use.queue]:
-                    del left[use.queue]
+                    continue
+                if use not in choices:
+                    choices[use] = self._choices(use.queue, thread, ready[use], now)
+                chosen = next(choices[use], None)
+                if chosen is None:
+                    counts[use] = 0
+                    continue
+                for other in self._uses.values():
+                    # It had no use for a thread now: it cannot claim it later.
+                    if other.virtual_time < use.virtual_time and other not in waiting:
+                        other.virtual_time = use.virtual_time
+                use.begin(now)
+                if use.permits is not None:
+                    chosen.dispatch.allowance = use.permits.begin()
+                self._at_work.add(chosen)
+                picked.append(chosen)
         except BaseException:  # of the application's scheduler: nothing was picked
             for shard in picked:
                 self._end_work(shard, now)
@@ -239,226 +259,108 @@ class Dispatcher:
         finally:
             for use in kept:
                 use.running -= 1
-        return picked
+            for use in self._bounded.values():
+                if use.is_full:  # whoever leaves it wakes a thread
+                    use.next_due = inf
+            queues = {shard.queue for shard in picked}
+            for shard in came_from:
+                if shard.queue not in queues:
+                    self._wake_for_place(self._uses[shard.queue])
 
-    def _candidates(self, queues: Mapping[str, int], count: int, now: float) -> list[QueueUse]:
-        """Of these queues, each with how many of its shards are ready, those that may begin a batch, or perhaps may in
-        a moment.
-        """
-        found = []
-        for queue, ready_count in queues.items():
-            use = self._uses[queue]
-            if not use.is_full:
-                found.append(use)
-                continue
-            self._ask_for_permits(use, min(ready_count, count))
-            if use.awaits_answer(now):
-                found.append(use)
-        return found
+    def _may_wait(self, use: QueueUse, ready_count: int, now: float) -> bool:
+        """Whether a queue with so many ready shards may begin a batch, or perhaps may in a moment."""
+        if not use.is_full:
+            return True
+        self._ask_for_permits(use, ready_count + self._idle)
+        return use.awaits_answer(now)
 
-    def _choices(
-        self, queue: str, shards: list[Shard], most: int, now: float, ready: Callable[[Shard], bool]
-    ) -> Iterator[Shard]:
-        """Up to so many of the shards of a queue that are ready, as its scheduler chooses them one after the other."""
-        schedule = self._schedules[0][queue]
-        if type(schedule) is LagScheduler and queue in self._with_levels:
-            yield from schedule.in_turn(shards, now)
-            return
-        if type(schedule) is LagScheduler:  # asked one by one it would look at all of them each time
-            yield from nsmallest(most, shards, key=lambda shard: shard.dispatch.next_due or 0.0)
-            return
-        left = list(shards)
-        while left:
-            shard = schedule(left, now, ready)
-            if shard is None or shard not in left:
+    def _ready(self, use: QueueUse, thread: int, most: int, now: float) -> list[Shard]:
+        """The shards of a queue that are ready for the thread and whose jobs have waited longest, up to so many."""
+        found: dict[Shard, None] = {}
+        kept = []
+        heap, use.next_due = use.heap, inf
+        while heap and heap[0][0] <= now:
+            entry = heap[0]
+            shard, state = entry[-1], entry[-1].dispatch
+            if state.next_due == entry[0] and shard not in found:  # else another entry says when it is due
+                if is_ready(thread, now, shard):
+                    found[shard] = None
+                    if len(found) == most:
+                        break
+                    kept.append(entry)
+                # Whoever ends one of these enters it again.
+                elif not (state.claimed_by is not None or state.paused or state.leaving):
+                    kept.append(entry)
+                    if state.rests_until > now:
+                        use.next_due = min(use.next_due, state.rests_until)
+            heappop(heap)
+        if found:
+            use.next_due = now + ASK_AGAIN  # should the scheduler decline them
+        elif heap:
+            use.next_due = min(use.next_due, heap[0][0])
+        for entry in kept:
+            heappush(heap, entry)
+        return list(found)
+
+    def _choices(self, queue: str, thread: int, found: list[Shard], now: float) -> Iterator[Shard]:
+        """The ready shards of a queue, of which some were found, as the thread's scheduler chooses them."""
+        schedule = self._schedules[thread][queue]
+        if type(schedule) is not LagScheduler:
+            return self._ask(schedule, queue, thread, now)
+        if all(shard.dispatch.levels is None for shard in found):
+            return iter(found)
+        return schedule.in_turn([shard for shard in self._by_queue[queue] if is_ready(thread, now, shard)], now)
+
+    def _ask(self, schedule: Schedule, queue: str, thread: int, now: float) -> Iterator[Shard]:
+        shards, chosen = self._by_queue[queue], set[Shard]()
+        while True:
+            shard = schedule(shards, now, lambda one: one not in chosen and is_ready(thread, now, one))
+            # A scheduler of the application's own may be wrong: what is not ready, or of another queue, is no choice.
+            if shard is None or shard in chosen or shard.queue != queue or not is_ready(thread, now, shard):
                 return
-            left.remove(shard)
+            chosen.add(shard)
             yield shard
 
-    def _begin_work(self, use: QueueUse, shard: Shard, waiting: Collection[str], now: float) -> None:
-        for other in self._uses.values():
-            if other.queue not in waiting:
-                other.catch_up(use.virtual_time)
-        use.begin(now)
-        self._allow(use, shard)
-        self._at_work.add(shard)
+    def _enter(self, shard: Shard) -> None:
+        """The shard may be ready when its next job is due, or is by now: has it looked at then."""
+        state = shard.dispatch
+        due, at = state.next_due, self._places.get(shard)
+        if due is None or at is None or state.claimed_by is not None or state.paused or state.leaving:
+            return
+        use = self._uses[shard.queue]
+        heappush(use.heap, (due, at, next(self._entries), shard))
+        if len(use.heap) > 4 * len(self._by_queue[shard.queue]) + 100:  # most of them say something old
+            self._enter_all(use)
+        if not self._idle:
+            return
+        # Due now: anyone may take it; if its queue is full, whoever leaves that wakes a thread. Due later: the leader
+        # must set its alarm anew.
+        if due > self._clock() or self._may_decline:
+            self._changed.notify_all()
+        elif use.queue not in self._bounded or not use.is_full:
+            self._changed.notify()
+        else:
+            self._ask_for_permits(use, 1)
+
+    def _enter_all(self, use: QueueUse) -> None:
+        dues = [(shard.dispatch.next_due, shard) for shard in self._by_queue.get(use.queue, ())]
+        use.heap = [(due, self._places[shard], next(self._entries), shard) for due, shard in dues if due is not None]
+        heapify(use.heap)
 
     def _end_work(self, shard: Shard, now: float) -> None:
-        if shard in self._at_work:
-            self._at_work.remove(shard)
-            self._settle(shard, 0)
-            self._uses[shard.queue].end(now)
-
-    def _hand_on(self, thread: int) -> None:
-        # Whoever leaves the idle ones wakes another: to look for further work, and to lead if nobody does.
-        if self._leader == thread:
-            self._leader = None
-        if self._idle:
-            self._changed.notify()
-
-    def _timeout(self, thread: int, now: float) -> float | None:
-        """Seconds for which a thread that found nothing sleeps, unless it is woken; None: until then."""
-        due: float | None = None
-        if self._leader is None or self._leader == thread:
-            self._leader = thread
-            due = self._next_due(now)
-        for use in self._uses.values():
-            if use.awaits_answer(now) and use.permits is not None:
-                due = use.permits.answer_until if due is None else min(due, use.permits.answer_until)
-        if self._may_decline and any(self._is_waiting(use, thread, now) for use in self._uses.values()):
-            # This thread's scheduler declined what is ready. Another's may want it, and each may want it later.
-            due = now + ASK_AGAIN if due is None else min(due, now + ASK_AGAIN)
-            if now - self._all_asked_at >= ASK_AGAIN:
-                self._all_asked_at = now
-                self._changed.notify_all()
-        return None if due is None else min(max(due - now, 0.0), LONGEST_WAIT)
-
-    def _next_due(self, now: float) -> float | None:
-        earliest: float | None = None
-        for shard in self._all:
-            state = shard.dispatch
-            due = state.next_due
-            if (
-                due is not None
-                and (earliest is None or due < earliest)
-                and state.claimed_by is None
-                and not state.paused
-                and not state.leaving
-                and shard.lease.deadline > now
-                and not shard.in_flight.is_full
-            ):
-                if due > now:
-                    earliest = due
-                elif not self._uses[shard.queue].is_full:  # else whoever leaves the queue wakes a thread
-                    earliest = now + ASK_AGAIN if earliest is None else min(earliest, now + ASK_AGAIN)
-        return earliest
-
-    # --- which shard ---
-
-    def _pick(self, thread: int, now: float) -> Shard | None:
-        if self._closed:
-            return None
-        stuck = () if now < self._none_stuck_until else self._stuck(thread, now)
-        if self._only_queue is not None:
-            shard = self._shard_of(self._only_queue, thread, now, stuck)
-        else:
-            shard = self._fair_shard(thread, now, stuck)
-        if shard is not None:
-            shard.dispatch.claimed_by = thread
-            self._busy_since[thread] = now
-        return shard
-
-    def _fair_shard(self, thread: int, now: float, stuck: Sequence[int]) -> Shard | None:
-        """A shard of the queue whose turn it is; of another queue if the scheduler declines."""
-        left = self._end_latest(thread, now)  # what it comes from doesn't count: it may go on with that
-        shard: Shard | None = None
-        try:
-            waiting: list[QueueUse] = []
-            others: list[QueueUse] = []
-            for use in self._uses.values():
-                if now < use.rests_until:
-                    continue
-                if use.running:
-                    use.count_until(now)
-                if use.rests_until > -inf:
-                    use.rests_until = -inf
-                    use.catch_up(self._served_at)
-                if self._is_waiting(use, thread, now):
-                    waiting.append(use)
-                else:
-                    others.append(use)
-            asking = [use for use in others if use.awaits_answer(now)]
-            while waiting and shard is None:
-                use = next_queue([*waiting, *asking])
-                if use.is_full:
-                    break  # the thread waits for the answer
-                shard = self._shard_of(use.queue, thread, now, stuck)
-                if shard is None:
-                    waiting.remove(use)
-                    others.append(use)
-            if shard is not None:
-                self._served_at = use.virtual_time
-                for other in others:
-                    other.catch_up(use.virtual_time)
-                use.begin(now)
-                self._allow(use, shard)
-                self._latest[thread] = shard
-        finally:
-            if left is not None and (shard is None or shard.queue != left.queue):
-                self._wake_for_place(left)
-        return shard
-
-    def _shard_of(self, queue: str, thread: int, now: float, stuck: Sequence[int]) -> Shard | None:
-        """What the thread's scheduler chooses of a queue; None: nothing is ready, or it declines."""
-        schedule, ready = self._schedules[thread][queue], partial(is_ready, thread, now)
-        shard: Shard | None = None
-        if stuck and queue not in self._with_levels:
-            theirs = {shard for other in stuck for shard in self._preferred[other].get(queue, ())}
-            # One that goes round its shards would lose its place by this: with 1 and 3 here and 2 there it would take 3
-            # after 2 and 2 after 3, and never 1. An application's own is asked, as it may decline.
-            help_by = schedule if self._may_decline else _OLDEST_FIRST
-            shard = help_by(sorted(theirs, key=place), now, ready)
-        # A scheduler of the application's own may be wrong: what is not ready, or of another queue, is no choice.
-        if shard is None or shard.queue != queue or not ready(shard):
-            if queue not in self._with_levels:  # else the most urgent shard of the node comes before those preferred
-                shard = schedule(self._preferred[thread].get(queue, ()), now, ready)
-            if shard is None or shard.queue != queue or not ready(shard):
-                shard = schedule(self._by_queue.get(queue, ()), now, ready)
-                if shard is None or shard.queue != queue or not ready(shard):
-                    return None
-        return shard
-
-    def _stuck(self, thread: int, now: float) -> list[int]:
-        """Every other time: the threads that have been running one batch for long. Others work their shards then."""
-        stuck = [
-            other
-            for other, since in enumerate(self._busy_since)
-            if other != thread and since is not None and now - since > PATIENCE
-        ]
-        if not stuck:
-            self._none_stuck_until = now + PATIENCE / 10
-            return []
-        self._helped[thread] = not self._helped[thread]
-        return stuck if self._helped[thread] else []
-
-    def _is_waiting(self, use: QueueUse, thread: int, now: float) -> bool:
-        """Whether the queue may have the thread and has a shard that is ready for it. If none is even due, it rests."""
-        if use.is_full:
-            if use.permits is not None and not use.permits.wanted and self._ready_count(use.queue, now):
-                self._ask_for_permits(use, 1 + self._idle)
-            return False
-        earliest = inf
-        for shard in self._by_queue.get(use.queue, ()):
-            due = shard.dispatch.next_due
-            if due is not None:
-                if due <= now and is_ready(thread, now, shard):
-                    return True
-                earliest = min(earliest, due)
-        if earliest > now:
-            use.rests_until = earliest
-        return False
-
-    def _expect(self, shard: Shard, due: float | None) -> None:
-        """From now on the shard's next job is known to be due then; None: it has none."""
-        shard.dispatch.next_due = due
-        if due is not None and self._only_queue is None:
-            use = self._uses[shard.queue]
-            if due < use.rests_until:
-                use.rests_until = due
-
-    def _end_latest(self, thread: int, now: float) -> QueueUse | None:
-        """The thread is not with the shard any more that it was given last; returns what that shard's queue uses."""
-        shard, self._latest[thread] = self._latest[thread], None
-        if shard is None:
-            return None
+        """Nobody works it any more, as its queue's share counts it."""
+        self._at_work.remove(shard)
         self._settle(shard, 0)
-        use = self._uses[shard.queue]
-        use.end(now)
-        return use
+        self._uses[shard.queue].end(now)
+
+    def _leave_queue(self, shard: Shard) -> None:
+        """Whoever worked it goes on without another shard of its queue."""
+        self._end_work(shard, self._clock())
+        self._wake_for_place(self._uses[shard.queue])
 
     def _wake_for_place(self, use: QueueUse) -> None:
-        # A thread has left the queue. If that one was full, nobody was woken for its shards, and no alarm is set for
-        # them: this is what makes up for it. One thread, as there is room for one.
+        # If the queue was full, nobody was woken for its shards, and no alarm is set for them: this is what makes up
+        # for it. One thread, as there is room for one.
         if self._idle and (use.running + 1 == use.max_threads or (use.permits is not None and not use.is_full)):
             self._changed.notify()
 
@@ -471,21 +373,11 @@ class Dispatcher:
             use.permits.answer_until = self._clock() + ANSWER_SECONDS
             use.permits.ask()
 
-    def _allow(self, use: QueueUse, shard: Shard) -> None:
-        if use.permits is not None:
-            shard.dispatch.allowance = use.permits.begin()
-
     def _settle(self, shard: Shard, used: int) -> None:
         allowance, shard.dispatch.allowance = shard.dispatch.allowance, None
         permits = self._uses[shard.queue].permits
         if allowance is not None and permits is not None:
             permits.settle(allowance, used)
-
-    def _ready_count(self, queue: str, now: float) -> int:
-        """How many of its shards anybody could begin with."""
-        return sum(
-            shard.dispatch.claimed_by is None and is_ready(0, now, shard) for shard in self._by_queue.get(queue, ())
-        )
 
     def change_permits(self, queue: str, change: Callable[[QueuePermits, Demand], T]) -> T:
         """For `permits`: calls ``change`` under the lock with what the queue may begin and what it could. Wakes whoever
@@ -496,8 +388,8 @@ class Dispatcher:
             permits = use.permits
             assert permits is not None
             ready = 0
-            if permits.wanted and not self._closed:
-                ready = min(self._ready_count(queue, now), max(self._idle, permits.wanted))
+            if permits.wanted and not self.closed:
+                ready = len(self._ready(use, _ANY, max(self._idle, permits.wanted), now))
                 if use.max_threads is not None:
                     ready = min(ready, max(use.max_threads - use.running, 0))
             answer_until = permits.answer_until
@@ -513,17 +405,18 @@ class Dispatcher:
         """Takes note of what the reply of a take from the caller's shard said. ``wakes``: the shard's count before the
         call was sent; a wake-up that came since may be newer than the reply, so the shard is looked at again.
         """
-        now = self._clock()
+        now, state = self._clock(), shard.dispatch
         with self._changed:
-            if delivery.levels is not None or shard.dispatch.levels is not None:
-                shard.dispatch.level = urgent_level(shard.dispatch.levels, now)
+            is_older = state.wakes != wakes
+            if delivery.levels is not None or state.levels is not None:
+                state.level = urgent_level(state.levels, now)
                 self._note_levels(shard, wakes, delivery.levels, now)
-            if shard.dispatch.wakes != wakes:
-                self._expect(shard, now)
+            if is_older:
+                state.next_due = now
             else:
-                self._expect(shard, None if delivery.delay is None else now + delivery.delay)
-            shard.dispatch.paused = delivery.paused and shard.dispatch.wakes == wakes
-            if shard.dispatch.allowance is not None:
+                state.next_due = None if delivery.delay is None else now + delivery.delay
+            state.paused = delivery.paused and not is_older
+            if state.allowance is not None:
                 self._settle(shard, len(delivery.jobs))
 
     def _note_levels(self, shard: Shard, wakes: int, levels: Mapping[int, float] | None, now: float) -> None:
@@ -532,7 +425,6 @@ class Dispatcher:
             for level, due in (shard.dispatch.levels or {}).items():
                 known[level] = min(due, known.get(level, inf))
         shard.dispatch.levels = known or None
-        self._with_levels.add(shard.queue)
 
     def look_again(self, shard: Shard) -> None:
         """What is known of the caller's shard is out of date: jobs went back to it."""
@@ -540,12 +432,14 @@ class Dispatcher:
             now = self._clock()
             if shard.dispatch.levels is not None:
                 shard.dispatch.levels[shard.dispatch.level] = now
-            self._expect(shard, now)
+            shard.dispatch.next_due = now
+            self._enter(shard)
 
     def rest(self, shard: Shard, seconds: float) -> None:
         """The caller's shard is in trouble of its own: nobody looks at it for a while."""
         with self._changed:
-            self._expect(shard, self._clock() + seconds)
+            shard.dispatch.next_due = self._clock() + seconds
+            self._enter(shard)
 
     def rest_for_failover(self, shard: Shard) -> None:
         """The primary of the caller's shard, in a cluster, does not answer: the caller goes on with shards of others.
@@ -556,14 +450,16 @@ class Dispatcher:
             # Its jobs stay due since when they are: else it would be behind all that became due in the meantime.
             shard.dispatch.rests_until = now + random.uniform(*SILENT_SECONDS)
             if shard.dispatch.next_due is None:
-                self._expect(shard, now)
+                shard.dispatch.next_due = now
+            self._enter(shard)
 
     def unclaim(self, shard: Shard) -> None:
         """The caller has finished with the shard."""
         with self._changed:
-            self._end_claim(shard, None)
-            if self._idle and shard.dispatch.next_due is not None and not shard.dispatch.leaving:
-                self._notify(shard)
+            shard.dispatch.claimed_by = None
+            if shard in self._at_work:
+                self._leave_queue(shard)
+            self._enter(shard)
         if shard.dispatch.leaving:
             self._on_left(shard)
 
@@ -577,29 +473,21 @@ class Dispatcher:
     def withhold(self, shard: Shard) -> None:
         """The caller has finished with the shard, and no thread may have it before somebody calls `unclaim`."""
         with self._changed:
-            self._end_claim(shard, _NOBODY)  # what it counts for ends here: nobody may come for another shard
-
-    def _end_claim(self, shard: Shard, claimed_by: int | None) -> None:
-        thread, shard.dispatch.claimed_by = shard.dispatch.claimed_by, claimed_by
-        if shard in self._at_work:
-            self._end_work(shard, self._clock())
-        if thread is not None and self._latest[thread] is shard:  # it goes on without another shard
-            left = self._end_latest(thread, self._clock())
-            if left is not None:
-                self._wake_for_place(left)
+            shard.dispatch.claimed_by = _NOBODY
+            if shard in self._at_work:  # nobody may come for another shard
+                self._leave_queue(shard)
 
     # --- for the maintenance loop and the listener ---
 
-    def assign(self, preferred: Sequence[Sequence[Shard]]) -> None:
-        """From now on these are the shards of the threads. What a thread works just now it goes on with."""
-        groups = [_by_queue(group) for group in preferred]
-        shards = sorted({shard for group in preferred for shard in group}, key=place)
+    def assign(self, shards: Iterable[Shard]) -> None:
+        """From now on these are the shards. What a thread works just now it goes on with."""
         with self._changed:
-            self._preferred = groups
-            self._all, self._by_queue = shards, _by_queue(shards)
-            now = self._clock()
+            ordered, self._by_queue = sorted(set(shards), key=place), {}
+            self._places = {shard: number for number, shard in enumerate(ordered)}
+            for shard in ordered:
+                self._by_queue.setdefault(shard.queue, []).append(shard)
             for use in self._uses.values():
-                use.rests_until = min(use.rests_until, now)
+                self._enter_all(use)
             self._changed.notify_all()  # the alarm may have been set for a shard that is no longer here
 
     def leave(self, shards: Sequence[Shard]) -> None:
@@ -613,25 +501,23 @@ class Dispatcher:
         with self._changed:
             for shard in shards:
                 shard.dispatch.leaving = False
-                if self._idle and shard.dispatch.claimed_by is None and shard.dispatch.next_due is not None:
-                    self._notify(shard)
+                self._enter(shard)
 
     def wake(self, shard: Shard, delay: float = 0.0, level: int = 0) -> None:
         """The shard has work of that priority that is due in ``delay`` seconds, or earlier than was known."""
+        state = shard.dispatch
         with self._changed:
-            shard.dispatch.wakes += 1
+            state.wakes += 1
             due = self._clock() + delay
-            if level or shard.dispatch.levels is not None:
-                if shard.dispatch.levels is None:
-                    shard.dispatch.levels = {} if shard.dispatch.next_due is None else {0: shard.dispatch.next_due}
-                    self._with_levels.add(shard.queue)
-                shard.dispatch.levels[level] = min(due, shard.dispatch.levels.get(level, inf))
-            if shard.dispatch.next_due is None or due < shard.dispatch.next_due:
-                self._expect(shard, due)
+            if level or state.levels is not None:
+                if state.levels is None:
+                    state.levels = {} if state.next_due is None else {0: state.next_due}
+                state.levels[level] = min(due, state.levels.get(level, inf))
+            if state.next_due is None or due < state.next_due:
+                state.next_due = due
             if delay == 0.0:
-                shard.dispatch.paused = False
-            if shard.dispatch.claimed_by is None and not shard.dispatch.leaving and self._idle:
-                self._notify(shard)
+                state.paused = False
+            self._enter(shard)
 
     def refreshed(
         self,
@@ -643,26 +529,15 @@ class Dispatcher:
         levels: Mapping[int, float] | None = None,
     ) -> None:
         """What a look at an unclaimed shard gave, unless something happened to it meanwhile."""
+        state = shard.dispatch
         with self._changed:
-            if shard.dispatch.claimed_by is None and shard.dispatch.wakes == wakes:
+            if state.claimed_by is None and state.wakes == wakes:
                 now = self._clock()
-                self._expect(shard, None if delay is None else now + delay)
-                if levels is not None or shard.dispatch.levels is not None:
+                state.next_due = None if delay is None else now + delay
+                if levels is not None or state.levels is not None:
                     self._note_levels(shard, wakes, levels, now)
-                shard.dispatch.paused = paused
-                if shard.dispatch.next_due is not None and self._idle and not paused and not shard.dispatch.leaving:
-                    self._notify(shard)
-
-    def _notify(self, shard: Shard) -> None:
-        # Due now: anyone may take it; if its queue is full, whoever leaves that wakes a thread. Due later: the leader
-        # must set its alarm anew.
-        due = shard.dispatch.next_due
-        if due is not None and due > self._clock():
-            self._changed.notify_all()
-        elif not self._uses[shard.queue].is_full:
-            self._changed.notify()
-        else:
-            self._ask_for_permits(self._uses[shard.queue], 1)
+                state.paused = paused
+                self._enter(shard)
 
     def unclaimed(self, shards: Sequence[Shard]) -> list[tuple[Shard, int]]:
         """Those of the shards that nobody works just now, with their wake-up counts."""
@@ -677,13 +552,8 @@ class Dispatcher:
     def close(self) -> None:
         """From now on nothing is taken."""
         with self._changed:
-            self._closed = self._nudged = True
+            self.closed = self._nudged = True
             self._changed.notify_all()
-
-    @property
-    def closed(self) -> bool:
-        """Whether nothing is handed out any more."""
-        return self._closed
 
 
 def is_ready(thread: int, now: float, shard: Shard) -> bool:
@@ -698,13 +568,5 @@ def is_ready(thread: int, now: float, shard: Shard) -> bool:
         and not state.paused
         and not state.leaving
         and state.rests_until <= now < shard.lease.deadline
-        and not shard.in_flight.is_full
+        and shard.in_flight.full_under is not shard.lease.current
     )
-
-
-def _by_queue(shards: Iterable[Shard]) -> dict[str, list[Shard]]:
-    """The shards of each queue, in order."""
-    groups: dict[str, list[Shard]] = {}
-    for shard in sorted(shards, key=place):
-        groups.setdefault(shard.queue, []).append(shard)
-    return groups

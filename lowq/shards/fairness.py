@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from lowq.limits import Limit
 from lowq.shards.queue_permits import QueuePermits
+from lowq.shards.shard import Shard
 
 
 class Share(NamedTuple):
@@ -41,7 +42,7 @@ class QueueUse:
     """What a queue has of the threads, and had. Times are monotonic seconds."""
 
     __slots__ = (
-        "_counted_until", "max_threads", "permits", "queue", "rests_until", "running", "virtual_time", "weight",
+        "_counted_until", "heap", "max_threads", "next_due", "permits", "queue", "running", "virtual_time", "weight",
     )  # fmt: skip
 
     def __init__(self, queue: str, share: Share, permits: QueuePermits | None = None) -> None:
@@ -54,15 +55,16 @@ class QueueUse:
         #: Seconds of threads used, divided by the weight. What runs counts while it runs.
         self.virtual_time = 0.0
         self._counted_until = 0.0
-        #: None of its shards is due before, as far as is known; -inf: some were when they were looked at.
-        self.rests_until = -inf
+        #: An entry of each of its shards that is ready, or will be by the time alone: when its next job is due, its
+        #: place among the shards, and a number. One whose time is no longer that of the shard counts for nothing.
+        self.heap: list[tuple[float, int, int, Shard]] = []
+        #: When to look for a ready shard again, unless one becomes ready before. As of the last look.
+        self.next_due = -inf
 
     @property
     def is_full(self) -> bool:
         """Whether it has all the threads that it may have."""
-        if self.has_all_threads:
-            return True
-        return self.permits is not None and not self.permits.may_begin(self.running)
+        return self.has_all_threads or (self.permits is not None and not self.permits.may_begin(self.running))
 
     @property
     def has_all_threads(self) -> bool:
@@ -89,11 +91,6 @@ class QueueUse:
         self.running -= 1
         if self.permits is not None:
             self.permits.end()
-
-    def catch_up(self, virtual_time: float) -> None:
-        """It had no use for a thread when the queue with that virtual time got one: it cannot claim it later."""
-        if self.virtual_time < virtual_time:
-            self.virtual_time = virtual_time
 
 
 def next_queue(waiting: Sequence[QueueUse]) -> QueueUse:

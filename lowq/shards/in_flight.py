@@ -21,7 +21,7 @@ from lowq.logs import describe, get_log
 from lowq.observe.emit import QueueEvents
 from lowq.observe.events import JobEventKind
 from lowq.shards.delivery import Delivery, Failure, TakenJob, Undecodable
-from lowq.shards.lease import ShardLease
+from lowq.shards.lease import Lease, ShardLease
 from lowq.store import Call, Client
 from lowq.store.shard import ShardScripts, TakeLimits
 from lowq.store.shard_replies import EXPIRED, POISONED, TakeReply
@@ -83,16 +83,20 @@ class InFlight:
         self.on_sealed: Callable[[], object] = lambda: None
         #: While somebody follows jobs: how many payloads of an id are in hand.
         self._counts: dict[str, int] = {}
-        self._delivery = 0
-        self._token_in_hand = ""
-        #: TakeReply and neither finished nor reported: id -> the delivery.
-        self._in_hand: dict[str, int] = {}
+        #: The number of the delivery in hand, or of the last one.
+        self.delivery = 0
+        #: The token of the lease under which the delivery in hand was taken.
+        self.token = ""
+        #: Taken, and neither finished nor reported: id -> the delivery. What is removed otherwise stays in flight, and
+        #: the next take, or the next owner, gets it.
+        self.in_hand: dict[str, int] = {}
         #: Finished and not acknowledged.
-        self._finished: list[str] = []
+        self.unacknowledged: list[str] = []
         #: Whether payloads of the shard have a ttl, as far as a reply has told: then it wants to be swept.
         self.has_ttl = False
-        #: The token of the lease under which as much is in flight as may be; see `is_full`.
-        self._full_under = ""
+        #: The lease under which so much is in flight that a take would bring nothing before some of it is reported;
+        #: None: there is room. Only `took` says so: another reply may be older than a report.
+        self.full_under: Lease | None = None
         #: id -> how many times in a row it was released because its handler found no Redis; see `execution`.
         self.found_no_redis: dict[str, int] = {}
         #: The trace contexts of the delivery in hand, as Redis keeps them, of ids that have some.
@@ -105,13 +109,14 @@ class InFlight:
     def take_call(self, limit: int, now: float | None = None) -> Call[TakeReply]:
         """Acknowledges what finished, and takes up to ``limit`` jobs; 0 only acknowledges."""
         token = self._lease.token
-        if token != self._token_in_hand:
+        if token != self.token:
             self.drop_delivery()
-            self._token_in_hand = token
-        last = self._delivery if self._in_hand else 0
+            self.token = token
+        last = self.delivery if self.in_hand else 0
         self._asked_at = self._clock()
         limits = self._no_jobs._replace(jobs=min(limit, MAX_DELIVERY_JOBS)) if limit else self._no_jobs
-        return self._scripts.ack_and_take(token, last, limits, self._delivery, map(_bytes, self._finished), now)
+        finished = [job_id.encode("utf-8", "surrogateescape") for job_id in self.unacknowledged]
+        return self._scripts.ack_and_take(token, last, limits, self.delivery, finished, now)
 
     def took(self, reply: Any) -> Delivery:
         """Takes note of the reply to `take_call`.
@@ -124,7 +129,7 @@ class InFlight:
                 self._refused()
             raise reply
         lease = self._lease.current
-        if lease is None or lease.token != self._token_in_hand:
+        if lease is None or lease.token != self.token:
             # TakeReply under a lease that was lost, and perhaps regained, before the reply was read: others may have
             # worked the shard meanwhile, so these jobs may be old. They are in flight under the old delivery.
             self.drop_delivery()
@@ -132,13 +137,15 @@ class InFlight:
         taken = TakeReply.of(reply)
         number = taken.delivery
         if self.events.follows_jobs:
-            self._emit("acked", list(self._finished))
-        self._finished.clear()
-        self._note_state(taken)
-        self._full_under = lease.token if taken.is_full else ""
+            self._emit("acked", list(self.unacknowledged))
+        self.unacknowledged.clear()
+        self.has_ttl |= taken.has_ttl
+        if taken.sealed:
+            self.on_sealed()
+        self.full_under = lease if taken.is_full else None
         delivery = Delivery(number, lease, [], taken.delay, taken.paused, taken.levels)
         if taken.items:
-            self._delivery = number
+            self.delivery = number
             delivery.is_solo = taken.is_solo
             self._traces = taken.traces
             self._expires = delivery.expires
@@ -159,7 +166,7 @@ class InFlight:
                     jobs.append(TakenJob(decode_id(item), [load_payload(payload)], -1, raw))
                 except Exception:
                     jobs.append(self._decode(raw, delivery))
-            self._in_hand.update(dict.fromkeys([job.id for job in jobs], number))
+            self.in_hand.update(dict.fromkeys([job.id for job in jobs], number))
             if self.events.follows_jobs:
                 self._emit_taken(delivery)
         return delivery
@@ -171,17 +178,12 @@ class InFlight:
     def read_state(self, reply: Any) -> TakeReply:
         """Takes note of what any reply of ack_and_take says of the shard, but for a delivery."""
         taken = TakeReply.of(reply)
-        self._note_state(taken)
-        return taken
-
-    def _note_state(self, taken: TakeReply) -> None:
-        """Notes whether the shard wants to be swept, is sealed, and has room for more in flight."""
-        if taken.has_ttl:
-            self.has_ttl = True
+        self.has_ttl |= taken.has_ttl
         if taken.sealed:
             self.on_sealed()
         if not taken.is_full:
-            self._full_under = ""
+            self.full_under = None
+        return taken
 
     def traces_of(self, job_id: str) -> tuple[str, ...]:
         """The trace contexts that are kept beside the payloads of an id of the delivery in hand, oldest first."""
@@ -218,20 +220,20 @@ class InFlight:
     def finish(self, ids: Iterable[str]) -> None:
         """These ids were performed; the next take acknowledges them."""
         for job_id in ids:
-            if self._in_hand.pop(job_id, None) is not None:
-                self._finished.append(job_id)
+            if self.in_hand.pop(job_id, None) is not None:
+                self.unacknowledged.append(job_id)
 
     def ack_report(self, ids: Sequence[str], delivery: int, now: float | None = None) -> Report:
         """These ids of a delivery were performed. For whoever has several deliveries in hand; see `finish`."""
         encoded = map(_bytes, ids)
-        call = self._scripts.ack_and_take(self._token_in_hand, self._delivery, self._no_jobs, delivery, encoded, now)
+        call = self._scripts.ack_and_take(self.token, self.delivery, self._no_jobs, delivery, encoded, now)
         return Report(call, "acked", list(ids), delivery)
 
     def adopt(self, delivery: int, ids: Iterable[str]) -> None:
         """An earlier holder with the same session left these in flight, taken under that delivery."""
-        self._token_in_hand = self._lease.token
-        self._delivery = max(delivery, self._delivery)
-        self._in_hand.update(dict.fromkeys(ids, delivery))
+        self.token = self._lease.token
+        self.delivery = max(delivery, self.delivery)
+        self.in_hand.update(dict.fromkeys(ids, delivery))
 
     def fail_report(
         self, failures: Sequence[Failure], now: float | None = None, *, delivery: int | None = None
@@ -240,8 +242,8 @@ class InFlight:
         args: list[Any] = []
         for job_id, verdict, retry_count, delay, error in failures:
             args += [_bytes(job_id), verdict, retry_count, repr(float(delay)), error]
-        number = self._delivery if delivery is None else delivery
-        call = self._scripts.fail(self._token_in_hand, number, args, now)
+        number = self.delivery if delivery is None else delivery
+        call = self._scripts.fail(self.token, number, args, now)
         return Report(call, "failed", [item.id for item in failures], number, failures)
 
     def release_report(
@@ -258,8 +260,8 @@ class InFlight:
         args: list[Any] = []
         for job_id, delay in delays:
             args += [_bytes(job_id), "" if delay is None else repr(float(delay)), "1" if crashed else ""]
-        number = self._delivery if delivery is None else delivery
-        call = self._scripts.release(self._token_in_hand, number, self._max_crash_count, args, now)
+        number = self.delivery if delivery is None else delivery
+        call = self._scripts.release(self.token, number, self._max_crash_count, args, now)
         return Report(call, "released", [job_id for job_id, _ in delays], number)
 
     def bury_report(
@@ -273,8 +275,8 @@ class InFlight:
         args: list[Any] = []
         for job_id, reason, payloads in reasons:
             args += [_bytes(job_id), reason, len(payloads), *payloads]
-        number = self._delivery if delivery is None else delivery
-        call = self._scripts.bury_taken(self._token_in_hand, number, args, now)
+        number = self.delivery if delivery is None else delivery
+        call = self._scripts.bury_taken(self.token, number, args, now)
         ids = [job_id for job_id, _, payloads in reasons if not payloads]
         return Report(call, "buried", ids, number, burials=reasons)
 
@@ -311,10 +313,10 @@ class InFlight:
                 self._refused()
             if isinstance(reply, Exception):
                 raise reply
-            self._full_under = ""
+            self.full_under = None
             for job_id in report.ids:
-                if self._in_hand.get(job_id) == report.delivery:
-                    del self._in_hand[job_id]
+                if self.in_hand.get(job_id) == report.delivery:
+                    del self.in_hand[job_id]
             if self.events.follows_jobs:
                 self._emit_report(report, reply)
             if report.kind == "released":
@@ -366,14 +368,8 @@ class InFlight:
     def _refused(self) -> None:
         # What is in hand is somebody else's. The lease is lost with it, unless a new one was got meanwhile.
         self.drop_delivery()
-        if self._lease.token == self._token_in_hand:
+        if self._lease.token == self.token:
             self._lease.lose()
-
-    def keep_finished(self) -> None:
-        """Only what finished is in hand any more. The rest is not reported: it is in flight, and the next take, or
-        the next owner, gets it.
-        """
-        self._in_hand.clear()
 
     def early_ack_call(self, already: int) -> tuple[Call[TakeReply], int]:
         """Acknowledges what finished so far while a slow job of the same delivery is still being performed. For another
@@ -381,50 +377,23 @@ class InFlight:
         """
         # The delivery first: should a new delivery begin between the two lines, its ids are cited under the old one,
         # which does nothing. The other way round they would be acknowledged unperformed.
-        delivery = self._delivery
-        finished = self._finished[already:]
+        delivery = self.delivery
+        finished = self.unacknowledged[already:]
         encoded = map(_bytes, finished)
-        call = self._scripts.ack_and_take(self._token_in_hand, delivery, self._no_jobs, delivery, encoded)
+        call = self._scripts.ack_and_take(self.token, delivery, self._no_jobs, delivery, encoded)
         return call, len(finished)
 
     def refresh_call(self) -> Call[TakeReply]:
         """Asks when the next job is due, taking and acknowledging nothing."""
-        last = self._delivery if self._in_hand else 0
+        last = self.delivery if self.in_hand else 0
         return self._scripts.ack_and_take(self._lease.token, last, self._no_jobs, 0, ())
 
     def drop_delivery(self) -> None:
         """Nothing of the delivery in hand is reported any more: the lease was lost, its next owner restores it."""
-        self._in_hand.clear()
-        self._finished.clear()
+        self.in_hand.clear()
+        self.unacknowledged.clear()
         self._counts.clear()
         self.found_no_redis.clear()
-
-    @property
-    def token(self) -> str:
-        """The token of the lease that the delivery in hand was taken under."""
-        return self._token_in_hand
-
-    @property
-    def in_hand(self) -> list[str]:
-        """The ids that were taken and neither finished nor reported."""
-        return list(self._in_hand)
-
-    @property
-    def delivery(self) -> int:
-        """The number of the delivery in hand, or of the last one."""
-        return self._delivery
-
-    @property
-    def is_full(self) -> bool:
-        """Whether so much is in flight that a take would bring nothing before some of it is reported. Only `took` says
-        so: another reply may be older than a report.
-        """
-        return self._full_under == self._lease.token
-
-    @property
-    def unacknowledged(self) -> bool:
-        """Whether something finished that is not acknowledged in Redis."""
-        return bool(self._finished)
 
 
 def _bytes(job_id: str) -> bytes:

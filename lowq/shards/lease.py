@@ -85,6 +85,8 @@ class ShardLease:
     ) -> None:
         #: None: it is not held.
         self.current: Lease | None = None
+        #: Cited by all that is written to the shard; "none" without a lease: Redis refuses it like one that was lost.
+        self.token = "none"
         #: Monotonic time until which it is surely held: counted from before its renewal was sent.
         self.deadline = 0.0
         self._client = client
@@ -138,7 +140,7 @@ class ShardLease:
         is_resumed, is_adopted = got.state == "resumed", got.state == "adopted"
         lease = Lease(f"{self._nonce}:{fence}", fence, is_resumed, is_adopted, got.restored, ids)
         if self.current is None or self.current.token != lease.token:
-            self.current = lease
+            self.current, self.token = lease, lease.token
         self.deadline = deadline
         return lease
 
@@ -169,7 +171,7 @@ class ShardLease:
 
     def lose(self) -> None:
         """Somebody else may have the shard by now: nothing of it is worked any further."""
-        self.current = None
+        self.current, self.token = None, "none"
         self.deadline = 0.0
 
     def is_held(self, fence: int) -> bool:
@@ -201,14 +203,6 @@ class ShardLease:
             return False
         self.lose()
         return True
-
-    @property
-    def token(self) -> str:
-        """Cited by all that is written to the shard. Without a lease it is what no token is like, which Redis refuses
-        as it refuses a lease that was lost.
-        """
-        lease = self.current
-        return "none" if lease is None else lease.token
 
 
 def _milliseconds(seconds: float) -> int:

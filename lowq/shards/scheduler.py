@@ -6,10 +6,8 @@ work, is leased, not paused, and nobody else works it. It returns one of them th
 counts as None. It never waits and reads no clock: the thread sleeps, and knows until when. Every thread has an instance
 of its own for each queue, so a scheduler may keep state without a lock.
 
-It is asked up to three times for a shard, until it returns one: about the shards of threads that have been running one
-batch for long (every other time), about those that its thread prefers, and about all of the node; of a queue with
-priorities only about all. If it declines all of them though one is ready, the next queue has its turn, and it is asked
-again within 0.1 s.
+It is asked about all shards of the queue that the node holds. If it declines them though one is ready, the next queue
+has its turn, and it is asked again within 0.1 s.
 
 There may be thousands of shards, and all threads wait for the choice: ask `ready` last.
 """

@@ -1,9 +1,8 @@
-"""Splitters: which shards a node holds, and which of its threads prefers which of them.
+"""Splitters: which shards a node holds.
 
 A splitter is any callable that is given the shards of all queues in their canonical order (A0 A1 A2 B0 ...)
-and returns one list of shards per thread of this node. Shards in none of the lists are not held by this node.
-A thread prefers the shards of its own list, no more than that: what makes one thread at a time true is the
-claim on the shard, whatever a splitter says.
+and returns lists of shards, one per thread. Shards in none of the lists are not held by this node; the
+threads of the node share all others.
 
 The lists are dealt like cards: shard i goes to group i % n. So the shards of one queue spread over as many
 threads as possible, and no thread holds more than one shard more than another. Groups that are left without a

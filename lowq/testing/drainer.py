@@ -304,7 +304,7 @@ class _Drainer(Loop):
                 raise self._outcome.stop from None
             raise
         finally:
-            shard.in_flight.keep_finished()
+            shard.in_flight.in_hand.clear()
         return self._outcome
 
     async def write(self, shard: Shard, reports: Sequence[Report]) -> None:

@@ -272,7 +272,7 @@ class EventLoop(NodeLoop):
             elif deliveries[shard].jobs:
                 self._running[shard] = BatchActivity(None)
             else:
-                shard.in_flight.keep_finished()
+                shard.in_flight.in_hand.clear()
                 self._let_go(shard)
         begin = [(shard, delivery) for shard, delivery in deliveries.items() if delivery.jobs]
         if begin or answers:
@@ -355,7 +355,7 @@ class EventLoop(NodeLoop):
             if not issubclass(type(error), Exception):
                 self._node.fail(error)
         # What did not finish is in flight, and no longer in hand. The next take, or the next owner, gets it.
-        shard.in_flight.keep_finished()
+        shard.in_flight.in_hand.clear()
         self._tasks.pop(shard, None)
         self._ended.append(shard)
         self._dispatcher.nudge()

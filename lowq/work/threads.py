@@ -198,7 +198,7 @@ class WorkerThread(NodeLoop):
                 # Whatever went wrong: what did not finish is in flight, and no longer in hand. The next take, or
                 # the next owner, gets it. If this thread was written off, it is its successor's.
                 if not self.is_written_off:
-                    shard.in_flight.keep_finished()
+                    shard.in_flight.in_hand.clear()
         return True
 
     def _inherit(self, old: "WorkerThread") -> bool:

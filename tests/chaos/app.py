@@ -98,7 +98,7 @@ def record_acknowledgements() -> None:
     took = InFlight.took
 
     def noting(self: InFlight, reply: Any) -> Delivery:
-        finished = list(self._finished)
+        finished = list(self.unacknowledged)
         delivery = took(self, reply)
         if finished:
             history.acked(number_of_prefix(self._scripts.prefix), finished)

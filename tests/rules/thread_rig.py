@@ -79,7 +79,7 @@ class ThreadRig:
         self.failed: list[BaseException] = []
         self.shards = shards_of(app.client, app.config, worker, secrets.token_hex(8), clock=clock)
         queue = worker.queue_name
-        self.dispatcher = _TurnDispatcher([self.shards], [{queue: LagScheduler()}], {queue: Share()}, clock=clock)
+        self.dispatcher = _TurnDispatcher(self.shards, [{queue: LagScheduler()}], {queue: Share()}, clock=clock)
         self.maintenance = _MaintenanceLoop()
         #: What a thread needs of a broker.
         self.broker: Any = SimpleNamespace(maintenance=self.maintenance, outage=Outage())

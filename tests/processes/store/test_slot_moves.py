@@ -71,7 +71,7 @@ def test_a_shard_rests_while_its_slot_is_moved_and_goes_on_as_it_was(cluster: Re
     assert queue.push([{"id": 100}]) == 1
     assert not isinstance(other.lease.acquire(600), Lease)
     owner.in_flight.finish(taken)
-    owner.in_flight.keep_finished()
+    owner.in_flight.in_hand.clear()
     delivery = owner.in_flight.take(100)
     assert sorted(int(job.id) for job in delivery.jobs) == [3, 4, 5, 6, 7, 8, 9, 100]
     stats = queue.stats()

@@ -39,9 +39,8 @@ def dispatcher(
     build_scheduler: Callable[[], Schedule] = LagScheduler,
     clock: Clock = clock.now,
 ) -> Dispatcher:
-    """The threads prefer the shards in turn."""
     schedules = [{queue: build_scheduler() for queue in shares} for _ in range(threads)]
-    return Dispatcher([shards[number::threads] for number in range(threads)], schedules, shares, clock=clock)
+    return Dispatcher(shards, schedules, shares, clock=clock)
 
 
 class Waiting:

@@ -168,7 +168,7 @@ def test_undecodable_payloads_are_told_apart_and_can_be_buried_singly(rig: Shard
     assert rig.read("taken:payloads:x") == {"v1": 1, "v3": 3}
     assert set(rig.read("taken")) == {"x"}
     shard.in_flight.finish(["x"])
-    shard.in_flight.keep_finished()
+    shard.in_flight.in_hand.clear()
     shard.in_flight.take(0, NOW + 1)
     assert rig.count("processed") == 1
     assert rig.names() == REMAINS | {"morgue", "morgue:errors", "morgue:payloads:x", "morgue:payloads:y"}
@@ -207,7 +207,7 @@ def test_a_delivery_is_not_numbered_as_an_earlier_one_when_redis_lost_the_count(
     rig.client.command("HSET", rig.prefix + "meta", *before)
     rig.push(job("x", "v1", 1), job("x", "v2", 2))
     shard.in_flight.finish(["x"])
-    shard.in_flight.keep_finished()
+    shard.in_flight.in_hand.clear()
     call = shard.in_flight.take_call(1, NOW)
     rig.lose_reply(call)
     (reply,) = rig.client.run_many([call])  # it acknowledges what was taken before, and not what it has just taken

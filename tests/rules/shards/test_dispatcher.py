@@ -7,7 +7,6 @@ import pytest
 
 from lowq import clock
 from lowq.clock import Clock
-from lowq.shards.dispatcher import PATIENCE as LONG
 from lowq.shards.dispatcher import Dispatcher, Schedule
 from lowq.shards.fairness import Share
 from lowq.shards.scheduler import LagScheduler, SeqScheduler
@@ -30,13 +29,15 @@ def shares(request: pytest.FixtureRequest) -> Shares:
 
 def dispatcher(
     shares: Shares,
-    *preferred: Sequence[Shard],
+    shards: Sequence[Shard],
+    threads: int = 1,
+    *,
     schedule: Callable[[], Schedule] = LagScheduler,
     clock: Clock = lambda: 0.0,
     on_left: Callable[[Shard], object] = lambda _: None,
 ) -> Dispatcher:
-    """With a thread for each of these groups of shards."""
-    return Dispatcher(preferred, [dict.fromkeys(shares, schedule()) for _ in preferred], shares, on_left, clock=clock)
+    schedules = [dict.fromkeys(shares, schedule()) for _ in range(threads)]
+    return Dispatcher(shards, schedules, shares, on_left, clock=clock)
 
 
 # --- who works what ---
@@ -44,7 +45,7 @@ def dispatcher(
 
 def test_a_claimed_shard_is_nobody_elses(shares: Shares, waiting: Waiting) -> None:
     a = shard(due=0.0)
-    dispatch = dispatcher(shares, [a], [a], clock=waiting.clock)
+    dispatch = dispatcher(shares, [a], 2, clock=waiting.clock)
     assert dispatch.wait(0) is a
     other = waiting.wait(dispatch, 1)
     dispatch.took(a, a.dispatch.wakes, delivery())
@@ -54,33 +55,13 @@ def test_a_claimed_shard_is_nobody_elses(shares: Shares, waiting: Waiting) -> No
     assert other.result(PATIENCE) is a
 
 
-def test_a_thread_works_its_own_shards_first_and_then_helps_with_the_one_that_has_waited_longest(
-    shares: Shares,
-) -> None:
-    mine, late, later = shard(0, 0.0), shard(1, -200.0), shard(2, -100.0)
-    dispatch = dispatcher(shares, [late, later], [mine])
-    assert dispatch.pick(1) is mine
-    dispatch.took(mine, mine.dispatch.wakes, delivery(5.0))
-    assert dispatch.pick(1) is late
-    assert dispatch.pick(0) is later
-
-
-def test_others_take_turns_with_the_shards_of_a_thread_that_is_long_with_one_batch(shares: Shares) -> None:
-    now = 0.0
-    stuck, waits, mine = shard(0, -9.0), shard(1, -1.0), shard(2, -5.0)
-    dispatch = dispatcher(shares, [stuck, waits], [mine], clock=lambda: now)
-    assert dispatch.pick(0) is stuck
-    assert dispatch.pick(1) is mine, "thread 0 has only just begun"
-    now = 2 * LONG
-    picked = []
-    for _ in range(4):
-        found = dispatch.pick(1)
-        assert found is not None
-        picked.append(found)
-        dispatch.unclaim(found)
-    assert picked == [waits, mine] * 2
-    assert dispatch.pick(0) is stuck
-    assert [dispatch.pick(1) for _ in range(3)] == [mine] * 3, "once it is back its shards are its own again"
+def test_every_thread_gets_the_shard_that_has_waited_longest_whoever_is_long_with_another(shares: Shares) -> None:
+    soon, late, later = shard(0, 0.0), shard(1, -200.0), shard(2, -100.0)
+    dispatch = dispatcher(shares, [soon, late, later], threads=2)
+    assert [dispatch.pick(0) for _ in range(2)] == [late] * 2
+    assert dispatch.pick(1) is later
+    dispatch.took(later, later.dispatch.wakes, delivery(5.0))
+    assert dispatch.pick(1) is soon
 
 
 def test_long_batches_in_turn_starve_no_shard(shares: Shares) -> None:
@@ -91,11 +72,11 @@ def test_long_batches_in_turn_starve_no_shard(shares: Shares) -> None:
     for _ in range(6):
         assert held is not None
         order.append(held)
-        now += 2 * LONG
+        now += 2.0
         following = dispatch.pick(0)
         dispatch.unclaim(held)
         held = following
-    assert order == [a, b, oldest] * 2, "a thread that comes back from a long batch does not help itself"
+    assert order == [a, b, oldest] * 2
 
 
 def test_a_scheduler_is_given_its_shards_in_order_and_which_are_ready(shares: Shares) -> None:
@@ -107,25 +88,25 @@ def test_a_scheduler_is_given_its_shards_in_order_and_which_are_ready(shares: Sh
 
     a, b, later, paused = shard(0, 0.0), shard(1, 0.0), shard(2, 1000.0), shard(3, 0.0)
     paused.dispatch.paused = True
-    dispatch = dispatcher(shares, [b, later, paused, a], [b, a], schedule=lambda: note)
+    dispatch = dispatcher(shares, [b, later, paused, a], 2, schedule=lambda: note)
     assert (dispatch.pick(0), dispatch.pick(1)) == (a, b)
     assert dispatch.pick(1) is b, "what a thread has in hand is ready for it, and for nobody else"
-    assert given == [([a, b, later, paused], [a, b]), ([a, b], [b]), ([a, b], [b])]
+    assert given == [([a, b, later, paused], [a, b]), ([a, b, later, paused], [b]), ([a, b, later, paused], [b])]
 
 
 def test_a_scheduler_cannot_hand_out_what_is_not_to_be_worked(shares: Shares) -> None:
     for due in (0.0, 1000.0):
         with case(due):
             wrong, b = shard(0, due), shard(1, 0.0)
-            dispatch = dispatcher(shares, [wrong], [b], schedule=lambda: lambda *_: wrong)  # noqa: B023
+            dispatch = dispatcher(shares, [wrong, b], 2, schedule=lambda: lambda *_: wrong)  # noqa: B023
             assert dispatch.pick(0) is (wrong if due == 0.0 else None)
             assert dispatch.pick(1) is None
             assert b.dispatch.claimed_by is None
 
 
-def test_the_most_urgent_shard_of_a_queue_is_next_whichever_a_thread_prefers(shares: Shares) -> None:
+def test_the_most_urgent_shard_of_a_queue_is_next(shares: Shares) -> None:
     mine, theirs = shard(0, 0.0), shard(1)
-    dispatch = dispatcher(shares, [mine], [theirs])
+    dispatch = dispatcher(shares, [mine, theirs])
     assert dispatch.pick(0) is mine
     dispatch.took(mine, mine.dispatch.wakes, delivery(-100.0, levels={9: -100.0}))
     dispatch.wake(theirs, 0.0, 5)
@@ -168,7 +149,7 @@ def test_whatever_kept_a_shard_from_being_worked_a_thread_is_woken_when_it_ends(
                 a.dispatch.claimed_by = None
                 dispatch.wake(a)
             elif what == "not assigned":
-                dispatch.assign([[a]])
+                dispatch.assign([a])
             else:
                 a.lease.deadline = NEVER + clock.now()
                 if what in ("lease over", "resumed"):
@@ -227,7 +208,7 @@ def test_when_the_thread_that_watches_the_time_goes_to_work_another_watches_it(
     shares: Shares, waiting: Waiting
 ) -> None:
     now, soon = shard(0), shard(1, clock.now() + 0.2)
-    dispatch = dispatcher(shares, [now, soon], [now, soon], clock=waiting.clock)
+    dispatch = dispatcher(shares, [now, soon], 2, clock=waiting.clock)
     futures = [waiting.wait(dispatch, number) for number in range(2)]
     dispatch.wake(now)
     assert {future.result(PATIENCE) for future in futures} == {now, soon}
@@ -235,7 +216,7 @@ def test_when_the_thread_that_watches_the_time_goes_to_work_another_watches_it(
 
 def test_the_time_is_set_anew_when_something_is_due_earlier(shares: Shares, waiting: Waiting) -> None:
     late, soon = shard(0, clock.now() + NEVER), shard(1)
-    dispatch = dispatcher(shares, [late, soon], [late, soon], clock=waiting.clock)
+    dispatch = dispatcher(shares, [late, soon], 2, clock=waiting.clock)
     futures = [waiting.wait(dispatch, number) for number in range(2)]
     dispatch.wake(soon, 0.05)
     until(lambda: any(future.done() for future in futures))
@@ -246,7 +227,7 @@ def test_a_sleep_has_no_longest_time_and_ends_with_the_node(shares: Shares, wait
     for due in (1e10, 2.0**63, float("inf")):
         with case(due):
             a = shard(0, due)
-            dispatch = dispatcher(shares, [a], [a], clock=waiting.clock)
+            dispatch = dispatcher(shares, [a], 2, clock=waiting.clock)
             futures = [waiting.wait(dispatch, number) for number in range(2)]
             dispatch.wake(a)
             until(lambda: any(future.done() for future in futures))  # noqa: B023
@@ -264,7 +245,7 @@ def test_nobody_polls(shares: Shares, waiting: Waiting) -> None:
             a.dispatch.leaving = what == "to be given up"
             if what == "lease over":
                 a.lease.deadline = clock.now()
-            dispatch = dispatcher(shares, [a], [a], clock=waiting.clock)
+            dispatch = dispatcher(shares, [a], 2, clock=waiting.clock)
             futures = [waiting.wait(dispatch, number) for number in range(2)]
             looks = waiting.looks
             with pytest.raises(TimeoutError):

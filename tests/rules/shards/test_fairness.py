@@ -293,7 +293,7 @@ def test_one_that_declines_is_obeyed_and_asked_again_but_not_in_a_loop(
 def test_what_one_declines_another_threads_may_choose(shares: dict[str, Share], waiting: Waiting) -> None:
     a, moods = shard("a"), [Moody() for _ in range(3)]
     moods[2].declines = False
-    dispatch = Dispatcher([[a]] * 3, [dict.fromkeys(shares, moody) for moody in moods], shares, clock=waiting.clock)
+    dispatch = Dispatcher([a], [dict.fromkeys(shares, moody) for moody in moods], shares, clock=waiting.clock)
     sleeping = [waiting.wait(dispatch, number) for number in range(3)]
     dispatch.wake(a)  # this may wake any of them
     assert sleeping[2].result(PATIENCE) is a
@@ -304,12 +304,12 @@ def test_when_one_declines_or_chooses_of_another_queue_its_own_has_no_turn() -> 
     a, b = shard("a", due=0.0), shard("b", due=0.0)
     shares = {"a": Share(), "b": Share()}
     declines: dict[str, Schedule] = {"a": Moody(), "b": LagScheduler()}
-    assert Dispatcher([[a, b]], [declines], shares).pick(0) is b
+    assert Dispatcher([a, b], [declines], shares).pick(0) is b
     wrong: dict[str, Schedule] = {"a": lambda *_: b, "b": lambda *_: a}
-    assert Dispatcher([[a, b]], [wrong], shares).pick(0) is None
+    assert Dispatcher([a, b], [wrong], shares).pick(0) is None
 
 
-def test_each_sees_the_shards_of_one_queue_first_those_that_its_thread_prefers() -> None:
+def test_each_sees_the_shards_of_one_queue() -> None:
     given: list[list[Shard]] = []
 
     def decline(shards: Sequence[Shard], now: float, ready: Callable[[Shard], bool]) -> Shard | None:
@@ -319,7 +319,7 @@ def test_each_sees_the_shards_of_one_queue_first_those_that_its_thread_prefers()
     a, b = [shard("a", index, due=0.0) for index in range(4)], [shard("b", index, due=0.0) for index in range(2)]
     dispatch = dispatcher(2, [*a, *b], {"a": Share(), "b": Share()}, build_scheduler=lambda: decline)
     assert dispatch.pick(0) is None
-    assert given == [[a[0], a[2]], a, [b[0]], b]
+    assert given == [a, b]
 
 
 def test_a_round_goes_on_where_it_was_when_queues_take_turns() -> None:
@@ -362,7 +362,7 @@ def test_a_shard_that_is_ready_is_always_found(draw: random.Random, threads: int
                 draw.choice([dispatch.leave, dispatch.stay])([item])
             case 3:
                 assigned = [other for other in shards if draw.random() < 0.8]
-                dispatch.assign([assigned[place::threads] for place in range(threads)])
+                dispatch.assign(assigned)
             case 4:
                 item.lease.deadline = draw.choice([now, NEVER])
             case _:

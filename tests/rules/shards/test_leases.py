@@ -73,7 +73,7 @@ class Rig:
             forgets=lambda shards: [self.heard.pop(shard, None) for shard in shards],
         )
         self.dispatcher = Dispatcher(
-            [self.shards], [{"q": LagScheduler()}], {"q": Share()}, clock=lambda: self.now
+            self.shards, [{"q": LagScheduler()}], {"q": Share()}, clock=lambda: self.now
         )  # fmt: skip
         self.leases = Leases(
             cast(Client, self.line), self.shards, {"q": self.dispatcher}, cast(Listener, self.listener), TTL,
@@ -321,7 +321,7 @@ def test_a_lease_that_was_lost_is_found_out_about(rig: Rig) -> None:
 def test_a_renewal_that_came_late_wakes_who_left_the_shard_alone(rig: Rig, waiting: Waiting) -> None:
     a = rig.shards[0]
     rig.hold(a)
-    dispatch = Dispatcher([rig.shards], [{"q": LagScheduler()}], {"q": Share()}, clock=waiting.clock)
+    dispatch = Dispatcher(rig.shards, [{"q": LagScheduler()}], {"q": Share()}, clock=waiting.clock)
     rig.leases = Leases(
         cast(Client, rig.line), rig.shards, {"q": dispatch}, cast(Listener, rig.listener), TTL, clock=waiting.clock
     )

@@ -68,9 +68,7 @@ class Process:
         shards = [shard(name, index, due=due[name]) for name in names for index in range(4)]
         self.waiting = waiting
         clock = self.clock
-        self.dispatcher = Dispatcher(
-            [shards] * threads, [dict.fromkeys(names, LagScheduler())] * threads, shares, clock=clock
-        )
+        self.dispatcher = Dispatcher(shards, [dict.fromkeys(names, LagScheduler())] * threads, shares, clock=clock)
         self.permits = Permits(
             cast(Client, self.redis), "lowq", "me", shares, dict.fromkeys(names, self.dispatcher), TTL, Outage(),
             on_fatal=lambda _error: None, clock=clock,
