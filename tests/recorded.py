@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import lowq
 from lowq.observe.histories import BOUNDS, WAIT_BOUNDS
 from lowq.observe.tallies import Counted, EndedBatch, record_call
-from lowq.shards.inflow import Inflow
+from lowq.shards.shard import Inflow
 from lowq.store.keys import history_key
 
 _NOTHING = Counted(0, 0, 0.0, (0,) * (len(BOUNDS) + 1))

@@ -22,9 +22,9 @@ from lowq.node.watchdog import Watchdog
 from lowq.observe.emit import QueueEvents
 from lowq.observe.tallies import Recorder
 from lowq.operate.nodes import StuckLimits
-from lowq.shards.activity import Performing
 from lowq.shards.broker import Broker, WorkerGroup
 from lowq.shards.scheduler import LagScheduler
+from lowq.shards.shard import Performing
 from lowq.store import Client
 from lowq.work.event_loop import EventLoop
 from lowq.work.handler import WorkerRuntime, has_life

@@ -13,7 +13,7 @@ from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.duration import LONGEST_WAIT
 from lowq.logs import get_log
-from lowq.shards.activity import Performing
+from lowq.shards.shard import Performing
 from lowq.work.loop import BatchActivity
 
 log = get_log("lowq.node")

@@ -30,10 +30,8 @@ from lowq.observe.histories import (
     TIMES_RINGS,
     WAIT_BOUNDS,
 )
-from lowq.shards.activity import Activity
 from lowq.shards.delivery import TakenJob
-from lowq.shards.inflow import Inflow
-from lowq.shards.shard import Shard, lag_of
+from lowq.shards.shard import Activity, Inflow, Shard, lag_of
 from lowq.store import Call, registry
 from lowq.store.keys import history_key
 from lowq.work.outcome import Outcome

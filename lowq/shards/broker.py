@@ -24,7 +24,6 @@ from lowq.logs import get_log
 from lowq.options import QueueOptions
 from lowq.settings import Config
 from lowq.sharding import Layout, Layouts, queue_of_layout
-from lowq.shards.activity import Activity
 from lowq.shards.dispatcher import Dispatcher, Schedules
 from lowq.shards.fairness import Share
 from lowq.shards.leases import Leases
@@ -32,7 +31,7 @@ from lowq.shards.maintenance import Chore, HeartbeatExtra, MaintenanceLoop
 from lowq.shards.membership import Identity, Membership
 from lowq.shards.outage import Outage
 from lowq.shards.permits import Permits
-from lowq.shards.shard import Shard
+from lowq.shards.shard import Activity, Shard
 from lowq.shards.splitter import MembershipSplitter
 from lowq.shards.sweeper import Sweeper
 from lowq.shards.wakeups import Listener

@@ -25,8 +25,7 @@ from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.duration import LONGEST_WAIT
 from lowq.shards.delivery import Delivery, urgent_level
-from lowq.shards.fairness import QueueUse, Share, next_queue
-from lowq.shards.queue_permits import QueuePermits
+from lowq.shards.fairness import QueuePermits, QueueUse, Share, next_queue
 from lowq.shards.scheduler import LagScheduler, Scheduler, SeqScheduler, place
 from lowq.shards.shard import Shard
 

@@ -10,15 +10,10 @@ One thread per node, with a connection of its own that waits for nothing else::
     every 10 ms, while jobs of a delivery are finished and another of it is being performed: acknowledge the finished
 """
 
-import os
 import random
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from heapq import nsmallest
-from itertools import accumulate
-from operator import attrgetter
-from pathlib import Path
 from typing import Any, Protocol
 
 from lowq.clock import Clock
@@ -26,12 +21,10 @@ from lowq.clock import now as clock_now
 from lowq.duration import LONGEST_WAIT
 from lowq.errors import ConfigError, RedisUnavailable, ShardsCountError
 from lowq.logs import describe, get_log
-from lowq.shards.activity import Activity, PendingAcks, Performing
 from lowq.shards.leases import Leases
-from lowq.shards.membership import Membership
+from lowq.shards.membership import Membership, ServerClock, details_of
 from lowq.shards.outage import Outage
-from lowq.shards.server_clock import ServerClock
-from lowq.shards.shard import Shard
+from lowq.shards.shard import Activity, PendingAcks, Shard
 from lowq.shards.splitter import Members
 from lowq.shards.sweeper import Sweeper
 from lowq.store import Call, Client, Refusal
@@ -43,12 +36,6 @@ log = get_log("lowq.shards")
 EARLY_ACK_INTERVAL = 0.01
 #: Seconds for which a heartbeat says how late the maintenance loop ran.
 LATE_SECONDS = 600.0
-
-#: Tasks of an event loop that a heartbeat names: those that have been running longest.
-SHOWN_TASKS = 10
-
-#: Ids of a batch that a heartbeat names, and from how many seconds on it names so many, of so many characters at most.
-SHOWN_IDS, LONG_SECONDS, LONG_IDS, LONG_CHARACTERS = 3, 30.0, 1000, 20_000
 
 #: What else is to be done from time to time: it is called with a client and the monotonic time, and returns when it is
 #: to be called again at the latest. It must not wait for other threads.
@@ -336,23 +323,12 @@ class MaintenanceLoop:
                 self._nudge.set()
 
     def _details(self) -> dict[str, Any]:
-        now = self._clock()
-        held: dict[str, list[int]] = {}
-        for shard in self._leases.held:
-            held.setdefault(shard.queue, []).append(shard.index)
-        activities = self._activities()
-        threads = [activity.performing for activity in activities if activity.number is not None]
-        tasks = [activity.performing for activity in activities if activity.number is None]
-        longest = nsmallest(SHOWN_TASKS, filter(None, tasks), key=attrgetter("since"))
+        """What the node's entry is to say."""
         late, at = self._late
         return {
-            "shards": held,
-            "performing": [performing and _shown(performing, now) for performing in threads],
-            "tasks": len(tasks),
-            "longest_tasks": [_shown(performing, now) for performing in longest],
+            **details_of(self._leases.held, self._activities(), self._clock()),
             "quiet": self._quiet,
-            "memory": resident_memory(),
-            "late": round(late, 3) if now - at < LATE_SECONDS else 0.0,
+            "late": round(late, 3) if self._clock() - at < LATE_SECONDS else 0.0,
             **self._more_details(),
         }
 
@@ -479,27 +455,3 @@ def _pass_on(extras: Iterable[tuple[HeartbeatExtra, Call[Any]]], replies: Iterab
     for (extra, call), reply in zip(extras, replies, strict=True):
         if not isinstance(reply, Exception):
             extra.answered(call, reply)
-
-
-def _shown(performing: Performing, now: float) -> dict[str, Any]:
-    seconds = now - performing.since
-    ids = performing.ids[:SHOWN_IDS]
-    if seconds >= LONG_SECONDS:
-        characters = accumulate(map(len, performing.ids[:LONG_IDS]))
-        ids = performing.ids[: max(SHOWN_IDS, sum(total <= LONG_CHARACTERS for total in characters))]
-    return {
-        "queue": performing.shard.queue,
-        "shard": performing.shard.index,
-        "ids": ids,
-        "count": len(performing.ids),
-        "seconds": round(seconds, 3),
-    }
-
-
-def resident_memory() -> int:
-    """Bytes of memory that this process has; 0 where the system does not say."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")

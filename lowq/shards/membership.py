@@ -11,18 +11,31 @@ import json
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from heapq import nsmallest
+from itertools import accumulate
 from math import inf
+from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.sharding import queue_of_layout
+from lowq.shards.shard import Activity, Performing, Shard
 from lowq.shards.splitter import Members
 from lowq.store import Call
 from lowq.store.keys import nodes_key
 from lowq.store.registry import HeartbeatReply, heartbeat
+
+#: Tasks of an event loop that a heartbeat names: those that have been running longest.
+SHOWN_TASKS = 10
+
+#: Ids of a batch that a heartbeat names, and from how many seconds on it names so many, of so many characters at most.
+SHOWN_IDS, LONG_SECONDS, LONG_IDS, LONG_CHARACTERS = 3, 30.0, 1000, 20_000
+#: Seconds by which two clocks may drift apart in a second.
+_DRIFT = 0.0002
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,3 +124,71 @@ def _queues(part: bytes) -> dict[str, int]:
         return {str(name): count for name, count in queues.items() if type(count) is int and count > 0}
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}
+
+
+class ServerClock:
+    """How far Redis's clock is ahead of this process's own. Written by the maintenance loop; others read `offset`.
+
+    Each heartbeat's reply says what time it was in Redis, at some moment between sending and receiving. So each narrows
+    down how far apart the clocks are, until the server's clock is set: then what was known before doesn't fit any more.
+    """
+
+    __slots__ = ("_bounds", "_noted_at", "offset")
+
+    def __init__(self) -> None:
+        #: Seconds to be added to `lowq.clock` for the Unix time by Redis's clock; None: it is not known yet.
+        self.offset: float | None = None
+        self._bounds = (-float("inf"), float("inf"))
+        self._noted_at = 0.0
+
+    def note(self, server_time: float, sent: float, received: float) -> None:
+        """A call was sent and its reply received at these times of `lowq.clock`; in between it was ``server_time``."""
+        low, high = server_time - received, server_time - sent
+        slack = _DRIFT * (received - self._noted_at)
+        narrowed = max(low, self._bounds[0] - slack), min(high, self._bounds[1] + slack)
+        if narrowed[0] <= narrowed[1]:
+            low, high = narrowed
+        self._bounds, self._noted_at = (low, high), received
+        self.offset = (low + high) / 2
+
+
+def details_of(held: Iterable[Shard], activities: Iterable[Activity], now: float) -> dict[str, Any]:
+    """What a node's entry says of its shards, of what is being performed, and of its memory."""
+    shards: dict[str, list[int]] = {}
+    for shard in held:
+        shards.setdefault(shard.queue, []).append(shard.index)
+    activities = list(activities)
+    threads = [activity.performing for activity in activities if activity.number is not None]
+    tasks = [activity.performing for activity in activities if activity.number is None]
+    longest = nsmallest(SHOWN_TASKS, filter(None, tasks), key=attrgetter("since"))
+    return {
+        "shards": shards,
+        "performing": [performing and _shown(performing, now) for performing in threads],
+        "tasks": len(tasks),
+        "longest_tasks": [_shown(performing, now) for performing in longest],
+        "memory": resident_memory(),
+    }
+
+
+def _shown(performing: Performing, now: float) -> dict[str, Any]:
+    seconds = now - performing.since
+    ids = performing.ids[:SHOWN_IDS]
+    if seconds >= LONG_SECONDS:
+        characters = accumulate(map(len, performing.ids[:LONG_IDS]))
+        ids = performing.ids[: max(SHOWN_IDS, sum(total <= LONG_CHARACTERS for total in characters))]
+    return {
+        "queue": performing.shard.queue,
+        "shard": performing.shard.index,
+        "ids": ids,
+        "count": len(performing.ids),
+        "seconds": round(seconds, 3),
+    }
+
+
+def resident_memory() -> int:
+    """Bytes of memory that this process has; 0 where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")

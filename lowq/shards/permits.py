@@ -26,9 +26,8 @@ from lowq.errors import LowqError, RedisUnavailable
 from lowq.limits import Concurrency, Rate
 from lowq.logs import get_log
 from lowq.shards.dispatcher import Demand, Dispatcher
-from lowq.shards.fairness import Share
+from lowq.shards.fairness import QueuePermits, Share
 from lowq.shards.outage import Outage
-from lowq.shards.queue_permits import QueuePermits
 from lowq.store import Client
 from lowq.store.keys import limit_key
 from lowq.store.registry import TakePermits

@@ -9,7 +9,8 @@
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
@@ -19,10 +20,61 @@ from lowq.settings import Config
 from lowq.sharding import Layout
 from lowq.shards.delivery import urgent_level
 from lowq.shards.in_flight import InFlight
-from lowq.shards.inflow import Inflow, ShardInflow
 from lowq.shards.lease import ShardLease
-from lowq.shards.queue_permits import Allowance
 from lowq.store import Client
+
+
+class Inflow(NamedTuple):
+    """What came in to some shards between two moments, for the history of their queue."""
+
+    #: Payloads that came in, also those that were merged.
+    pushed: int
+    #: By how many jobs the backlog, those due or in flight, has grown.
+    change: int
+
+
+class ShardInflow:
+    """What comes in to one shard, as its holder learns it from the renewals of the lease. Belongs to the maintenance
+    loop.
+
+    Each renewal says how many payloads have ever come in and how large the backlog is. Only what changed between two
+    renewals of the same lease counts: what happened under another lease its holder has counted. When a reply was lost,
+    the next one has it all.
+    """
+
+    __slots__ = ("_gathered", "_seen")
+
+    def __init__(self) -> None:
+        #: Token, payloads and backlog, as of the last renewal.
+        self._seen: tuple[str, int, int] | None = None
+        #: What has not been taken yet; None: it is not known.
+        self._gathered: Inflow | None = None
+
+    def note(self, token: str, pushed: int, backlog: int) -> None:
+        """A renewal of the lease with that token says so."""
+        seen, self._seen = self._seen, (token, pushed, backlog)
+        if seen is not None and seen[0] == token:
+            before = self._gathered or Inflow(0, 0)
+            self._gathered = Inflow(before.pushed + max(pushed - seen[1], 0), before.change + backlog - seen[2])
+
+    def take(self) -> Inflow | None:
+        """What has come in since the last call; None: it was never known."""
+        gathered = self._gathered
+        if gathered is not None:
+            self._gathered = Inflow(0, 0)
+        return gathered
+
+
+class Allowance:
+    """How many jobs of a queue with rates may be taken for a batch that is about to begin: those permits were granted
+    for it. ``parts``: of each rate, in which slots they count.
+    """
+
+    __slots__ = ("jobs", "parts")
+
+    def __init__(self, jobs: int, parts: list[list[tuple[int, int]]]) -> None:
+        self.jobs = jobs
+        self.parts = parts
 
 
 class DispatchState:
@@ -126,6 +178,49 @@ class Shard:
     def priority_at(self, now: float) -> int:
         """The most urgent priority of its jobs that are due at that monotonic time. For schedulers."""
         return urgent_level(self.dispatch.levels, now)
+
+
+@dataclass(slots=True)
+class Performing:
+    """What one of them performs. Replaced as a whole by who performs it, read by others."""
+
+    shard: Shard
+    ids: list[str]
+    #: Monotonic.
+    since: float
+
+    def __str__(self) -> str:
+        ids = ", ".join(self.ids[:3]) + (", ..." if len(self.ids) > 3 else "")
+        return f"{self.shard!r} ids {ids} for {clock_now() - self.since:.1f} s"
+
+
+@dataclass(slots=True)
+class PendingAcks:
+    """What was acknowledged of a delivery whose later jobs are still being performed."""
+
+    shard: Shard
+    delivery: int
+    #: How many of its finished jobs were acknowledged.
+    count: int = 0
+
+    def is_of(self, shard: Shard) -> bool:
+        """Whether it is about the delivery in hand of that shard."""
+        return self.shard is shard and self.delivery == shard.in_flight.delivery
+
+
+@dataclass(slots=True)
+class Activity:
+    """What one who works shards, a thread for one, shows to others."""
+
+    #: Of a thread; None: it is a task of an event loop.
+    number: int | None
+    performing: Performing | None = None
+    #: What it performed before, and when that ended, monotonic.
+    performed: tuple[Performing, float] | None = None
+    #: What the watchdog saw here last, and after how many seconds that is to be named again. Only for that.
+    seen: tuple[Performing, float] | None = None
+    #: The delivery that the maintenance loop saw here last. Only for that.
+    early: PendingAcks | None = None
 
 
 class TakeOptions(Protocol):

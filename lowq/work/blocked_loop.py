@@ -11,7 +11,7 @@ from typing import Any
 
 from lowq.clock import Clock
 from lowq.logs import get_log
-from lowq.shards.activity import Performing
+from lowq.shards.shard import Performing
 
 log = get_log("lowq.node")
 

@@ -29,11 +29,10 @@ from lowq.clock import now as clock_now
 from lowq.coroutines import run_first
 from lowq.errors import LeaseLost, RedisUnavailable
 from lowq.logs import get_log
-from lowq.shards.activity import Performing
 from lowq.shards.delivery import Delivery
 from lowq.shards.dispatcher import Dispatcher
 from lowq.shards.in_flight import Report
-from lowq.shards.shard import Shard
+from lowq.shards.shard import Performing, Shard
 from lowq.store import Call
 from lowq.work.blocked_loop import BlockedLoopWatch, stack_of
 from lowq.work.handler import Instances, WorkerRuntime

@@ -36,12 +36,11 @@ from lowq.errors import LeaseLost, RedisUnavailable
 from lowq.logs import get_log
 from lowq.observe.emit import QueueEvents, end_observed
 from lowq.settings import Config
-from lowq.shards.activity import Activity, Performing
 from lowq.shards.broker import Broker
 from lowq.shards.delivery import Delivery, TakenJob
 from lowq.shards.dispatcher import Dispatcher
 from lowq.shards.in_flight import MAX_DELIVERY_JOBS, Report
-from lowq.shards.shard import Shard
+from lowq.shards.shard import Activity, Performing, Shard
 from lowq.store import Client
 from lowq.verdicts import bury_undecodable, log_lost
 from lowq.work.execution import Execution, current_execution

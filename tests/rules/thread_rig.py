@@ -10,14 +10,13 @@ import lowq
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.observe.emit import QueueEvents
-from lowq.shards.activity import Performing
 from lowq.shards.dispatcher import Dispatcher
 from lowq.shards.fairness import Share
 from lowq.shards.lease import Lease
+from lowq.shards.membership import ServerClock
 from lowq.shards.outage import Outage
 from lowq.shards.scheduler import LagScheduler
-from lowq.shards.server_clock import ServerClock
-from lowq.shards.shard import Shard, shards_of
+from lowq.shards.shard import Performing, Shard, shards_of
 from lowq.store import Client
 from lowq.work.handler import WorkerRuntime
 from lowq.work.loop import BatchActivity

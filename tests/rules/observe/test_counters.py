@@ -8,8 +8,7 @@ import lowq
 from lowq.observe.histories import BOUNDS, read_flows
 from lowq.observe.tallies import EndedBatch, Recorder, SlowBatches, Tally
 from lowq.shards.delivery import Failure, TakenJob
-from lowq.shards.inflow import Inflow, ShardInflow
-from lowq.shards.shard import Shard
+from lowq.shards.shard import Inflow, Shard, ShardInflow
 from lowq.work.outcome import Outcome
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import lowq
 from lowq.observe.histories import Flow, read_flows
-from lowq.shards.inflow import Inflow
+from lowq.shards.shard import Inflow
 from lowq.store.keys import history_key
 from tests.recorded import record
 from tests.rows import case

@@ -6,7 +6,7 @@ import pytest
 
 import lowq
 from lowq import inspection
-from lowq.shards.inflow import Inflow
+from lowq.shards.shard import Inflow
 from lowq.store.keys import shard_prefix
 from tests.recorded import record
 from tests.rows import case

@@ -9,10 +9,9 @@ from lowq import Concurrency, Rate
 from lowq.errors import RedisUnavailable, ScriptError
 from lowq.limits import Limit
 from lowq.shards.dispatcher import Dispatcher
-from lowq.shards.fairness import Share
+from lowq.shards.fairness import QueuePermits, Share
 from lowq.shards.outage import Outage
 from lowq.shards.permits import MOST_UNUSED_SECONDS, STARVED_SECONDS, UNUSED_SECONDS, Permits
-from lowq.shards.queue_permits import QueuePermits
 from lowq.shards.scheduler import LagScheduler
 from lowq.store import Call, Client
 from tests.rows import case

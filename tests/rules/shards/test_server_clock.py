@@ -2,7 +2,7 @@
 
 import pytest
 
-from lowq.shards.server_clock import ServerClock
+from lowq.shards.membership import ServerClock
 
 #: Redis's clock is so far ahead.
 AHEAD = 1_700_000_000.0

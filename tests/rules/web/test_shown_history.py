@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 import lowq
 from lowq.cli import main
 from lowq.observe.tallies import EndedBatch
-from lowq.shards.inflow import Inflow
+from lowq.shards.shard import Inflow
 from lowq.store.keys import history_key, shard_prefix
 from tests.recorded import record
 from tests.rows import case
