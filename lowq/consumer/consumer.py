@@ -334,7 +334,7 @@ class Consumer:
             with self._hand.lock:
                 self._hand.release_all(list(self._hand.held))
             self._broker.stop()
-            self._broker.leave(0.0)
+            self._broker.maintenance.leave(0.0)
             self._session.release()
         except LowqError as error:
             log.warning("consumer %s could not give back what it has, its leases run out: %s", self.name, error)
@@ -368,7 +368,7 @@ class Consumer:
                 unknown = [one for one, held in self._hand.held.items() if held.taker is not None or held.is_unwanted]
                 self._hand.release_all(unknown)
                 self._release_unanswered()
-                self._broker.detach()
+                self._broker.maintenance.detach()
                 self._hand.held.clear()
             self._session.release()
         finally:

@@ -394,10 +394,10 @@ class Node:
             )  # fmt: skip
         try:
             if running:
-                self.broker.give_up(LEAVE_SECONDS)
+                self.broker.maintenance.give_up(LEAVE_SECONDS)
                 nonce = nonce[:8] + secrets.token_hex(4)
             else:
-                self.broker.keep(nonce)
+                self.broker.maintenance.keep(nonce)
         except LowqError as error:
             log.warning("the leases could not be renewed, they may run out: %s", error)
         self.broker.close()
@@ -470,7 +470,7 @@ class Node:
             )  # fmt: skip
             flush()  # now: from here on the leases run out
         try:
-            self.broker.leave(LEAVE_SECONDS if running else 0.0)
+            self.broker.maintenance.leave(LEAVE_SECONDS if running else 0.0)
         except LowqError as error:
             log.warning("the leases could not be surrendered, they run out by themselves: %s", error)
         self.broker.close()

@@ -111,8 +111,8 @@ class Broker:
                 (),
                 group.schedules,
                 {queue: shares.get(queue, Share()) for queue in group.queues},
-                self._left,
-                ask_for_permits=self._ask_for_permits,
+                lambda _shard: self.maintenance.nudge(),
+                ask_for_permits=lambda: self._permits.nudge(),  # noqa: PLW0108  # it is made later
                 clock=clock,
             )
             for group in groups
@@ -143,12 +143,12 @@ class Broker:
             self.shards,
             membership.channel,
             lambda shard, delay, level: by_queue[shard.queue].wake(shard, delay, level),
-            self._lease_released,
+            lambda shard, delay: self.maintenance.lease_released(shard, delay),  # noqa: PLW0108  # it is made later
             self._received,
             self.outage.begin,
             self._permits.channels,
             self._permits.woken,
-            self._sealed,
+            lambda shard: self.maintenance.sealed(shard),  # noqa: PLW0108
         )
         leases = Leases(
             maintenance_client, self.shards, by_queue, self._listener, config.lease_ttl, resumes=resumes, clock=clock
@@ -199,40 +199,6 @@ class Broker:
         self._permits.close()
         self.maintenance.stop()
 
-    def leave(self, seconds: float) -> None:
-        """Gives up all leases, after `stop`. Shards with jobs in flight are left to run out in ``seconds``, and their
-        jobs are not charged.
-
-        Raises:
-            RedisUnavailable
-        """
-        self.maintenance.leave(seconds)
-
-    def keep(self, nonce: str) -> None:
-        """Leaves leases and membership, after `stop`, to this process, which is about to run other code and asks for
-        them with that nonce. Nothing may be in flight.
-
-        Raises:
-            RedisUnavailable
-        """
-        self.maintenance.keep(nonce)
-
-    def give_up(self, seconds: float) -> None:
-        """As `leave`, and stays a member: this process is about to run other code.
-
-        Raises:
-            RedisUnavailable
-        """
-        self.maintenance.give_up(seconds)
-
-    def detach(self) -> None:
-        """Leaves all leases, after `stop`, with what is in flight, to a consumer with the same session.
-
-        Raises:
-            RedisUnavailable
-        """
-        self.maintenance.detach()
-
     def close(self) -> None:
         """Closes its own connections, after `leave`. The client that others use is theirs to close."""
         self._listener.close()
@@ -258,10 +224,7 @@ class Broker:
 
     def _follow_seals(self, shards: Sequence[Shard]) -> None:
         for shard in shards:
-            shard.in_flight.on_sealed = partial(self._sealed, shard)
-
-    def _sealed(self, shard: Shard) -> None:
-        self.maintenance.sealed(shard)
+            shard.in_flight.on_sealed = partial(self.maintenance.sealed, shard)
 
     def _registered(self, call: Registration, reply: Any) -> Mapping[str, int] | None:
         """Takes note of what the registry says of a queue; returns what this process serves from now on, layout ->
@@ -318,17 +281,6 @@ class Broker:
         for shard in self.shards:
             if shard.queue == queue and shard.epoch:
                 shard.lease.reshard = "opened" if shard.epoch == current.epoch else "prepared"
-
-    # --- what the dispatcher and the wake-ups pass on to what is made after them ---
-
-    def _ask_for_permits(self) -> None:
-        self._permits.nudge()
-
-    def _left(self, shard: Shard) -> None:
-        self.maintenance.left(shard)
-
-    def _lease_released(self, shard: Shard, delay: float) -> None:
-        self.maintenance.lease_released(shard, delay)
 
     def _received(self, message: str) -> None:
         """On the members' channel: the name of a member that noticed a change, or a command to one of them."""

@@ -149,7 +149,12 @@ class Leases:
     # --- what is sent to Redis ---
 
     def _ask_all(
-        self, shards: list[Shard], call: Callable[[Shard], Call[Any]], note: Callable[[Shard, Any, float], None]
+        self,
+        shards: list[Shard],
+        call: Callable[[Shard], Call[Any]],
+        note: Callable[[Shard, Any, float], object],
+        *,
+        repeats: int = 0,
     ) -> None:
         """Runs one call per shard, in few writes. ``note`` gets the shard, its reply, and the monotonic time before it
         was sent; an error of one shard keeps no other from being heard.
@@ -160,7 +165,7 @@ class Leases:
         for start in range(0, len(shards), _WRITE):
             part = shards[start : start + _WRITE]
             sent = self._clock()
-            replies = self._client.run_many([call(shard) for shard in part], repeats=0)
+            replies = self._client.run_many([call(shard) for shard in part], repeats=repeats)
             if all(isinstance(reply, RedisUnavailable) for reply in replies):
                 raise replies[0]
             for shard, reply in zip(part, replies, strict=True):
@@ -391,14 +396,13 @@ class Leases:
         Raises:
             RedisUnavailable
         """
-        held = self.held
-        for start in range(0, len(held), _WRITE):
-            part = held[start : start + _WRITE]
-            replies = self._client.run_many([shard.lease.surrender_call(seconds) for shard in part], repeats=1)
-            if all(isinstance(reply, RedisUnavailable) for reply in replies):
-                raise replies[0]  # a process that is about to end doesn't wait for the others, too
-            for shard in part:
-                shard.lease.lose()
+        # Should some of them not answer, a process that is about to end does not wait for these: they run out.
+        self._ask_all(
+            self.held,
+            lambda shard: shard.lease.surrender_call(seconds),
+            lambda shard, _reply, _sent: shard.lease.lose(),
+            repeats=1,
+        )
 
     def detach(self) -> None:
         """Leaves all leases, with what is in flight, to a consumer with the same session. As `leave`.
@@ -406,14 +410,16 @@ class Leases:
         Raises:
             RedisUnavailable
         """
-        held = self.held
-        for start in range(0, len(held), _WRITE):
-            part = held[start : start + _WRITE]
-            replies = self._client.run_many([shard.lease.detach_call(self._lease_ttl) for shard in part])
-            for shard, reply in zip(part, replies, strict=True):
-                if isinstance(reply, Exception) and not isinstance(reply, LeaseLost):
-                    raise reply
-                shard.lease.lose()
+
+        def note(shard: Shard, reply: Any, _sent: float) -> None:
+            if isinstance(reply, Exception) and not isinstance(reply, LeaseLost):
+                raise reply
+            shard.lease.lose()
+
+        self.clear_trouble()
+        self._ask_all(self.held, lambda shard: shard.lease.detach_call(self._lease_ttl), note, repeats=1)
+        if self.trouble is not None:
+            raise self.trouble
 
     def keep(self, nonce: str) -> None:
         """Leaves the leases to this process, which is about to run other code and will ask for them with that nonce:

@@ -160,17 +160,13 @@ class MaintenanceLoop:
             self._has_sealed = True
             self._nudge.set()
 
-    def left(self, _shard: Shard) -> None:
-        """No thread works the shard any more, which is to be given up."""
-        self._nudge.set()
-
     def members_changed(self) -> None:
         """Nodes came or went: hear which."""
         self._members_asked = True
         self._nudge.set()
 
     def nudge(self) -> None:
-        """The chore is to be called earlier than it said."""
+        """Something is to be done now: the chore, or no thread works a shard any more that is to be given up."""
         self._nudge.set()
 
     def arm(self) -> None:
@@ -404,9 +400,7 @@ class MaintenanceLoop:
         """
         self._leases.leave(seconds)
         self._send_extras()
-        (reply,) = self._client.run_many([self._membership.goodbye_call()], repeats=1)
-        if isinstance(reply, Exception):
-            raise reply
+        self._say_goodbye()
 
     def keep(self, nonce: str) -> None:
         """Leaves leases and membership, after `stop`, to this process, which is about to run other code; see
@@ -428,7 +422,7 @@ class MaintenanceLoop:
         _pass_on(extras, replies[len(calls) :])
 
     def give_up(self, seconds: float) -> None:
-        """As `leave`, and stays a member: this process is about to run other code.
+        """As `leave`, but stays a member: this process is about to run other code.
 
         Raises:
             RedisUnavailable
@@ -442,6 +436,9 @@ class MaintenanceLoop:
             RedisUnavailable
         """
         self._leases.detach()
+        self._say_goodbye()
+
+    def _say_goodbye(self) -> None:
         (reply,) = self._client.run_many([self._membership.goodbye_call()], repeats=1)
         if isinstance(reply, Exception):
             raise reply
