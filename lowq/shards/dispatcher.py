@@ -215,7 +215,6 @@ class Dispatcher:
         for shard in came_from:
             self._end_work(shard, now)
         ready: dict[QueueUse, list[Shard]] = {}
-        choices: dict[QueueUse, Iterator[Shard]] = {}
         for use in self._uses.values():
             if use.running:
                 use.count_until(now)
@@ -223,7 +222,26 @@ class Dispatcher:
                 use.next_due = use.heap[0][0] if use.heap else inf
                 continue
             ready[use] = self._ready(use, thread, count, now)
+        try:
+            self._share_out(picked, ready, thread, count, now)
+        except BaseException:  # of the application's scheduler: nothing was picked
+            for shard in picked:
+                self._end_work(shard, now)
+            raise
+        finally:
+            for use in self._bounded.values():
+                if use.is_full:  # whoever leaves it wakes a thread
+                    use.next_due = inf
+            queues = {shard.queue for shard in picked}
+            for shard in came_from:
+                if shard.queue not in queues:
+                    self._wake_for_place(self._uses[shard.queue])
+
+    def _share_out(
+        self, picked: list[Shard], ready: dict[QueueUse, list[Shard]], thread: int, count: int, now: float
+    ) -> None:
         counts = {use: len(found) for use, found in ready.items()}
+        choices: dict[QueueUse, Iterator[Shard]] = {}
         kept: list[QueueUse] = []  # for which a place is kept until it is known whether they may begin
         try:
             while len(picked) + len(kept) < count:
@@ -251,20 +269,9 @@ class Dispatcher:
                     chosen.dispatch.allowance = use.permits.begin()
                 self._at_work.add(chosen)
                 picked.append(chosen)
-        except BaseException:  # of the application's scheduler: nothing was picked
-            for shard in picked:
-                self._end_work(shard, now)
-            raise
         finally:
             for use in kept:
                 use.running -= 1
-            for use in self._bounded.values():
-                if use.is_full:  # whoever leaves it wakes a thread
-                    use.next_due = inf
-            queues = {shard.queue for shard in picked}
-            for shard in came_from:
-                if shard.queue not in queues:
-                    self._wake_for_place(self._uses[shard.queue])
 
     def _may_wait(self, use: QueueUse, ready_count: int, now: float) -> bool:
         """Whether a queue with so many ready shards may begin a batch, or perhaps may in a moment."""
