@@ -54,7 +54,7 @@ from lowq.job import Job, JobDict
 from lowq.limits import Concurrency, Rate
 from lowq.observe.callbacks import JobEvent
 from lowq.observe.log_context import LogContext
-from lowq.push.producer import Jobs
+from lowq.push.target import Jobs
 from lowq.queue import Queue
 from lowq.settings import Config
 from lowq.shards.scheduler import LagScheduler, Schedulable, Scheduler, SeqScheduler

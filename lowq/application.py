@@ -39,7 +39,7 @@ from lowq.operate.schedules import schedules as read_schedules
 from lowq.operate.server import redis_info
 from lowq.operate.stats import ShardInfo, overview, read_shards
 from lowq.options import QueueKeywords, WorkerKeywords, check_queue_name, checked_options
-from lowq.push.group_commit import GroupCommit
+from lowq.push.batcher import GroupCommit
 from lowq.queue import Queue
 from lowq.registrations import Registrations
 from lowq.schedules import is_internal

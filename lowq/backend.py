@@ -7,7 +7,7 @@ from typing import Protocol
 from lowq.codec.types import PayloadType
 from lowq.observe.callbacks import FLUSH_SECONDS
 from lowq.observe.emit import QueueEvents
-from lowq.push.group_commit import GroupCommit
+from lowq.push.batcher import GroupCommit
 from lowq.registrations import Registrations
 from lowq.settings import Config
 from lowq.store import SOCKET_TIMEOUT, Client

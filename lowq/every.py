@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
 from lowq.errors import ConfigError
-from lowq.push.producer import tick_payload
+from lowq.push.ticks import tick_payload
 from lowq.schedules import Missed, Schedule, checked_schedule, schedules_queue
 from lowq.store.keys import is_queue_name
 from lowq.workers import Worker, payload_type_of, schedules_of

@@ -31,8 +31,10 @@ from lowq.operate.queries import Queries
 from lowq.operate.reshard import reshard, reshard_progress
 from lowq.operate.search import Search
 from lowq.options import DURABILITY, TIMEOUT, QueueOptions
-from lowq.push.group_commit import GRACE, limit_of_caller, no_answer
-from lowq.push.producer import Jobs, Target, apush, check_jobs, push, push_ticks, reader_of, tick_payload
+from lowq.push.push import apush, push
+from lowq.push.target import Jobs, Target, check_jobs, reader_of
+from lowq.push.ticks import push_ticks, tick_payload
+from lowq.push.write import GRACE, limit_of_caller, no_answer
 from lowq.sharding import Layouts
 from lowq.shards.outage import Outage
 from lowq.shared_lookup import SharedLookup
@@ -347,7 +349,7 @@ class Queue(Queries, Generic[P]):
         return job_id
 
     def push_ticks(self, schedule: str, ticks: Sequence[float], record: bytes, new_record: bytes) -> bool:
-        """Pushes ticks of a schedule, for its turn in a node; see `lowq.push.producer.push_ticks`."""
+        """Pushes ticks of a schedule, for its turn in a node; see `lowq.push.ticks.push_ticks`."""
         return push_ticks(self._target(), schedule, ticks, record, new_record)
 
     def push_tick(self, schedule: str, planned_at: float) -> None:

@@ -109,7 +109,7 @@ READ_AGAIN = 1.0
 class Routes:
     """Of one queue. Safe for threads: what is written is replaced whole."""
 
-    __slots__ = ("_clock", "_sealed", "layouts", "read_at")
+    __slots__ = ("_clock", "layouts", "read_at", "sealed")
 
     def __init__(self, layouts: Layouts, clock: Callable[[], float] = monotonic) -> None:
         self.layouts = layouts
@@ -117,7 +117,7 @@ class Routes:
         #: When the registry was read, monotonic.
         self.read_at = clock()
         #: (epoch, shard) -> the layout that its jobs belong to, and its clock as Redis wrote it.
-        self._sealed: dict[tuple[int, int], tuple[Layout, bytes]] = {}
+        self.sealed: dict[tuple[int, int], tuple[Layout, bytes]] = {}
 
     @property
     def current(self) -> Layout:
@@ -125,14 +125,9 @@ class Routes:
         return self.layouts.current
 
     @property
-    def has_sealed(self) -> bool:
-        """Whether some shards of it are known to be sealed."""
-        return bool(self._sealed)
-
-    @property
     def is_doubtful(self) -> bool:
         """Whether the registry is to be read again: shards have moved on, and it may say now that all have."""
-        return bool(self._sealed) and self._clock() - self.read_at >= READ_AGAIN
+        return bool(self.sealed) and self._clock() - self.read_at >= READ_AGAIN
 
     @property
     def age(self) -> float:
@@ -142,7 +137,7 @@ class Routes:
     def note_read(self, layouts: Layouts) -> None:
         """The registry says so now."""
         if layouts.current != self.layouts.current:
-            self._sealed = {}
+            self.sealed = {}
         self.layouts = layouts
         self.read_at = self._clock()
 
@@ -150,14 +145,14 @@ class Routes:
         """The registry says so now, and what shards have said before is doubtful: the queue was dropped, or Redis has
         lost data.
         """
-        self._sealed = {}
+        self.sealed = {}
         self.note_read(layouts)
 
     def note_sealed(self, layout: Layout, shard: int, said: str) -> None:
         """A shard has said "m epoch clock"."""
         count, epoch, *clock = said.split()
-        self._sealed = {
-            **self._sealed,
+        self.sealed = {
+            **self.sealed,
             (layout.epoch, shard): (Layout(int(count), int(epoch)), clock[0].encode() if clock else b""),
         }
 
@@ -165,7 +160,7 @@ class Routes:
         """Where an id goes: layout, shard, and the latest clock of the sealed shards on the way there, or nothing."""
         layout, latest = self.layouts.current, b""
         shard = layout.shard_of(job_id)
-        while (found := self._sealed.get((layout.epoch, shard))) is not None:
+        while (found := self.sealed.get((layout.epoch, shard))) is not None:
             layout, clock = found
             shard = layout.shard_of(job_id)
             if clock and (not latest or float(clock) > float(latest)):

@@ -6,7 +6,7 @@ from contextvars import Context
 from functools import partial
 from typing import TypeVar
 
-from lowq.push.own_thread import in_own_thread
+from lowq.push.background import in_own_thread
 
 T = TypeVar("T")
 

@@ -18,8 +18,8 @@ from lowq.job import Job, JobDict, JobId, JobOptions, P, Untyped, new_job
 from lowq.limits import Limit
 from lowq.observe.callbacks import Listener
 from lowq.options import WORKER_OPTIONS, QueueOptions, seconds_of, takes
-from lowq.push.own_thread import in_own_thread
-from lowq.push.producer import Jobs
+from lowq.push.background import in_own_thread
+from lowq.push.target import Jobs
 from lowq.queue import Queue
 from lowq.retry import BuryOn, ReleaseOn, check_apart, checked_retry_in, default_retry_in
 from lowq.schedules import Schedule

@@ -15,7 +15,7 @@ from lowq.consumer.consumer import Consumer
 from lowq.consumer.hand import ConsumerJob
 from lowq.consumer.takes import Caller
 from lowq.errors import ConsumerClosed
-from lowq.push.own_thread import run_in_own_thread
+from lowq.push.background import run_in_own_thread
 
 T = TypeVar("T")
 

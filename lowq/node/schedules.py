@@ -36,14 +36,15 @@ from lowq.codec.types import PayloadType
 from lowq.errors import LowqError, QueueInUse
 from lowq.logs import describe, get_log
 from lowq.operate.schedules import declared_by_nodes, look_call, read_record, set_record
-from lowq.push.group_commit import PLAIN, Part
-from lowq.push.producer import ANEW, CALL_JOBS
+from lowq.push.calls import new_token, push_arguments
+from lowq.push.target import ANEW, CALL_JOBS
 from lowq.queue import Queue
 from lowq.registrations import QueueInfo
 from lowq.schedules import Record, Schedule, grace_of, schedules_queue
 from lowq.store import Call, Client, Command
 from lowq.store.keys import shard_prefix
 from lowq.store.scripts import time_of
+from lowq.store.shard import PushCall
 from lowq.work.execution import current
 from lowq.workers import Worker, build_worker, schedules_of
 
@@ -230,9 +231,8 @@ class QueueSchedules:
         for first in range(0, len(names), CALL_JOBS):
             some = names[first : first + CALL_JOBS]
             entries: list[EncodedJob] = [(encode_id(name), b'""', b"", b"") for name in some]
-            jobs: list[Mapping[str, Any]] = [{"id": name} for name in some]
-            part = Part(self._prefix, 1, entries, jobs, PLAIN, words=ANEW)
-            calls.append(part.make_call(self._app.group.writer.keep))
+            arguments = push_arguments(1, entries, new_token(), b"", self._app.group.writer.keep, ANEW)
+            calls.append(PushCall(self._prefix, arguments))
             looks.append(look_call(self._app.config.namespace, self.queue_name, some))
         if not self._is_entered:
             calls += looks

@@ -139,7 +139,7 @@ def record_prefixes(backend: Backend, queue: str, name: str) -> list[str]:
     one that they are pushed to after that.
     """
     routes = backend.registrations.routes_of(queue)
-    if routes is None or routes.is_doubtful or routes.layouts.next is not None or routes.has_sealed:
+    if routes is None or routes.is_doubtful or routes.layouts.next is not None or routes.sealed:
         entry = find_entry(backend.client, backend.config.namespace, queue)
         layouts = None if entry is None else entry.layouts
         routes = routes if layouts is None else backend.registrations.note_layouts(queue, layouts)

@@ -50,7 +50,7 @@ class TakeLimits(NamedTuple):
 
 
 class PushCall(Call[int]):
-    """Jobs for a shard. ``data``: as `lowq.push.parts.push_arguments` makes it."""
+    """Jobs for a shard. ``data``: as `lowq.push.calls.push_arguments` makes it."""
 
     __slots__ = ()
 

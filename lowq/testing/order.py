@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lowq.codec import decode_id, original_payload
-from lowq.push.parts import pushed_items
+from lowq.push.calls import pushed_items
 from lowq.store import Call
 from lowq.store.keys import queue_of_prefix
 from lowq.store.shard_replies import TakeReply

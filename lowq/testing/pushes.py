@@ -9,7 +9,7 @@ from lowq.application import Lowq
 from lowq.codec import decode_id, dump_payload, encode_id, encode_job
 from lowq.errors import ConfigError
 from lowq.job import JobOptions
-from lowq.push.parts import pushed_items
+from lowq.push.calls import pushed_items
 from lowq.store import Call
 from lowq.store.keys import queue_of_prefix
 from lowq.testing.drainer import worker_of

@@ -14,7 +14,7 @@ from lowq.consumer import ConsumerJob
 from lowq.consumer.consumer import Consumer
 from lowq.consumer.hand import Hand
 from lowq.consumer.takes import Caller, Taker
-from lowq.push.producer import ANEW, Target
+from lowq.push.target import ANEW, Target
 from lowq.sharding import Layout
 from lowq.shards import dispatcher, maintenance
 from lowq.shards.delivery import Delivery, TakenJob

@@ -21,7 +21,7 @@ from redis.crc import key_slot
 
 import lowq
 from lowq.errors import PushInterrupted, RedisUnavailable
-from lowq.push import loops
+from lowq.push import event_loop
 from lowq.queue import Queue
 from lowq.sharding import shard_of
 from lowq.store import Client, Deadline, LoopConnection
@@ -200,10 +200,10 @@ def test_a_push_does_not_wait_for_the_connection_of_its_loop(queue: Queue, monke
                 is_refused.set()
 
     monkeypatch.setattr(Client, "connect_for_loop", refuse)
-    monkeypatch.setattr(loops, "CONNECT_PAUSES", (NEVER, NEVER))
+    monkeypatch.setattr(event_loop, "CONNECT_PAUSES", (NEVER, NEVER))
     asyncio.run(produce())
     assert len(attempts) == 1
-    monkeypatch.setattr(loops, "CONNECT_PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(event_loop, "CONNECT_PAUSES", (0.0, 0.0))
     asyncio.run(connect(queue))
     assert len(attempts) == 4
 
@@ -795,7 +795,7 @@ INTERRUPTED = """
         # Elsewhere asyncio would lose the callback that it is about to run.
         global raised
         name = frame.f_code.co_filename
-        ours = "group_commit" in name or "loop_connection" in name
+        ours = "/push/" in name or "loop_connection" in name
         if ours and frame.f_code.co_name != "_check":
             raised += 1
             raise kind

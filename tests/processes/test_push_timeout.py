@@ -144,7 +144,7 @@ def test_the_time_that_the_callers_own_code_takes_is_not(
             ahead += 10
             yield {"id": number}
 
-    monkeypatch.setattr("lowq.push.producer.CHUNK_JOBS", 20)
+    monkeypatch.setattr("lowq.push.push.CHUNK_JOBS", 20)
     app.config.push_timeout = 5.0
     queue = app.queue("Orders", 3)
     assert queue.push(slow()) == 60
@@ -154,7 +154,7 @@ def test_a_call_that_redis_may_have_forgotten_is_not_repeated(tmp_path: Path, mo
     """The connection was cut while the source rested."""
     ahead = 0.0
     monkeypatch.setattr("lowq.clock.now", lambda: ahead)
-    monkeypatch.setattr("lowq.push.producer.CHUNK_JOBS", 1)
+    monkeypatch.setattr("lowq.push.push.CHUNK_JOBS", 1)
     with RedisServer(tmp_path / "redis", appendonly="yes", appendfsync="always") as server:
         for rested, is_repeated in ((9.0, True), (11.0, False)):
             app = lowq.Lowq(redis_url=server.url, push_timeout=5.0)

@@ -10,7 +10,7 @@ import pytest
 
 import lowq
 from lowq.errors import ConfigError, QueueFull
-from lowq.push import refused
+from lowq.push import router
 from lowq.queue import Queue
 from lowq.store.keys import shard_prefix
 from lowq.store.translate import Refusal
@@ -190,7 +190,7 @@ def is_refused(app: lowq.Lowq) -> bool:
 
 
 def test_who_waits_is_woken_when_there_is_room(app: lowq.Lowq, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refused, "ASK_AGAIN", LONG)
+    monkeypatch.setattr(router, "ASK_AGAIN", LONG)
     queue.push(jobs("a", "b", "c"))
     done: list[int] = []
     thread = threading.Thread(target=lambda: done.append(queue.push(jobs("d", "d", "a"), timeout=LONG)))
@@ -207,8 +207,8 @@ def test_who_waits_is_woken_when_there_is_room(app: lowq.Lowq, queue: Queue, mon
 
 
 def test_room_for_many_is_used_by_many(app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refused, "ASK_AGAIN", LONG)
-    monkeypatch.setattr(refused, "TOGETHER", 10)
+    monkeypatch.setattr(router, "ASK_AGAIN", LONG)
+    monkeypatch.setattr(router, "TOGETHER", 10)
     queue = app.queue("mail", 1, capacity=100)
 
     async def produce() -> list[int]:

@@ -22,8 +22,8 @@ from lowq.errors import (
     ScriptError,
     TimeLimitExceeded,
 )
-from lowq.push.on_demand import OnDemandThread
-from lowq.push.threads import ThreadPushes
+from lowq.push.background import OnDemandThread
+from lowq.push.batcher import ThreadPushes
 from lowq.queue import Queue
 from lowq.sharding import shard_of
 from lowq.store import Call, Client

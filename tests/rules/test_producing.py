@@ -29,7 +29,7 @@ from lowq.errors import (
     TimeLimitExceeded,
     UnknownQueueError,
 )
-from lowq.push.producer import CHUNK_JOBS
+from lowq.push.push import CHUNK_JOBS
 from lowq.queue import Queue
 from lowq.sharding import shard_of
 from lowq.store import Call, Client, Command, pipeline, pool
@@ -532,8 +532,8 @@ class TestOrderWhateverIsRefused:
 
     @pytest.fixture(autouse=True)
     def _small_chunks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("lowq.push.producer.CALL_JOBS", 10)
-        monkeypatch.setattr("lowq.push.producer.CHUNK_JOBS", 50)
+        monkeypatch.setattr("lowq.push.target.CALL_JOBS", 10)
+        monkeypatch.setattr("lowq.push.push.CHUNK_JOBS", 50)
 
     @pytest.fixture
     def queue(self, app: lowq.Lowq) -> Queue:
@@ -580,7 +580,7 @@ class TestOrderWhateverIsRefused:
         self, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Another id did not fit, so the rest of its call and the next one are sent again."""
-        monkeypatch.setattr("lowq.push.producer.CALL_JOBS", 2)
+        monkeypatch.setattr("lowq.push.target.CALL_JOBS", 2)
         queue = app.queue("Full", 1, capacity=1)
         queue.push({"id": "x", "payload": 0})
         Refusing(monkeypatch, {2: FULL})

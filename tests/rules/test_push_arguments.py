@@ -3,7 +3,7 @@
 import pytest
 
 from lowq.codec import EncodedJob
-from lowq.push.parts import EXTENDED, PLAIN, TIMED, push_arguments, pushed_items
+from lowq.push.calls import EXTENDED, PLAIN, TIMED, push_arguments, pushed_items
 from lowq.store.keys import queue_of_prefix, shard_prefix
 from tests.rows import case
 
@@ -22,7 +22,7 @@ def test_what_is_sent_can_be_read_again() -> None:
     ]
     for width, items, words, found in rows:
         with case(width, items, words, found):
-            assert list(pushed_items(push_arguments(5, items, b"token", b"", b"15", width, words))) == found
+            assert list(pushed_items(push_arguments(5, items, b"token", b"", b"15", words))) == found
 
 
 @pytest.mark.parametrize(("namespace", "queue"), [("lowq", "Orders"), ("shop:eu", "Orders:fast"), ("{x}", "Orders")])

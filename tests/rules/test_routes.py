@@ -29,7 +29,7 @@ def test_the_registry_is_read_again_while_shards_are_sealed() -> None:
     now[0] += 2 * READ_AGAIN
     assert [*found, routes.is_doubtful] == [False, True, False, True]
     routes.note_read(Layouts(Layout(2, 1)))
-    assert not routes.has_sealed
+    assert not routes.sealed
 
 
 def test_an_entry_of_the_registry_may_say_anything() -> None:

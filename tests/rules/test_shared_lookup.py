@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lowq import shared_lookup
-from lowq.push.own_thread import in_own_thread
+from lowq.push.background import in_own_thread
 from lowq.shared_lookup import SharedLookup
 from tests.waiting import NEVER, PATIENCE, auntil, until
 

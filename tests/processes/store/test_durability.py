@@ -14,7 +14,7 @@ import redis
 
 import lowq
 from lowq.errors import ConfigError, NotReplicated, PushInterrupted, RedisRefused
-from lowq.push import producer
+from lowq.push import push as pushing
 from lowq.queue import Queue
 from lowq.store import Client, Command, Durability, NotConfirmed, Wait
 from lowq.store.keys import shard_prefix
@@ -194,7 +194,7 @@ class TestReplicated:
     def test_nothing_is_sent_behind_a_chunk_that_is_not_confirmed(
         self, pair: Pair, make_queue: MakeQueue, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(producer, "CHUNK_JOBS", 10)
+        monkeypatch.setattr(pushing, "CHUNK_JOBS", 10)
         queue = make_queue(pair.primary.url, durability_timeout=0.1)
         taken: list[int] = []
 

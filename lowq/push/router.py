@@ -8,21 +8,21 @@
                     +---------------+
 
 One thread does so for all callers of a queue, in the order in which they pushed: as long as jobs of an id are not in,
-whatever comes later for that id stays behind them, also of other callers (`Writer.share_calls` asks `Resender.has`).
+whatever comes later for that id stays behind them, also of other callers (`Write.share_calls` asks `Resender.has`).
 A call is carried out as a whole or not at all, so a repeat after a lost reply can't count anything twice.
 """
 
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from lowq import clock
 from lowq.errors import LowqError, RedisRefused, RedisUnavailable
-from lowq.push.on_demand import OnDemandThread
-from lowq.push.parts import Part, new_token
-from lowq.push.requests import Outcome, Settled, is_full, is_misrouted, is_out_of_turn
+from lowq.push.background import OnDemandThread
+from lowq.push.calls import Outcome, Part, Request, Settled, SharedCall, copy_of, is_full, is_misrouted, is_out_of_turn
+from lowq.push.write import Write, Writer, interrupted
 from lowq.store import Client, NotConfirmed, Refusal, Subscription
 
 #: Seconds after which those who wait for room ask again at the latest.
@@ -37,36 +37,21 @@ BRIEFLY = 0.05
 IDLE = 0.1
 #: Layouts that a push follows at most, from one shard that was sealed to the next.
 MAX_LAYOUTS = 100
-#: Sends parts, each with what says whether its caller still wants it, until that monotonic time, and waits.
-Send = Callable[[Sequence[tuple[Part, Callable[[], bool]]], float], list[Outcome]]
 
 
 class RefusedPush:
-    """Parts of one push that are not in yet, in order.
-
-    ``known``: what is known of some of them, as of parts that were just sent. ``room_until``: monotonic time until
-    which it waits for room. ``give_up_at``: when its caller gives up. ``is_wanted``: whether the caller still waits.
-    ``end`` is called once, when nothing is left to be sent.
+    """Parts of a request that are not in yet, in order. ``known``: what is known of some of them, as of parts that were
+    just sent.
     """
 
-    def __init__(
-        self,
-        send: Send,
-        parts: Iterable[Part],
-        known: Mapping[Part, Outcome],
-        room_until: float,
-        give_up_at: float,
-        is_wanted: Callable[[], bool],
-        end: Callable[[Settled], object],
-    ) -> None:
-        self.send = send
-        self.parts = list(parts)
-        self.room_until = room_until
-        self.give_up_at = give_up_at
-        self.is_wanted = is_wanted
-        self.end = end
+    def __init__(self, writer: Writer, request: Request, parts: list[Part], known: Mapping[Part, Outcome]) -> None:
+        self.writer = writer
+        self.request = request
+        self.parts = parts
+        self._all_parts = tuple(parts)
+        self.ids = frozenset(item[0] for part in parts for item in part.items)
         #: The outcomes of what was sent last.
-        self.known = dict(known)
+        self.outcomes = dict(known)
         #: Parts for which there was no room.
         self.full: set[Part] = set()
         #: Whether parts may be out of turn because something before them was refused.
@@ -74,21 +59,34 @@ class RefusedPush:
         self.settled = Settled()
         #: Why the registry could not be read for one of the parts that were refused together.
         self._unread: RedisUnavailable | None = None
-        self.ids = frozenset(item[0] for part in self.parts for item in part.items)
+
+    def is_abandoned(self) -> bool:
+        """Whether its caller waits for it no longer."""
+        return self._all_parts[0] in self.request.outcomes or self.request.is_abandoned()
+
+    def end(self) -> None:
+        """Tells the caller what became of it, when nothing is left to be sent."""
+        outcomes = self.request.outcomes
+        for part in self._all_parts[1:]:
+            outcomes.setdefault(part, Settled())
+        outcomes.setdefault(self._all_parts[0], self.settled)
+        if self.request.is_settled:
+            self.request.wake_caller_from_thread()
 
     def note_outcomes(self, now: float) -> None:
         """Takes out what is settled, and divides or reroutes what was refused. When something of a shard has failed for
         good, the rest of the push that is for it is not sent: it must not overtake that, should it be pushed again.
         """
-        known, self.known = self.known, {}
+        known, self.outcomes = self.outcomes, {}
         if not known:
             return
-        failed: dict[str, Outcome] = {}
+        failed: dict[str, bool | Exception] = {}
         refused: set[str] = set()
         self._unread = None
         parts: list[Part] = []
         for part in self.parts:
             outcome, before = known.get(part), failed.get(part.prefix)
+            assert not isinstance(outcome, Settled)
             if outcome is True or isinstance(outcome, NotConfirmed):
                 self.settled.pairs.append((part, outcome))
             elif before is not None:
@@ -121,7 +119,6 @@ class RefusedPush:
 
     def _reroute(self, part: Part, refusal: Refusal, now: float) -> list[Part]:
         """Parts for the shards where the jobs belong now."""
-        assert part.target is not None
         if part.hops >= MAX_LAYOUTS:
             # A failover of the registry's primary may have lost that a reshard began or ended: it sends here and there.
             raise RedisUnavailable(
@@ -202,9 +199,9 @@ class Resender:
         if not self._thread.wake():
             self._remove(push)
             reason = RedisUnavailable("no thread could be started to send again what Redis had refused")
-            push.known = dict.fromkeys(push.parts, reason)
+            push.outcomes = dict.fromkeys(push.parts, reason)
             push.note_outcomes(clock.now())
-            push.end(push.settled)
+            push.end()
 
     @contextmanager
     def _locked_briefly(self) -> Iterator[None]:
@@ -233,8 +230,8 @@ class Resender:
         if batch:
             _send(batch)
             # Where all fitted there may be room for more of those that wait.
-            refused = {part.prefix for push, part in batch if push.known[part] is not True}
-            self._free.extend({part.prefix for _, part in batch} - refused)
+            refused = {call.key for push, call in batch if push.outcomes[call.first] is not True}
+            self._free.extend({call.key for _, call in batch} - refused)
             return 0.0
         self._rooms = frozenset(part.prefix for push in pushes for part in push.full)
         if self._rooms:
@@ -244,7 +241,7 @@ class Resender:
             self._listener.wake()
         if not pushes:
             return None
-        until = min(min(push.room_until, push.give_up_at) for push in pushes)
+        until = min(min(push.request.room_until, push.request.give_up_at) for push in pushes)
         return min(max(until - time.monotonic(), 0.001), ASK_AGAIN)
 
     def _end_settled(self, pushes: list[RefusedPush]) -> list[RefusedPush]:
@@ -253,9 +250,9 @@ class Resender:
         kept: set[bytes] = set()
         now = time.monotonic()
         for push in pushes:
-            if push.parts and (push.give_up_at <= now or not push.is_wanted()):
+            if push.parts and push.is_abandoned():
                 push.give_up()
-            elif push.room_until <= now:
+            elif push.request.room_until <= now:
                 push.hand_back(kept)
             if push.parts:
                 goes_on.append(push)
@@ -264,17 +261,19 @@ class Resender:
                         kept.update(part.ids())
             else:
                 self._remove(push)  # first of all: who pushes the id next need not come behind it any more
-                push.end(push.settled)
+                push.end()
         return goes_on
 
-    def _choose_batch(self, pushes: list[RefusedPush]) -> list[tuple[RefusedPush, Part]]:
-        """What can be sent now. Jobs behind which others of their id were chosen come after those, by `Part.after`."""
+    def _choose_batch(self, pushes: list[RefusedPush]) -> list[tuple[RefusedPush, SharedCall]]:
+        """The calls that can be sent now. Where others of an id were chosen before, its jobs come after their call, or
+        stay.
+        """
         free = {self._free.popleft() for _ in range(len(self._free))}
         asked: Counter[str] = Counter()
         #: Ids of which something stays, and what was chosen last for the others.
         staying: set[bytes] = set()
-        chosen: dict[bytes, tuple[Send, Part]] = {}
-        batch: list[tuple[RefusedPush, Part]] = []
+        chosen: dict[bytes, tuple[Writer, SharedCall]] = {}
+        batch: list[tuple[RefusedPush, SharedCall]] = []
         for push in pushes:
             parts: list[Part] = []
             for part in push.parts:
@@ -285,7 +284,7 @@ class Resender:
                     going = going[: TOGETHER - asked[part.prefix]] if part.prefix in free else []
                     asked[part.prefix] += len(going)
                 before = {chosen[ids[i]] for i in going if ids[i] in chosen}
-                if len(before) > 1 or any((send, other.prefix) != (push.send, part.prefix) for send, other in before):
+                if len(before) > 1 or any((to, call.key) != (push.writer, part.prefix) for to, call in before):
                     before, going = set(), [i for i in going if ids[i] not in chosen]
                 if not going:
                     staying.update(ids)
@@ -293,12 +292,10 @@ class Resender:
                     continue
                 push.full.discard(part)
                 sent, stays = part.split(going)
-                for _, other in before:
-                    sent.after = other.token
-                sent.token = new_token()
-                batch.append((push, sent))
+                call = SharedCall(push, sent, next((other.token for _, other in before), b""))
+                batch.append((push, call))
                 parts.append(sent)
-                chosen.update(dict.fromkeys(sent.ids(), (push.send, sent)))
+                chosen.update(dict.fromkeys(sent.ids(), (push.writer, call)))
                 if stays is not None:
                     staying.update(stays.ids())
                     parts.append(stays)
@@ -331,8 +328,8 @@ class Resender:
         return 0.0
 
 
-class Resenders(dict[str, Resender]):
-    """By queue; each is made when it is needed."""
+class Router(dict[str, Resender]):
+    """What sends again the refused pushes of a queue, by queue; each is made when it is needed."""
 
     def __init__(self, client: Client) -> None:
         super().__init__()
@@ -341,15 +338,40 @@ class Resenders(dict[str, Resender]):
     def __missing__(self, queue: str) -> Resender:
         return self.setdefault(queue, Resender(self._client))
 
+    def take(self, writer: Writer, request: Request, *, by_caller: bool = False) -> None:
+        """Has sent again what has no outcome yet, behind what was refused before; its caller is woken at the end.
+        ``by_caller``: whether the request's own caller calls this.
+        """
+        parts = [part for part in request.parts if part not in request.outcomes]
+        until = max(time.monotonic(), request.room_until) + writer.timeout + writer.waits_for
+        until += len(parts) // MOST_CALLS * writer.timeout  # each write has its time
+        request.give_up_at = min(until, request.give_up_at) if request.is_limited_by_batch else until
+        push = RefusedPush(
+            writer, request, parts, {part: why for part, why in request.again.items() if why is not None}
+        )
+        if by_caller:
+            # Here, not in the other thread: this one may have a lock that is needed to read the registry, and be in a
+            # signal's handler.
+            push.note_outcomes(clock.now())
+        if push.parts:
+            self[parts[0].target.queue].add(push)
+        else:
+            push.end()
 
-def _send(batch: Sequence[tuple[RefusedPush, Part]]) -> None:
-    """Sends parts and notes what became of them."""
-    by_send: dict[Send, list[tuple[RefusedPush, Part]]] = {}
-    for push, part in batch:
-        by_send.setdefault(push.send, []).append((push, part))
-    for send, some in by_send.items():
-        until = max(push.give_up_at for push, _ in some)
-        outcomes = send([(part, push.is_wanted) for push, part in some], until)
-        for (push, part), outcome in zip(some, outcomes, strict=True):
-            push.known[part] = outcome
+
+def _send(batch: Sequence[tuple[RefusedPush, SharedCall]]) -> None:
+    """Sends calls and notes what became of them."""
+    by_writer: dict[Writer, list[tuple[RefusedPush, SharedCall]]] = {}
+    for push, call in batch:
+        by_writer.setdefault(push.writer, []).append((push, call))
+    for writer, some in by_writer.items():
+        write = Write(writer, [push.request for push, _ in some])
+        write.calls = [call for _, call in some]
+        try:
+            results = write.start()()
+            write.repeat_unanswered(results)
+        except Exception as error:
+            results = [copy_of(interrupted(error)) for _ in some]
+        for (push, call), result in zip(some, results, strict=True):
+            call.set_outcome(result if isinstance(result, Exception) else True)
             push.was_resent = True

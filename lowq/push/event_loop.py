@@ -4,32 +4,43 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from contextvars import Context
 from functools import partial
 from itertools import chain
 from typing import Any
 
-from lowq.push.own_thread import run_in_own_thread
-from lowq.push.parts import Part
-from lowq.push.requests import Outcome, Request, SharedCall
-from lowq.push.writer import GRACE, Attempts, Behind, Writer, accept, attempts_for, fail, limit_of_caller
+from lowq.push.background import run_in_own_thread
+from lowq.push.calls import Part, Request
+from lowq.push.router import Router
+from lowq.push.write import GRACE, Write, Writer
 from lowq.store import Deadline, LoopConnection
 from lowq.store.durability import conclude
 
 #: Seconds between attempts to make a loop's connection after one has failed: at first, and at most.
 CONNECT_PAUSES = (1.0, 60.0)
+#: A primary of a cluster, as far as it is known; None elsewhere.
+Server = tuple[str, int] | None
 
 
 class LoopRequest(Request):
-    """A small push of a coroutine."""
+    """A request of a coroutine."""
 
     __slots__ = ("alarm", "future")
 
-    #: Done when the outcomes are known.
-    future: "asyncio.Future[None]"
-    #: Ends it when its caller has less time than others.
-    alarm: asyncio.TimerHandle | None
+    def __init__(self, parts: list[Part], jobs_count: int, size: int, seconds: float, room_until: float = 0.0) -> None:
+        super().__init__(parts, jobs_count, size, seconds, room_until)
+        #: Done when the outcomes are known.
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        #: Ends it when its caller has less time than others.
+        self.alarm: asyncio.TimerHandle | None = None
+
+    def end(self) -> None:
+        """Its caller waits for it no longer."""
+        self.abandoned = True
+        if self.alarm is not None:
+            self.alarm.cancel()
 
     def is_abandoned(self) -> bool:
         # When a task is cancelled its future is at once, and its coroutine runs a little later.
@@ -46,7 +57,100 @@ class LoopRequest(Request):
             pass  # the loop was closed: nobody waits any more
 
 
-class LoopPushes:
+class EventLoopPushes:
+    """The pushes of an event loop. Each server, and each durability, has writes of its own. A push of an id of which
+    others have something under way is held until they have not, so that none overtakes another: a slot has moved, or
+    pushes of one queue ask for different durabilities.
+    """
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._by_destination: dict[tuple[Writer, Server], ServerPushes] = {}
+        #: What each of them has waiting or under way: queues and ids. Kept while there are several, and read anew
+        #: whenever a write has ended.
+        self._under_way: dict[ServerPushes, set[tuple[str, bytes]]] = {}
+        #: Held requests and where they go, in the order in which they were begun; and their queues and ids.
+        self._held: deque[tuple[ServerPushes, LoopRequest]] = deque()
+        self._held_keys: set[tuple[str, bytes]] = set()
+
+    async def push(self, writer: Writer, server: Server, request: LoopRequest) -> None:
+        """Pushes with others, and waits until the outcome of each part is known."""
+        try:
+            self._begin(writer, server, request)
+            await request.future
+        finally:
+            request.end()
+
+    async def push_to_several(self, writer: Writer, requests: Mapping[Server, LoopRequest]) -> None:
+        """The same for what goes to several servers."""
+        try:
+            for server, request in requests.items():
+                self._begin(writer, server, request)
+            for request in requests.values():
+                await request.future
+        finally:
+            for request in requests.values():
+                request.end()
+
+    def _begin(self, writer: Writer, server: Server, request: LoopRequest) -> None:
+        """Sends it, behind what was begun before for the same ids."""
+        pushes = self._by_destination.get((writer, server))
+        if pushes is None:
+            pushes = self._by_destination[writer, server] = ServerPushes(writer, server, self._router, self._release)
+            self._under_way = {pushes: pushes.keys() for pushes in self._by_destination.values()}
+        if request.is_limited_by_batch:  # `_check` comes too late for one that has less time than the others
+            pushes.set_alarm(request)
+        if len(self._by_destination) == 1:
+            pushes.add(request)
+        else:
+            self._add_or_hold(pushes, request)
+
+    def _add_or_hold(self, pushes: "ServerPushes", request: LoopRequest) -> None:
+        keys = request.keys()
+        if self._held_keys.isdisjoint(keys) and all(
+            other is pushes or other.is_idle or under_way.isdisjoint(keys)
+            for other, under_way in self._under_way.items()
+        ):
+            self._under_way[pushes] |= keys
+            pushes.add(request)
+        else:
+            pushes.set_alarm(request)
+            self._held.append((pushes, request))
+            self._held_keys |= keys
+
+    def _release(self, pushes: "ServerPushes") -> None:
+        """Sends what is held no longer. It is called whenever a write has ended."""
+        if len(self._by_destination) == 1:
+            return
+        self._under_way[pushes] = pushes.keys()
+        held, self._held, self._held_keys = self._held, deque(), set()
+        try:
+            while held:
+                others, request = held.popleft()
+                if request.future.done():  # its time is up, or it was cancelled
+                    continue
+                try:
+                    self._add_or_hold(others, request)
+                except BaseException:  # of a signal handler: this is not its caller, which waits
+                    others.give_up(request)
+                    raise
+        finally:
+            for others, request in held:  # a signal handler has raised
+                self._held.append((others, request))
+                self._held_keys |= request.keys()
+
+    def close_idle(self) -> None:
+        """Closes the connections that are not in use."""
+        for pushes in list(self._by_destination.values()):
+            pushes.close_idle()
+
+    def close(self) -> None:
+        """Closes the connections of a loop that was closed."""
+        for pushes in list(self._by_destination.values()):
+            pushes.close()
+
+
+class ServerPushes:
     """Pushes of the coroutines of one event loop to one server, in the loop's thread. The loop writes and reads itself,
     on a connection of its own that is made after the second write; while there is none, or something has to be
     repeated, a thread does it. ``server``: a primary of a cluster.
@@ -56,14 +160,15 @@ class LoopPushes:
     """
 
     def __init__(
-        self, writer: Writer, server: tuple[str, int] | None, on_end: Callable[["LoopPushes"], object]
+        self, writer: Writer, server: Server, router: Router, on_end: Callable[["ServerPushes"], object]
     ) -> None:
         self._writer = writer
         self._server = server
+        self._router = router
         #: Called with this whenever a write has ended.
         self._on_end = on_end
         self._waiting: deque[LoopRequest] = deque()
-        self._under_way: list[LoopRequest] = []
+        self._under_way: Write[LoopRequest] | None = None
         #: Those of which Redis has refused something for now.
         self._refused: list[LoopRequest] = []
         #: Those whose outcome is known, and whose callers are being woken.
@@ -86,39 +191,6 @@ class LoopPushes:
         self._needs_thread = False
         self._scheduled = False
 
-    async def push(self, parts: list[Part], jobs_count: int, size: int, room_until: float) -> list[Outcome]:
-        """Pushes with others; returns what became of each part.
-
-        When it is cancelled before it was sent, nothing was written. Otherwise the jobs may be in.
-        """
-        request = self.begin(parts, jobs_count, size, room_until)
-        try:
-            await request.future
-        except BaseException:
-            request.abandoned = True
-            raise
-        finally:
-            if request.alarm is not None:
-                request.alarm.cancel()
-        return request.outcomes
-
-    def begin(self, parts: list[Part], jobs_count: int, size: int, room_until: float) -> LoopRequest:
-        """Has it sent with others. Whoever calls this waits for its future, says when it was abandoned, and cancels its
-        alarm.
-        """
-        request = self.make_request(parts, jobs_count, size, room_until)
-        self.add(request)
-        return request
-
-    def make_request(self, parts: list[Part], jobs_count: int, size: int, room_until: float) -> LoopRequest:
-        """A request that is yet to be added."""
-        timeout, is_limited_by_batch = limit_of_caller(self._writer.timeout + self._writer.waits_for)
-        request = LoopRequest(parts, jobs_count, size, timeout, is_limited_by_batch, room_until)
-        request.future, request.alarm = asyncio.get_running_loop().create_future(), None
-        if is_limited_by_batch:  # `_check` comes too late for one that has less time than the others
-            self.set_alarm(request)
-        return request
-
     def set_alarm(self, request: LoopRequest) -> None:
         """Has it end in time whether or not it was added."""
         if request.alarm is None:
@@ -127,120 +199,119 @@ class LoopPushes:
             request.alarm = loop.call_later(seconds, self._on_alarm, request, context=Context())
 
     def add(self, request: LoopRequest) -> None:
-        """Has a request sent with others."""
-        writer = self._writer
-        try:
-            self._waiting.append(request)
-            # No `_check` is due; or one was long ago, and a signal handler raised before it began.
-            if time.monotonic() > self._check_due + writer.timeout:
-                self._check_in(writer.timeout / 2)
-            if not self._under_way:
-                if writer.client.is_embedded:
-                    # It answers at once, so pushes would never meet.
-                    if not self._scheduled:
-                        self._scheduled = True
-                        asyncio.get_running_loop().call_soon(self._send_next, context=Context())
-                else:
-                    self._send_next()
-        except BaseException:
-            request.abandoned = True
-            if request.alarm is not None:
-                request.alarm.cancel()
-            raise
+        """Sends it, with others when something is under way."""
+        self._waiting.append(request)
+        # No `_check` is due; or one was long ago, and a signal handler raised before it began.
+        if time.monotonic() > self._check_due + self._writer.timeout:
+            self._check_in(self._writer.timeout / 2)
+        if self._under_way is None and not self._scheduled:
+            if self._writer.client.is_embedded:
+                # It answers at once, so pushes would never meet.
+                self._scheduled = True
+                asyncio.get_running_loop().call_soon(self._send_next, context=Context())
+            else:
+                self._send_next()
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits or is under way."""
-        return not self._waiting and not self._under_way
+        return not self._waiting and self._under_way is None
+
+    @property
+    def _sent(self) -> list[LoopRequest]:
+        return [] if self._under_way is None else self._under_way.requests
 
     def keys(self) -> set[tuple[str, bytes]]:
         """The queues and ids of which something waits or is under way."""
-        return set().union(*(request.keys() for request in chain(self._under_way, self._waiting)))
+        return set().union(*(request.keys() for request in chain(self._sent, self._waiting)))
 
     def close_idle(self) -> None:
         """Closes the connection, when nothing is under way any more."""
         self._connecting = None
-        if self._under_way:
+        if self._under_way is not None:
             self._closes_when_idle = True
-        elif self._connection is not None:
-            self._connection.close()
+        else:
+            self.close()
 
     def close(self) -> None:
-        """Closes the connection of a loop that was closed."""
+        """Closes the connection."""
         if self._connection is not None:
             self._connection.close()
 
     def _send_next(self) -> None:
         """Sends the next write, if there is one. None is under way."""
-        writer, write = self._writer, self._under_way
         self._scheduled = False
+        if not self._waiting:
+            return
+        client = self._writer.client
+        write = self._under_way = Write(self._writer, list[LoopRequest]())
         try:
-            writer.take_next(self._waiting, write)
-            if not write:
+            write.take_next(self._waiting)
+            if not write.requests:
+                self._under_way = None
                 return
+            write.share_calls()
             self._sent_writes += 1
-            if writer.client.is_embedded:
-                writer.send(write)
-                asyncio.get_running_loop().call_soon(self._end_write, write, context=Context())
-                return
             connection = self._connection
-            if connection is None or not connection.is_open or not writer.client.allows("push", self._server):
-                self._in_thread(write, partial(writer.send, write))
-                return
-            writer.client.follow()
-            calls, behind = writer.share_calls(write)
-            if not calls:  # all of it comes behind what was refused
-                writer.send_behind(behind)
+            if client.is_embedded or not write.calls:  # all may come behind what was refused
+                with suppress(Exception):  # the callers are told
+                    write.send()
                 asyncio.get_running_loop().call_soon(self._end_write, write, context=Context())
-                return
-            attempts = attempts_for(write, writer.waits_for)
-            packed = writer.client.pack(calls, self._server, writer.wait, attempts.deadline)
-            seconds = attempts.deadline.seconds + writer.waits_for
-            self._attempt_ends = time.monotonic() + seconds
-            if self._attempt_ends < self._check_due:
-                self._check_in(seconds)
-            expected = len(calls) if writer.wait is None else len(calls) + 1
-            connection.send(packed, expected, partial(self._receive, write, calls, behind, attempts))
+            elif connection is None or not connection.is_open or not client.allows("push", self._server):
+                self._in_thread(write, write.send)
+            else:
+                client.follow()
+                deadline, wait = write.begin(), self._writer.wait
+                packed = client.pack(write.calls, self._server, wait, deadline)
+                seconds = deadline.seconds + self._writer.waits_for
+                self._attempt_ends = time.monotonic() + seconds
+                if self._attempt_ends < self._check_due:
+                    self._check_in(seconds)
+                expected = len(write.calls) if wait is None else len(write.calls) + 1
+                connection.send(packed, expected, partial(self._receive, write))
         except BaseException as error:
-            fail(write, error)
+            write.fail(error)
             self._end_write(write)
             raise
 
-    def _receive(
-        self, write: list[LoopRequest], calls: list[SharedCall], behind: Behind, attempts: Attempts,
-        replies: list[Any], error: Exception | None,
-    ) -> None:  # fmt: skip
+    def _receive(self, write: Write[LoopRequest], replies: list[Any], error: Exception | None) -> None:
         """The replies to a write, and why there are no more of them."""
         if write is not self._under_way:
             return  # it was given up
-        wait = self._writer.wait
+        calls, wait = write.calls, self._writer.wait
         if wait is not None:
             if error is None:
                 conclude(replies, range(len(calls)), wait, replies.pop())
             else:
                 replies = []  # nothing is confirmed
         if error is None and not any(isinstance(reply, Exception) for reply in replies):
-            accept(calls)
-            self._writer.send_behind(behind)
+            write.settle(replies)
             self._end_write(write)
             return
         results = replies + [error] * (len(calls) - len(replies))
-        self._in_thread(write, partial(self._repair_in_thread, write, calls, behind, results, attempts))
 
-    def _end_write(self, write: list[LoopRequest]) -> None:
+        def repair() -> None:
+            self._writer.client.repair(calls, results, write.deadline, wait)
+            write.settle(results)
+
+        self._in_thread(write, repair)
+
+    def _end_write(self, write: Write[LoopRequest]) -> None:
         """The outcome of a write is known: the next one is sent, and the callers are woken."""
         if write is not self._under_way:
             return
-        self._ended += write
-        self._under_way = []
+        self._ended += write.requests
+        self._under_way = None
         self._attempt_ends = math.inf
         try:
-            if self._waiting:
-                self._send_next()
+            for request in write.requests:  # before the next one is sent, which must not overtake it
+                if request.again and not request.is_settled:
+                    self._router.take(self._writer, request)
+            self._send_next()
         finally:
             self._wake_callers()
             self._on_end(self)
-            if self._closes_when_idle and not self._under_way:
+            if self._closes_when_idle and self._under_way is None:
                 self._closes_when_idle = False
                 self.close_idle()
 
@@ -254,13 +325,13 @@ class LoopPushes:
 
     # --- what blocks ---
 
-    def _in_thread(self, write: list[LoopRequest], work: Callable[[], object]) -> None:
+    def _in_thread(self, write: Write[LoopRequest], work: Callable[[], object]) -> None:
         self._attempt_ends = math.inf
 
         def done(_result: object, error: BaseException | None) -> None:
             if error is not None:
-                fail(write, error)
-            accepted = all(outcome is True for request in write for outcome in request.outcomes)
+                write.fail(error)
+            accepted = all(request.outcomes.get(part) is True for request in write.requests for part in request.parts)
             closes = self._closes_when_idle
             self._end_write(write)
             # A loop that pushes once, as with asyncio.run around each push, would have it for nothing.
@@ -294,16 +365,6 @@ class LoopPushes:
         run_in_own_thread(lambda: client.connect_for_loop(Deadline(timeout), server), done)
         self._connecting = attempt  # not before: a signal handler may raise while the thread is started
 
-    def _repair_in_thread(
-        self, write: list[LoopRequest], calls: list[SharedCall], behind: Behind, results: list[Any], attempts: Attempts
-    ) -> None:
-        try:
-            self._writer.client.repair(calls, results, attempts.deadline, self._writer.wait)
-            self._writer.set_outcomes(calls, results, attempts)
-            self._writer.send_behind(behind)
-        except BaseException as error:
-            fail(write, error)
-
     # --- time ---
 
     def _check(self, number: int) -> None:
@@ -320,11 +381,11 @@ class LoopPushes:
         self._refused = [request for request in self._refused if not request.future.done()]
         ends = [
             request.give_up_at + GRACE
-            for request in [*self._under_way, *self._waiting, *self._refused]
+            for request in [*self._sent, *self._waiting, *self._refused]
             if not request.future.done()
         ]
-        if self._under_way:
-            ends += [self._attempt_ends, max(request.give_up_at for request in self._under_way) + GRACE]
+        if self._sent:
+            ends += [self._attempt_ends, max(request.give_up_at for request in self._sent) + GRACE]
         if ends:
             self._check_in(max(min(ends) - now, 0.001))
         else:
@@ -348,18 +409,18 @@ class LoopPushes:
             request.wake_caller()
 
     def _end_overdue(self, now: float) -> None:
-        if now >= self._attempt_ends and self._under_way and self._connection is not None:
+        if now >= self._attempt_ends and self._under_way is not None and self._connection is not None:
             self._attempt_ends = math.inf
             self._connection.time_out()
-        for request in [*self._under_way, *self._waiting, *self._refused]:
+        for request in [*self._sent, *self._waiting, *self._refused]:
             if now >= request.give_up_at + GRACE:
                 self.give_up(request)
-        if self._under_way and all(now >= request.give_up_at + GRACE for request in self._under_way):
+        if self._under_way is not None and all(now >= request.give_up_at + GRACE for request in self._sent):
             # Nobody waits for it any more, nor is anything of it repeated: the next ones need not wait for it, either.
-            self._under_way = []
+            self._under_way = None
             self._attempt_ends = math.inf
             if self._connection is not None:
                 self._connection.close()  # replies may still come, and belong to no other write
-        if not self._under_way:
+        if self._under_way is None:
             self._send_next()
             self._on_end(self)

@@ -1,0 +1,287 @@
+"""Group commit: small pushes of many coroutines or threads that meet leave together, in one write.
+
+::
+
+    thread ----- nothing under way -----------------------------> its own connection, as if there were no others
+    thread  -+
+    thread  -+-> waiting -> one call per shard, in one write ---> by the flusher, a thread, one write at a time
+    coroutine -+
+    coroutine -+-> waiting -> the same -------------------------> by the event loop itself, one write at a time
+
+While a write is under way the next one gathers, so nobody waits for others to come. Jobs of several callers for one
+shard share a script call: each caller has its own outcome, because a script takes all jobs of its call or none, and
+when it refuses for a reason that may be one caller's (an id whose keys somebody else has written), the calls are made
+again caller by caller.
+
+Each primary of a cluster has writes of its own, side by side with the others', and a flusher. A push whose jobs are for
+several of them is a request to each. So have pushes that wait for replicas or the disk: those that meet wait together,
+behind their calls in the same write, and nobody else waits for them.
+
+What holds when somebody is interrupted (a signal handler or a cancellation may raise between any two instructions):
+
+- No caller sends for others. The flusher is a thread of its own, in which nothing is raised; a loop's writes are sent
+  by its callbacks. So who is interrupted harms only itself.
+- Who gives up, at the end of its ``push_timeout`` or because it was interrupted, marks its request as abandoned. An
+  abandoned request is not sent any more, nor repeated. If it is under way its jobs may be in.
+- A request that its caller could not even mark is dropped when its time is up.
+- A thread's right to push directly belongs to an object of its own. It is free again when that object is gone.
+"""
+
+import asyncio
+import math
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextvars import Context
+from typing import Any, TypeVar
+
+from lowq.push.background import OnDemandThread, release
+from lowq.push.calls import Part, Request
+from lowq.push.event_loop import EventLoopPushes, LoopRequest, Server
+from lowq.push.router import Router
+from lowq.push.write import GRACE, Write, Writer
+from lowq.store import Client, Durability, Wait
+
+#: With so many pushes in a write, many threads push at once: then none of them goes directly, and before the next
+#: write the flusher waits for ``REST`` seconds, in which those whose push has just ended may push again. Without that
+#: it would send about half of them at a time, at the same cost (20 threads: 1.6 instead of 2.5 times the rate of one).
+CROWD = 8
+REST = 0.00005
+R = TypeVar("R", bound=Request)
+
+
+class DirectPush:
+    """The right to push directly. It is held as long as this is referred to."""
+
+    __slots__ = ("__weakref__",)
+
+
+class ThreadRequest(Request):
+    """A request of a thread."""
+
+    __slots__ = ("waiter",)
+
+    def __init__(self, parts: list[Part], jobs_count: int, size: int, seconds: float, room_until: float = 0.0) -> None:
+        super().__init__(parts, jobs_count, size, seconds, room_until)
+        #: Held until the outcomes are known.
+        self.waiter = threading.Lock()
+        self.waiter.acquire()
+
+    def wake_caller(self) -> None:
+        release(self.waiter)
+
+
+class ThreadPushes:
+    """Pushes of threads to one server: one goes directly, the others by the flusher."""
+
+    def __init__(self, writer: Writer, router: Router) -> None:
+        self._writer = writer
+        self._router = router
+        self._waiting: deque[ThreadRequest] = deque()
+        self._direct: Callable[[], DirectPush | None] = lambda: None
+        #: Whether many push at once.
+        self._is_crowded = False
+        self._flusher = OnDemandThread(self._flush)
+
+    def begin(self, request: ThreadRequest) -> None:
+        """Sends it and waits, if nobody else pushes; otherwise has the flusher send it with others."""
+        is_busy = self._is_crowded or self._waiting or self._direct() is not None
+        # Where no thread runs any more but this one, or none can be started, each sends for itself.
+        if is_busy and not sys.is_finalizing() and self._flusher.start():
+            self._waiting.append(request)
+            self._flusher.wake()
+            return
+        # Two threads that come at the same moment may both have the right, which does no harm.
+        right = DirectPush()
+        self._direct = weakref.ref(right)
+        if not request.is_limited_by_batch:
+            request.give_up_at = math.inf  # it waits for nobody: its time is that of its attempts
+        try:
+            write = Write(self._writer, [request])
+            write.share_calls()
+            write.send()
+            if not request.is_settled:
+                self._router.take(self._writer, request, by_caller=True)
+        finally:
+            del right  # an exception would keep it as long as somebody keeps the exception
+
+    def wait(self, request: ThreadRequest) -> None:
+        """Waits until the outcome of each part is known."""
+        while not request.is_settled:
+            if request.waiter.acquire(timeout=max(request.give_up_at + GRACE - time.monotonic(), 0.0)):
+                return
+            if request.give_up_at + GRACE <= time.monotonic():  # it has no more time since, as it waits for room
+                self._writer.give_up(request)
+
+    def _flush(self) -> float | None:
+        """Sends the next write. Returns as `OnDemandThread` wants it."""
+        write = Write(self._writer, list[ThreadRequest]())
+        is_crowded = False
+        try:
+            write.take_next(self._waiting)
+            if not write.requests:
+                return None
+            try:
+                write.share_calls()
+                write.send()
+            except Exception as error:
+                write.fail(error)
+            finally:
+                for request in write.requests:
+                    if request.is_settled:
+                        request.wake_caller()
+                    else:
+                        self._router.take(self._writer, request)
+            self._is_crowded = len(write.requests) >= CROWD
+            if self._is_crowded:
+                time.sleep(REST)
+                is_crowded = bool(self._waiting)  # nobody came: the next one is alone
+            return 0.0
+        finally:
+            self._is_crowded = is_crowded
+
+
+class GroupCommit:
+    """The pushes of an application on one client. Safe for threads, several event loops, and forks."""
+
+    def __init__(
+        self, client: Client, push_timeout: float, wait: Wait | None = None, root: "GroupCommit | None" = None
+    ) -> None:
+        self.client = client
+        #: Whose durable pushes these are, and which knows what is under way in event loops, or this.
+        self._root = root or self
+        self.router: Router = Router(client) if root is None else root.router
+        self.writer = Writer(client, push_timeout, wait, self.router)
+        #: Seconds that a caller waits.
+        self.seconds = push_timeout + self.writer.waits_for
+        #: Those that wait for more than Redis's answer, by what that is: writes of their own, so that nobody waits for
+        #: what others have asked for.
+        self._durable: dict[Durability, GroupCommit] = {}
+        self._is_cluster = client.is_cluster
+        self.reset()
+        _groups.add(self)
+
+    def durable(self, durability: Durability, seconds: float) -> "GroupCommit":
+        """The pushes that wait for so much, within so many seconds. The embedded store has nothing to wait for."""
+        if durability == "none" or self.client.is_embedded:
+            return self
+        found = self._durable.get(durability)
+        if found is None:
+            made = GroupCommit(self.client, self.writer.timeout, Wait(durability, seconds), self)
+            found = self._durable.setdefault(durability, made)
+        return found
+
+    def reset(self) -> None:
+        """Forgets everything that is under way: after a fork it is the parent's."""
+        self._lock = threading.RLock()  # reentrant: a signal handler may push
+        #: The pushes of threads; those to a primary of a cluster are made when they are needed.
+        self._threads: dict[Server, ThreadPushes] = {None: ThreadPushes(self.writer, self.router)}
+        # A value must not refer to its key, or the loop would be kept for ever.
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, EventLoopPushes] = weakref.WeakKeyDictionary()
+        self._forget_last()
+        if self._root is self:
+            self.router.clear()
+
+    def _forget_last(self, _loop: object = None) -> None:
+        #: The loop that pushed last, by a weak reference, and its pushes.
+        self._last_loop: tuple[Callable[[], asyncio.AbstractEventLoop | None], EventLoopPushes]
+        self._last_loop = lambda: None, EventLoopPushes(self.router)
+
+    # --- threads ---
+
+    def push(self, request: ThreadRequest) -> None:
+        """Pushes, with others if there are any, and waits until the outcome of each part is known."""
+        begun: list[tuple[ThreadPushes, ThreadRequest]] = []
+        try:
+            for server, some in self._by_server(request).items() if self._is_cluster else ((None, request),):
+                pushes = self._threads.get(server)
+                if pushes is None:
+                    pushes = self._threads.setdefault(server, ThreadPushes(self.writer, self.router))
+                begun.append((pushes, some))
+                pushes.begin(some)
+            for pushes, some in begun:
+                pushes.wait(some)
+        except BaseException:
+            # Before the flusher has taken it nothing was written. Otherwise the jobs may be in.
+            for _, some in begun:
+                some.abandoned = True
+            raise
+
+    def settle(self, write: Write[ThreadRequest], results: list[Any]) -> None:
+        """Settles a write of a large push, and waits until the outcome of each part is known."""
+        write.settle(results)
+        for request in write.requests:
+            if not request.is_settled:
+                try:
+                    self.router.take(self.writer, request, by_caller=True)
+                    self._threads[None].wait(request)
+                except BaseException:
+                    request.abandoned = True
+                    raise
+
+    # --- coroutines ---
+
+    def apush(self, request: LoopRequest) -> Awaitable[None]:
+        """As `push`, from a coroutine, which awaits it. When it is cancelled before it was sent, nothing was written.
+        Otherwise the jobs may be in.
+        """
+        loop = asyncio.get_running_loop()
+        last, of_loop = self._root._last_loop  # mostly there is only one
+        if last() is not loop:
+            of_loop = self._root._find_loop(loop)
+        if not self._is_cluster:
+            return of_loop.push(self.writer, None, request)
+        return of_loop.push_to_several(self.writer, self._by_server(request))
+
+    def _find_loop(self, loop: asyncio.AbstractEventLoop) -> EventLoopPushes:
+        with self._lock:
+            found = self._loops.get(loop)
+            if found is None:
+                # A loop that was closed in the middle of a push is referred to by what was under way.
+                for other in [other for other in self._loops if other.is_closed()]:
+                    self._loops.pop(other).close()
+                found = self._loops[loop] = EventLoopPushes(self.router)
+        # Forgotten with the loop: it would keep the loop's connection open.
+        self._last_loop = weakref.ref(loop, self._forget_last), found
+        return found
+
+    def close(self) -> None:
+        """Closes the connections of event loops that are not in use."""
+        with self._lock:
+            loops = list(self._loops.items())
+        for loop, found in loops:
+            try:
+                loop.call_soon_threadsafe(found.close_idle, context=Context())
+            except RuntimeError:  # it was closed
+                found.close()
+
+    # --- servers ---
+
+    def _by_server(self, request: R) -> dict[Server, R]:
+        """The request as one to each server that its parts are for. Each server has writes of its own, so that one that
+        hangs keeps nobody else waiting. When slots have moved, a write may be for another server: then it takes longer.
+        """
+        parts: dict[Server, list[Part]] = {}
+        for part in request.parts:
+            parts.setdefault(self.client.primary_of(part.prefix), []).append(part)
+        if len(parts) == 1:
+            return dict.fromkeys(parts, request)
+        return {server: request.some(some) for server, some in parts.items()}
+
+
+# --- forks ---
+
+_groups: "weakref.WeakSet[GroupCommit]" = weakref.WeakSet()
+
+
+def _forget_requests() -> None:
+    for group in list(_groups):
+        group.reset()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_requests)

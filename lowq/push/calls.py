@@ -1,0 +1,309 @@
+"""What is sent: parts of pushes, the script calls that they share, and the requests whose callers wait for the outcome.
+
+::
+
+    waiting --- taken into a write ---> sent --- all outcomes are set ---> the caller is woken
+       |                                 |   |        ^
+       |                                 |   +--------+ what was refused for now is sent again, see `router.py`
+       +---------- abandoned ------------+   its caller was interrupted or cancelled, or its time is up
+
+An abandoned request is neither sent nor repeated. If it was sent already, its jobs may be in.
+"""
+
+import copy
+import secrets
+import time
+from binascii import b2a_base64
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, Protocol, Self, TypeGuard, TypeVar, Union
+
+from lowq.codec import EncodedJob
+from lowq.errors import RedisUnavailable
+from lowq.sharding import Layout
+from lowq.store import Call, Refusal, caller_deadline
+from lowq.store.shard import PushCall
+
+E = TypeVar("E", bound=BaseException)
+#: What became of a part. True: it is in. False: the record of its schedule is another one, so nothing was written. An
+#: error: it is not in, or with `RedisUnavailable` it may be. Success is always set, so a part that was left out by
+#: mistake never counts as pushed.
+Outcome = Union[bool, Exception, "Settled"]
+#: How many arguments of the script a job has: id and payload, with its score and time, with its ttl and priority.
+PLAIN, TIMED, EXTENDED = 2, 4, 6
+
+
+class Target(Protocol):
+    """Where jobs go."""
+
+    @property
+    def queue(self) -> str: ...
+
+    def reroute(self, part: "Part", refusal: Refusal, refused_at: float) -> list["Part"]:
+        """Parts for the shards that a part's jobs belong to now: its shard had refused it by then (monotonic time), as
+        it is sealed or not there.
+
+        Raises:
+            LowqError: the registry can't be read, or contradicts the shard.
+        """
+        ...
+
+
+class Part:
+    """Jobs of one push for one shard, that go in one script call. ``jobs``: as they were given; ``words``: what the
+    script is told of the queue's options; ``hops``: how many layouts it has followed.
+    """
+
+    __slots__ = ("hops", "items", "jobs", "layout", "prefix", "shard", "target", "words")
+
+    def __init__(
+        self, target: Target, layout: Layout, shard: int, prefix: str, items: list[EncodedJob],
+        jobs: list[Mapping[str, Any]], words: bytes, hops: int = 0,
+    ) -> None:  # fmt: skip
+        self.target = target
+        self.layout = layout
+        self.shard = shard
+        self.prefix = prefix
+        self.items = items
+        self.jobs = jobs
+        self.words = words
+        self.hops = hops
+
+    def ids(self) -> list[bytes]:
+        return [item[0] for item in self.items]
+
+    def keys(self) -> set[tuple[str, bytes]]:
+        """Its ids, each with its queue, whatever shard it belongs to just now."""
+        queue = self.target.queue
+        return {(queue, item[0]) for item in self.items}
+
+    def split(self, positions: Sequence[int]) -> tuple["Part", "Part | None"]:
+        """The jobs at these positions, and the others; None: there are none. Both are new."""
+        chosen = set(positions)
+        others = [i for i in range(len(self.items)) if i not in chosen]
+        return self._of(positions), self._of(others) if others else None
+
+    def _of(self, positions: Sequence[int]) -> "Part":
+        items, jobs = [self.items[i] for i in positions], [self.jobs[i] for i in positions]
+        return Part(self.target, self.layout, self.shard, self.prefix, items, jobs, self.words, self.hops)
+
+
+@dataclass(slots=True, eq=False)
+class Settled:
+    """What became of parts that were refused and sent again, divided or to other shards."""
+
+    #: What was sent, with its outcome.
+    pairs: list[tuple[Part, bool | Exception]] = field(default_factory=list)
+    #: Jobs for which there was no room.
+    left: list[Mapping[str, Any]] = field(default_factory=list)
+
+
+class Request:
+    """Parts of a push whose caller waits for their outcome. How it waits is up to the subclass.
+
+    ``jobs_count``, ``size``: jobs, and bytes of payloads; ``seconds``: how long the caller waits; ``room_until``: until
+    when it waits for room, monotonic.
+    """
+
+    __slots__ = (
+        "abandoned",
+        "again",
+        "give_up_at",
+        "is_limited_by_batch",
+        "jobs_count",
+        "outcomes",
+        "parts",
+        "room_until",
+        "size",
+        "was_taken",
+    )
+
+    def __init__(self, parts: list[Part], jobs_count: int, size: int, seconds: float, room_until: float = 0.0) -> None:
+        self.parts = parts
+        self.jobs_count = jobs_count
+        self.size = size
+        self.room_until = room_until
+        #: When its caller gives up, monotonic; and whether that is the deadline of the batch that its caller performs.
+        self.give_up_at = time.monotonic() + seconds
+        deadline = caller_deadline()
+        self.is_limited_by_batch = deadline < self.give_up_at
+        if self.is_limited_by_batch:
+            self.give_up_at = deadline
+        #: Of the parts for which it is known.
+        self.outcomes: dict[Part, Outcome] = {}
+        #: Parts that are to be sent again, with why they were refused; None: only because of others.
+        self.again: dict[Part, Refusal | None] = {}
+        #: Whether its caller no longer waits, as far as the caller could say so.
+        self.abandoned = False
+        #: Whether it is in a write.
+        self.was_taken = False
+
+    def some(self, parts: list[Part]) -> Self:
+        """A request for some of the parts. The outcomes are those of this request, too."""
+        jobs, size = sum(len(part.items) for part in parts), sum(len(item[1]) for part in parts for item in part.items)
+        other = type(self)(parts, jobs, size, 0.0, self.room_until)
+        other.give_up_at, other.is_limited_by_batch = self.give_up_at, self.is_limited_by_batch
+        other.outcomes = self.outcomes
+        return other
+
+    def is_abandoned(self) -> bool:
+        """Whether nobody waits for the outcome, or not for long: its time is up. A caller that was interrupted before
+        it could say anything is found by that, too.
+        """
+        return self.abandoned or self.give_up_at <= time.monotonic()
+
+    def fail(self, error: Exception) -> None:
+        """Sets the outcome of every part that has none yet."""
+        for part in self.parts:
+            self.outcomes.setdefault(part, error)
+
+    def keys(self) -> set[tuple[str, bytes]]:
+        """As of a `Part`, of all of them."""
+        return self.parts[0].keys() if len(self.parts) == 1 else set().union(*(part.keys() for part in self.parts))
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the outcome of every part is known."""
+        return None not in map(self.outcomes.get, self.parts)
+
+    def wake_caller(self) -> None:
+        """Has the caller look at the outcomes. It may be called again."""
+        raise NotImplementedError
+
+    def wake_caller_from_thread(self) -> None:
+        """The same, from any thread."""
+        self.wake_caller()
+
+
+class Owner(Protocol):
+    """Whoever wants to know the outcome of a part."""
+
+    @property
+    def outcomes(self) -> "dict[Part, Outcome]": ...
+
+    def is_abandoned(self) -> bool: ...
+
+
+class SharedCall(PushCall):
+    """A script call that parts of several requests for one shard share. ``after``: the token of the call that must have
+    come before; empty: none.
+    """
+
+    __slots__ = ("after", "first", "members", "token")
+
+    def __init__(self, owner: Owner, part: Part, after: bytes) -> None:
+        super().__init__(part.prefix)
+        #: A part that says where it goes, and with which words.
+        self.first = part
+        self.after = after
+        self.members = [(owner, part)]
+        self.token = new_token()
+
+    def prepare(self, keep: bytes) -> None:
+        """Makes it fit to be sent, when it has all its members. ``keep``: seconds for which Redis remembers it."""
+        first, members = self.first, self.members
+        items = members[0][1].items
+        if len(members) > 1:
+            items = list(chain.from_iterable([part.items for _, part in members]))
+        self.data = push_arguments(first.layout.shards_count, items, self.token, self.after, keep, first.words)
+
+    def is_wanted(self) -> bool:
+        # It leaves without the jobs of abandoned requests: their callers may have pushed something else for the same id
+        # meanwhile, and what comes late would come after that. Redis knows the call by its token: if it was carried
+        # out it is not carried out again, whatever is in a repeat.
+        wanted = []
+        for member in self.members:
+            if member[0].is_abandoned():  # its caller may still be there to see the error
+                given_up = RedisUnavailable("the push was given up before Redis had confirmed it")
+                member[0].outcomes[member[1]] = given_up
+            else:
+                wanted.append(member)
+        is_smaller = len(wanted) < len(self.members)
+        self.members = wanted
+        if wanted and is_smaller:
+            was_repeated, keep = self.data[2], self.data[5]
+            self.prepare(keep)
+            self.data[2] = was_repeated
+        return bool(wanted)
+
+    def repeated_call(self) -> Call[Any] | None:
+        """The call again, after its reply was lost; None: nobody wants it any more."""
+        self.data[2] = b"1"  # has Redis look whether it carried the call out already
+        return self if self.members else None
+
+    def set_outcome(self, outcome: bool | Exception) -> None:
+        """Sets the outcome of all its parts."""
+        is_copied = len(self.members) > 1 and isinstance(outcome, Exception)
+        for owner, part in self.members:
+            owner.outcomes[part] = copy_of(outcome) if is_copied else outcome  # type: ignore[type-var]
+
+
+def new_token() -> bytes:
+    return b2a_base64(secrets.token_bytes(9), newline=False)
+
+
+def push_arguments(
+    shards_count: int, items: Sequence[EncodedJob], token: bytes, after: bytes, keep: bytes, words: bytes
+) -> list[bytes]:
+    """What a call of the script is given. ``keep``: seconds for which Redis remembers it. ``words``: of the queue's
+    options.
+    """
+    width = PLAIN
+    for item in items:
+        if item[2] or item[3] or len(item) == EXTENDED:
+            width = max(width, TIMED if len(item) == TIMED else EXTENDED)
+    data = [b"", token, b"", b"%d" % shards_count, b"%d" % width + words, keep, after]
+    if width == PLAIN:
+        for item in items:
+            data += item[:2]
+    elif width == TIMED:
+        data += chain.from_iterable(items)
+    else:
+        for item in items:
+            data += item if len(item) == EXTENDED else (*item, b"=", b"=")
+    return data
+
+
+def pushed_items(data: Sequence[bytes]) -> Iterator[tuple[bytes, bytes, bytes, bytes, bytes, bytes]]:
+    """The counterpart of `push_arguments`: id, payload, score, time, ttl and priority of each job, ``b""`` for what it
+    does not say, also of those that the queue's options say.
+    """
+    width, *options = data[4].split()
+    words = dict(option.split(b"=", 1) for option in options)
+    rest = words.get(b"ttl", b""), words.get(b"priority", b"")
+    step = int(width)
+    for start in range(7, len(data), step):
+        item = (*data[start : start + step], *[b""] * (TIMED - step))
+        own = rest if len(item) < EXTENDED or item[4] == b"=" else item[4:]
+        yield (*item[:4], *own)  # type: ignore[misc]  # slices of tuples have no known length
+
+
+def copy_of(error: E) -> E:
+    """A copy, for one of several callers: whoever raises an error adds a traceback to it."""
+    try:
+        copied = copy.copy(error)
+    except Exception:  # some class that can't be copied
+        return error
+    copied.__cause__ = error.__cause__
+    return copied
+
+
+def is_full(result: object) -> TypeGuard[Refusal]:
+    """Whether jobs of the call did not fit: the queue has a capacity. Nothing was written."""
+    return isinstance(result, Refusal) and result.code == "QUEUEFULL"
+
+
+def is_misrouted(result: object) -> TypeGuard[Refusal]:
+    """Whether the jobs of the call may belong to another layout of their queue by now. Nothing was written."""
+    return isinstance(result, Refusal) and result.code in ("SEALED", "SHARDSCOUNT")
+
+
+def is_misscored(result: object) -> TypeGuard[Refusal]:
+    """Whether jobs of the call have no score, or one, and others of their shard are otherwise. Nothing was written."""
+    return isinstance(result, Refusal) and result.code == "SCORES"
+
+
+def is_out_of_turn(result: object) -> TypeGuard[Refusal]:
+    """Whether the call that had to come before was not carried out. Nothing was written."""
+    return isinstance(result, Refusal) and result.code == "OUTOFTURN"

@@ -1,0 +1,483 @@
+"""Pushing: jobs in, streamed in chunks, each chunk validated whole before any of it is written.
+
+::
+
+    jobs -> chunk -> client middlewares -> encode, group by shard -> one script call per shard, in one write
+                                                                     (while Redis works, the next chunk is encoded,
+                                                                      unless middlewares are async)
+
+Jobs of an id stay in the order in which they came, whatever fails. A chunk is sent when all of the one before is in.
+Within a chunk a shard may need several calls: each names the one before it, and Redis refuses it when that was not
+carried out.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain, islice
+from typing import Any, TypeVar
+from zlib import crc32
+
+from lowq.codec import EncodedJob, encode_job
+from lowq.coroutines import plain
+from lowq.errors import (
+    JobError,
+    NotReplicated,
+    PayloadError,
+    PushError,
+    PushInterrupted,
+    QueueFull,
+    RedisUnavailable,
+    TimeLimitExceeded,
+)
+from lowq.middleware import all_async, wrap
+from lowq.observe.emit import observed_push
+from lowq.push.background import in_own_thread
+from lowq.push.batcher import ThreadRequest
+from lowq.push.calls import Outcome, Part, Request, Settled, is_misscored, is_out_of_turn
+from lowq.push.event_loop import LoopRequest
+from lowq.push.target import Jobs, Target, as_iterable, of_queue
+from lowq.push.write import PUSH_BYTES, PUSH_JOBS, Write, missed_deadline
+from lowq.store import NotConfirmed, Refusal, caller_deadline
+
+#: Jobs that are validated and written together.
+CHUNK_JOBS = 5000
+#: Bytes of payloads that end a chunk early: bounds memory, and what is lost when a connection breaks.
+CHUNK_BYTES = 8 * 2**20
+T = TypeVar("T")
+
+
+def push(
+    target: Target, jobs: Jobs, on_progress: Callable[[int], object] | None = None, timeout: float | None = None
+) -> int:
+    """Pushes one job or any iterable of jobs; returns the number of payloads accepted. ``timeout``: seconds to wait for
+    room in a queue that has reached its capacity.
+
+    Raises:
+        JobError, PayloadError: a job is malformed; nothing was written.
+        PushError: Redis failed, or a later chunk was malformed, or a client middleware raised in one: it says how many
+            are in and carries the rest. Inside of ``perform`` also when the deadline of the batch has passed, which is
+            as if Redis did not answer, and ``__cause__`` is a `TimeLimitExceeded`.
+        QueueFull: there was no room for the rest of the jobs.
+        NotReplicated: jobs are in, and what the target's durability is to wait for was not confirmed in time.
+        ShardsCountError: the queue exists with another number of shards; nothing was written.
+    """
+    if target.events.observers:
+        with observed_push(target.events.observers, target.queue, jobs) as observed:
+            observed.accepted = push(target.observed(observed.trace), jobs, on_progress, timeout)
+        return observed.accepted
+    part = target.single(jobs) if type(jobs) is dict and on_progress is None else None
+    if part is None:
+        return Push(target, jobs, on_progress, timeout).run()
+    room_until = _room_until(timeout) if timeout else 0.0
+    request = ThreadRequest([part], 1, len(part.items[0][1]), target.group.seconds, room_until)
+    if request.is_limited_by_batch:
+        _check_in_time(target, part.jobs[0])
+    target.group.push(request)
+    if request.outcomes[part] is True and not target.events.follows_jobs:
+        return 1
+    return Push(target, [], None).result_of(request)
+
+
+async def apush(
+    target: Target, jobs: Jobs, on_progress: Callable[[int], object] | None = None, timeout: float | None = None
+) -> int:
+    """As `push`, from a coroutine. A small push is encoded here and sent by the event loop. What may take long runs in
+    a thread: sync client middlewares, an iterable that is not a list or tuple, and all that is not small.
+
+    When it is cancelled before it was sent, nothing is written. What is under way may be in, and no chunk follows.
+    """
+    if target.events.observers:
+        with observed_push(target.events.observers, target.queue, jobs) as observed:
+            observed.accepted = await apush(target.observed(observed.trace), jobs, on_progress, timeout)
+        return observed.accepted
+    part = target.single(jobs) if type(jobs) is dict and on_progress is None else None
+    if part is None:
+        return await Push(target, jobs, on_progress, timeout).arun()
+    room_until = _room_until(timeout) if timeout else 0.0
+    request = LoopRequest([part], 1, len(part.items[0][1]), target.group.seconds, room_until)
+    if request.is_limited_by_batch:
+        _check_in_time(target, part.jobs[0])
+    await target.group.apush(request)
+    if request.outcomes[part] is True and not target.events.follows_jobs:
+        return 1
+    return Push(target, [], None).result_of(request)
+
+
+def _room_until(timeout: float) -> float:
+    """Monotonic time until which a push waits for room that may wait for so many seconds."""
+    return min(time.monotonic() + timeout, caller_deadline())
+
+
+def _check_in_time(target: Target, job: Mapping[str, Any]) -> None:
+    late = missed_deadline()
+    if late is not None:
+        raise Push(target, [], None).error([job], late) from late
+
+
+class Push:
+    """A push of any number of jobs, from one source."""
+
+    def __init__(
+        self,
+        target: Target,
+        jobs: Jobs,
+        on_progress: Callable[[int], object] | None,
+        timeout: float | None = None,
+    ) -> None:
+        self._target = target
+        self._jobs = as_iterable(target.queue, jobs)
+        self._source = iter(self._jobs)
+        self._listed = isinstance(self._jobs, Sequence)
+        self._on_progress = on_progress
+        self._accepted = 0
+        #: Jobs that were read and are yet to be encoded.
+        self._put_back: list[Mapping[str, Any]] = []
+        #: Whether the source may have more.
+        self._more = True
+        #: What the source raised.
+        self._source_error: BaseException | None = None
+        #: Jobs, and bytes of payloads, of the parts that were prepared last.
+        self._prepared_jobs = self._prepared_bytes = 0
+        #: Monotonic time until which room is waited for.
+        self._room_until = _room_until(timeout) if timeout else 0.0
+        #: What was sent last by a thread; and whether the coroutine that waits for that was cancelled.
+        self._request: ThreadRequest | None = None
+        self._cancelled = False
+
+    def run(self) -> int:
+        """Pushes all, and returns how many payloads were accepted. It blocks."""
+        parts, chunk = self._prepare(self._read())
+        if not parts or not self._is_small():
+            return self._send_chunks(parts, chunk)
+        self._check_goes_on(chunk)
+        seconds = self._target.group.seconds
+        request = self._begin(
+            ThreadRequest(parts, self._prepared_jobs, self._prepared_bytes, seconds, self._room_until)
+        )
+        self._target.group.push(request)
+        return self.result_of(request)
+
+    async def arun(self) -> int:
+        """As `run`, from a coroutine."""
+        middlewares = self._target.config.client_middlewares
+        # Nothing of a longer one is read or encoded here: that would keep all other coroutines waiting.
+        is_short = self._listed and len(self._jobs) <= PUSH_JOBS  # type: ignore[arg-type]  # what is listed has a length
+        if middlewares and all_async(middlewares):
+            return await self._arun_wrapped(is_short)
+        if middlewares or not is_short:
+            return await self._in_thread(self.run)
+        jobs = self._read()
+        parts, count = self._encode(jobs, PUSH_BYTES)
+        if count < len(jobs):  # large payloads
+            self._put_back = jobs
+            return await self._in_thread(self.run)
+        return await self._asend(parts, jobs)
+
+    async def _arun_wrapped(self, is_short: bool) -> int:
+        """With async middlewares, which run in the caller's task. What blocks or takes long is done in threads, one
+        step after the other. So no thread ever waits for the event loop: the loop may be closed meanwhile, and what it
+        is to do may need a thread when all of them wait.
+        """
+        chunk = self._read() if is_short else await self._in_thread(self._read)
+        is_first = True
+        while chunk:
+            try:
+                parts = await self._wrapped_async(chunk)
+            except Exception as error:
+                if is_first:
+                    raise
+                raise self.error(chunk, error) from error
+            if is_first and self._is_small():
+                return await self._asend(parts, chunk)
+            await self._in_thread(partial(self._send_chunk, parts, chunk))
+            chunk = await self._in_thread(self._read)
+            is_first = False
+        return self._result()
+
+    async def _asend(self, parts: list[Part], chunk: list[Mapping[str, Any]]) -> int:
+        """Sends a small push by the event loop."""
+        if not parts:  # there was none, or the source raised, or a middleware has removed all
+            return self._result()
+        self._check_goes_on(chunk)
+        group = self._target.group
+        request = LoopRequest(parts, self._prepared_jobs, self._prepared_bytes, group.seconds, self._room_until)
+        await group.apush(request)
+        return self.result_of(request)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        try:
+            return await in_own_thread(work)
+        except asyncio.CancelledError:
+            self._cancelled = True
+            if self._request is not None:
+                self._request.abandoned = True
+            raise
+
+    def prepare_all(self) -> list[Part]:
+        """The parts for all jobs, which are few."""
+        middlewares, jobs = self._target.config.client_middlewares, self._read()
+        if middlewares and all_async(middlewares):
+            return asyncio.run(self._wrapped_async(jobs))
+        return self._prepare(jobs)[0]
+
+    def _is_small(self) -> bool:
+        """Whether all that there is was prepared, and can go together with pushes of others."""
+        return (
+            not self._more
+            and self._prepared_jobs <= PUSH_JOBS
+            and self._prepared_bytes <= PUSH_BYTES
+            and not self._put_back
+        )
+
+    def _begin(self, request: ThreadRequest) -> ThreadRequest:
+        self._request = request
+        request.abandoned = self._cancelled  # meanwhile
+        return request
+
+    def _send_chunks(self, parts: list[Part], chunk: list[Mapping[str, Any]]) -> int:
+        """Sends what was prepared, and what follows it."""
+        group, found = self._target.group, self._target.found
+        while chunk:
+            self._check_goes_on(chunk)
+            # The producer's own code runs while Redis works: the source, middlewares, codec. It may well push or look
+            # something up, so the connection is lent: with all of them held by threads that wait for one more,
+            # nobody would get on. Not when nothing follows, as with a single job: lending takes two locks.
+            lend = self._more or bool(self._put_back)
+            write = self._write(parts)
+            next_parts: list[Part] = []
+            refusal: Exception | None = None
+            following: list[Mapping[str, Any]] = []
+            finish: Callable[[], list[Any]] | None = write.start(lend=lend)
+            if finish is not None and lend and not found.issuperset([part.prefix for part in parts]):
+                # It may be refused, as shards are yet to be made, and the source may keep us waiting.
+                first, finish = finish, None
+                group.settle(write, first())
+                self._conclude(write.requests[0], [])
+            try:
+                following = self._read()
+                try:
+                    next_parts, following = self._prepare(following)
+                except Exception as error:  # a job's, or a middleware's: whatever it is, the replies are not to be lost
+                    refusal = error
+            finally:
+                results = [] if finish is None else finish()
+            if finish is not None:
+                group.settle(write, results)
+                self._conclude(write.requests[0], following)
+            if refusal is not None:
+                raise self.error(following, refusal) from refusal
+            chunk, parts = following, next_parts
+        return self._result()
+
+    def _send_chunk(self, parts: list[Part], chunk: list[Mapping[str, Any]]) -> None:
+        """Sends what was prepared, and nothing else."""
+        self._check_goes_on(chunk)
+        write = self._write(parts)
+        self._target.group.settle(write, write.start()())
+        self._conclude(write.requests[0], [])
+
+    def _write(self, parts: list[Part]) -> Write[ThreadRequest]:
+        """A write of its own for a chunk. It may take as long as Redis keeps answering."""
+        request = self._begin(ThreadRequest(parts, 0, 0, math.inf, self._room_until))
+        write = Write(self._target.group.writer, [request])
+        write.share_calls()
+        return write
+
+    def _check_goes_on(self, chunk: list[Mapping[str, Any]]) -> None:
+        if self._cancelled:
+            raise asyncio.CancelledError
+        late = missed_deadline()
+        if late is not None:
+            raise self.error(chunk, late) from late
+
+    def _result(self) -> int:
+        """What the push returns, or raises, when all was sent that its source gave."""
+        if self._source_error is not None:
+            raise self._source_error
+        return self._accepted
+
+    def _read(self) -> list[Mapping[str, Any]]:
+        """The next chunk: what was put back, or of the source. A chunk in which the source raises is not pushed, those
+        before it are.
+        """
+        chunk, self._put_back = self._put_back, []
+        if not chunk and self._source_error is None:
+            try:
+                chunk = list(islice(self._source, CHUNK_JOBS))
+                self._more = len(chunk) == CHUNK_JOBS
+            except BaseException as error:
+                self._source_error = error
+        return chunk
+
+    def _prepare(self, chunk: list[Mapping[str, Any]]) -> tuple[list[Part], list[Mapping[str, Any]]]:
+        """Middlewares, validation, encoding. Returns the parts, and how much of the chunk they are: a chunk of large
+        payloads ends early, and the rest of it is put back.
+        """
+        if not chunk:
+            return [], chunk
+        middlewares = self._target.config.client_middlewares
+        if not middlewares:
+            parts, count = self._encode(chunk, CHUNK_BYTES)
+            self._put_back = chunk[count:]
+            return parts, chunk[:count]
+        wrapped: list[Part] = []
+
+        async def encode(jobs: list[Mapping[str, Any]]) -> None:
+            wrapped.extend(self._encode(jobs, math.inf)[0])
+
+        # A list of their own, which they may change: when one of them raises, the rest is what was given.
+        plain(wrap(middlewares, self._target.worker, encode, is_async=False))(list(chunk))
+        return wrapped, chunk
+
+    async def _wrapped_async(self, chunk: list[Mapping[str, Any]]) -> list[Part]:
+        """The parts for the jobs of a chunk, with async middlewares around."""
+        wrapped: list[Part] = []
+
+        async def encode(jobs: list[Mapping[str, Any]]) -> None:
+            work = partial(self._encode, jobs, math.inf)
+            wrapped.extend((work() if len(jobs) <= PUSH_JOBS else await in_own_thread(work))[0])
+
+        middlewares = self._target.config.client_middlewares
+        await wrap(middlewares, self._target.worker, encode, is_async=True)(list(chunk))
+        return wrapped
+
+    def _encode(self, chunk: list[Mapping[str, Any]], most_bytes: float) -> tuple[list[Part], int]:
+        """The parts for the jobs of the chunk, and how many jobs that are."""
+        target = self._target
+        dump, limit, rest, read_score = target.dump, target.config.max_payload_bytes, target.rest, target.read_score
+        is_typed, routes = target.payload_type is not None, target.routes
+        current = routes.layouts.current
+        shards_count, find = current.shards_count, routes.find if routes.sealed else None
+        # By shard of the current layout; while that is being left, by all that `Routes.find` says.
+        groups: dict[Any, tuple[list[EncodedJob], list[Mapping[str, Any]]]] = {}
+        count = size = 0
+        for job in chunk:
+            try:
+                encoded = encode_job(job, dump, limit, rest, is_typed=is_typed, read_score=read_score)
+            except JobError as error:
+                raise of_queue(target.queue, error) from error.__cause__
+            place = crc32(encoded[0]) % shards_count if find is None else find(encoded[0])
+            group = groups.get(place)
+            if group is None:
+                group = groups[place] = ([], [])
+            group[0].append(encoded)
+            group[1].append(job)
+            count += 1
+            size += len(encoded[1])
+            if size >= most_bytes:
+                break
+        parts: list[Part] = []
+        for place, (items, originals) in groups.items():
+            layout, shard, clock = (current, place, b"") if find is None else place
+            parts += target.parts(layout, shard, items, originals, clock)
+        self._prepared_jobs, self._prepared_bytes = count, size
+        return parts, count
+
+    def result_of(self, request: Request) -> int:
+        """What the push returns, or raises, when this request was all of it."""
+        self._conclude(request, [])
+        return self._result()
+
+    def _conclude(self, request: Request, following: list[Mapping[str, Any]]) -> None:
+        """Counts what became of the parts. ``following`` was read from the source and not yet sent.
+
+        Raises:
+            PushError, QueueFull, NotReplicated; what Redis refused when nothing was accepted before.
+        """
+        left: list[Mapping[str, Any]] = []
+        pairs: list[tuple[Part, Outcome | None]] = []
+        for part in request.parts:
+            outcome = request.outcomes.get(part)
+            if isinstance(outcome, Settled):
+                pairs += outcome.pairs
+                left += outcome.left
+            else:
+                pairs.append((part, outcome))
+        self._count(pairs, left + following)
+        if self._cancelled:
+            raise asyncio.CancelledError
+        if left:
+            late = missed_deadline()
+            if late is not None:
+                raise self.error(left + following, late) from late
+            capacity = self._target.options.capacity or 0
+            raise QueueFull(self._target.queue, self._accepted, self._rest(left + following), capacity)
+
+    def _count(self, pairs: Sequence[tuple[Part, Outcome | None]], following: list[Mapping[str, Any]]) -> None:
+        failed: list[Part] = []
+        reason: Exception | None = None
+        unsafe: list[tuple[Part, NotConfirmed]] = []
+        for part, outcome in pairs:
+            if outcome is True or isinstance(outcome, NotConfirmed):
+                self._accepted += len(part.items)
+                self._target.found.add(part.prefix)
+                if self._target.events.follows_jobs:
+                    self._target.events.jobs_changed("pushed", part.ids(), 1)
+                if outcome is not True:
+                    unsafe.append((part, outcome))
+                continue
+            failed.append(part)
+            # Unless somebody has said so, it may be in or not.
+            error = outcome if isinstance(outcome, Exception) else RedisUnavailable("the outcome is not known")
+            if is_misscored(error):
+                error = self._wrong_scores(part, error)
+            if reason is None or not is_out_of_turn(error):
+                reason = error
+        if self._on_progress is not None:
+            self._on_progress(self._accepted)
+        if reason is None:
+            if unsafe:
+                raise self._not_replicated(unsafe, following)
+            return
+        if is_out_of_turn(reason):
+            reason = RedisUnavailable("Redis has lost a call that it had answered: it was restarted without its data")
+        if not isinstance(reason, RedisUnavailable) and not self._accepted:
+            raise reason
+        push_error = self.error([job for part in failed for job in part.jobs] + following, reason)
+        push_error.unsafe = [job for part, _ in unsafe for job in part.jobs]
+        raise push_error from reason
+
+    def _wrong_scores(self, part: Part, refusal: Refusal) -> PayloadError:
+        kind, *positions = refusal.detail.split()
+        job = part.jobs[int(positions[0]) if positions else 0]
+        if kind == "missing":
+            why = (
+                "has no score, and others of the queue have versions: its score would be the time, which is above all "
+                "of them, so it would come last and count as the newest. Push it with score=..., or declare where "
+                "that is, once: the option score='version' of the worker, if that is the field's name"
+            )
+        else:
+            why = (
+                f"has a score, {part.items[int(positions[0])][2].decode()}, and others of its shard wait or run that "
+                "were pushed without: their score is the time, so they would come after it and count as newer. Push "
+                "all with scores, once what was pushed without is performed, or deleted"
+            )
+        return PayloadError(f"queue {self._target.queue!r}: job {job['id']!r:.100} {why}; nothing was written")
+
+    def _not_replicated(
+        self, unsafe: list[tuple[Part, NotConfirmed]], following: list[Mapping[str, Any]]
+    ) -> NotReplicated:
+        jobs = [job for part, _ in unsafe for job in part.jobs]
+        worst = min((outcome for _, outcome in unsafe), key=lambda outcome: outcome.confirmations)
+        wait = worst.wait
+        return NotReplicated(
+            self._target.queue, self._accepted, jobs, self._rest(following), wait.durability, wait.seconds,
+            worst.confirmations, worst.reason,
+        )  # fmt: skip
+
+    def error(self, pending: list[Mapping[str, Any]], reason: BaseException) -> PushError:
+        kind = PushInterrupted if isinstance(reason, RedisUnavailable | TimeLimitExceeded) else PushError
+        return kind(self._target.queue, self._accepted, self._rest(pending), reason)
+
+    def _rest(self, pending: list[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
+        rest: Iterable[Mapping[str, Any]] = chain(pending, self._put_back, self._remaining())
+        return list(rest) if self._listed else rest
+
+    def _remaining(self) -> Iterator[Mapping[str, Any]]:
+        # A source that raised ends there. Who pushes the rest must not take that for the end of all jobs.
+        if self._source_error is not None:
+            raise self._source_error
+        yield from self._source
