@@ -72,11 +72,12 @@ def instrument(
     app.observers.append(_OtelObserver(tracer_provider, meter_provider))
 
 
-class _Meters:
-    """What is measured."""
+class _OtelObserver(Observer):
+    """Traces and measures pushes and batches."""
 
-    def __init__(self, provider: MeterProvider | None) -> None:
-        meter = metrics.get_meter("lowq", VERSION, provider)
+    def __init__(self, tracer_provider: TracerProvider | None, meter_provider: MeterProvider | None) -> None:
+        self.tracer = trace.get_tracer("lowq", VERSION, tracer_provider)
+        meter = metrics.get_meter("lowq", VERSION, meter_provider)
         self.pushed = meter.create_counter(
             "messaging.client.sent.messages", "{message}", "Payloads that a push was to bring in"
         )
@@ -99,17 +100,11 @@ class _Meters:
         self.failed = meter.create_counter("lowq.jobs.failed", "{job}", "Jobs that were charged a retry")
         self.buried = meter.create_counter("lowq.jobs.buried", "{job}", "Jobs that a node has buried")
 
-
-class _OtelObserver(Observer):
-    def __init__(self, tracer_provider: TracerProvider | None, meter_provider: MeterProvider | None) -> None:
-        self._tracer = trace.get_tracer("lowq", VERSION, tracer_provider)
-        self._meters = _Meters(meter_provider)
-
     def push_began(self, queue: str, jobs: object) -> PushObservation | None:
-        return _OtelPush(self._tracer, self._meters, queue, jobs)
+        return _OtelPush(self, queue, jobs)
 
     def batch_began(self, batch: Batch) -> BatchObservation | None:
-        return _OtelBatch(self._tracer, self._meters, batch)
+        return _OtelBatch(self, batch)
 
 
 def _attributes(queue: str, name: str, kind: str) -> dict[str, Any]:
@@ -124,8 +119,8 @@ def _attributes(queue: str, name: str, kind: str) -> dict[str, Any]:
 class _OtelPush(PushObservation):
     """A push and its span, which is the current one meanwhile: middlewares, and what makes the jobs, see it."""
 
-    def __init__(self, tracer: trace.Tracer, meters: _Meters, queue: str, jobs: object) -> None:
-        self._meters = meters
+    def __init__(self, observer: _OtelObserver, queue: str, jobs: object) -> None:
+        self._observer = observer
         self._attributes = _attributes(queue, "push", "send")
         self._is_single = isinstance(jobs, Mapping)
         #: Of jobs that are listed.
@@ -134,7 +129,7 @@ class _OtelPush(PushObservation):
         if isinstance(jobs, Mapping) and "id" in jobs:
             attributes["lowq.job.id"] = str(jobs["id"])
         self._began = time.perf_counter()
-        self._span = tracer.start_span(f"push {queue}", kind=SpanKind.PRODUCER, attributes=attributes)
+        self._span = observer.tracer.start_span(f"push {queue}", kind=SpanKind.PRODUCER, attributes=attributes)
         self._token: Token[Context] = context.attach(trace.set_span_in_context(self._span))
         self.trace = encode_context(self._span.get_span_context())
 
@@ -145,21 +140,21 @@ class _OtelPush(PushObservation):
         if not self._is_single:
             self._span.set_attribute("messaging.batch.message_count", accepted if error is None else self._count)
         if accepted:
-            self._meters.pushed.add(accepted, attributes)
+            self._observer.pushed.add(accepted, attributes)
         if error is not None:
             attributes["error.type"] = _name_of(error)
             _mark_failed(self._span, error)
             if self._count > accepted:
-                self._meters.pushed.add(self._count - accepted, attributes)
-        self._meters.push_seconds.record(seconds, attributes)
+                self._observer.pushed.add(self._count - accepted, attributes)
+        self._observer.push_seconds.record(seconds, attributes)
         self._span.end()
 
 
 class _OtelBatch(BatchObservation):
     """A batch and its span, which is the current one while the handler runs."""
 
-    def __init__(self, tracer: trace.Tracer, meters: _Meters, batch: Batch) -> None:
-        self._meters = meters
+    def __init__(self, observer: _OtelObserver, batch: Batch) -> None:
+        self._observer = observer
         self._attributes = _attributes(batch.queue, "perform", "process")
         payloads = sum(job.payloads_count for job in batch.jobs)
         attributes = self._attributes | {
@@ -173,14 +168,14 @@ class _OtelBatch(BatchObservation):
             attributes |= {"lowq.job.id": job.id, "lowq.job.retry_count": job.retry_count + 1}
         found = [(job.id, decode_context(text)) for job in batch.jobs for text in job.traces]
         links = [Link(linked, {"lowq.job.id": job_id}) for job_id, linked in found if linked is not None]
-        meters.handed_over.add(payloads, self._attributes)
+        observer.handed_over.add(payloads, self._attributes)
         for job in batch.jobs:
             if job.waited is not None:
-                meters.wait_seconds.record(job.waited, self._attributes)
+                observer.wait_seconds.record(job.waited, self._attributes)
         self._began = time.perf_counter()
         self._seconds: float | None = None
         self._ended_at: int | None = None
-        self._span = tracer.start_span(
+        self._span = observer.tracer.start_span(
             f"perform {batch.queue}", kind=SpanKind.CONSUMER, attributes=attributes, links=links
         )
         self._token: Token[Context] = context.attach(trace.set_span_in_context(self._span))
@@ -198,7 +193,7 @@ class _OtelBatch(BatchObservation):
         else:
             self._note(result, attributes)
         seconds = time.perf_counter() - self._began if self._seconds is None else self._seconds
-        self._meters.run_seconds.record(seconds, attributes)
+        self._observer.run_seconds.record(seconds, attributes)
         self._span.end(self._ended_at)
 
     def _note(self, result: BatchResult, attributes: dict[str, Any]) -> None:
@@ -210,9 +205,9 @@ class _OtelBatch(BatchObservation):
         elif result.error is not None:
             _record(self._span, result.error)
         counts = {
-            self._meters.performed: len(result.finished),
-            self._meters.failed: sum(failure.verdict in ("retry", "exhausted") for failure in failed),
-            self._meters.buried: sum(failure.verdict in ("exhausted", "buried") for failure in failed),
+            self._observer.performed: len(result.finished),
+            self._observer.failed: sum(failure.verdict in ("retry", "exhausted") for failure in failed),
+            self._observer.buried: sum(failure.verdict in ("exhausted", "buried") for failure in failed),
         }
         if result.is_written:
             for counter, count in counts.items():
