@@ -117,11 +117,10 @@ class Session:
         Raises:
             RedisUnavailable, RedisRefused
         """
-        call = self._call(self._seconds)
-        (reply,) = client.run_many([call], repeats=0)
+        (reply,) = client.run_many([self._call(self._seconds)], repeats=0)
         if isinstance(reply, Exception):
             raise reply
-        return call.read(reply).is_own
+        return bool(reply.is_own)
 
     def release(self) -> None:
         """The next one with this name need not wait. Should Redis be away, it has to."""

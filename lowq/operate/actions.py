@@ -116,9 +116,7 @@ def attempt_all(client: Client, makes: Sequence[Callable[[str], Call[Any]]]) -> 
             attempts[i] = f"{secrets.token_hex(8)} {attempts[i]}"
         for i, reply in zip(again, client.run_many([makes[i](attempts[i]) for i in again], repeats=0), strict=True):
             replies[i] = reply
-    return [
-        reply if isinstance(reply, Exception) else call.read(reply) for call, reply in zip(calls, replies, strict=True)
-    ]
+    return replies
 
 
 def attempt(client: Client, make: Callable[[str], Call[Any]]) -> Any:

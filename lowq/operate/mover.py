@@ -324,7 +324,7 @@ class Mover:
             if isinstance(reply, Exception):
                 raise reply
             old.is_confirmed = True
-            page = MovePage.of(reply)
+            page: MovePage = reply
             if page.kind == b"end":
                 old.is_moved = True
                 continue

@@ -12,7 +12,7 @@ from lowq.errors import ScriptError
 from lowq.operate.job_filter import JobFilter
 from lowq.operate.walk import FURTHER_LEVELS, STATS_TOGETHER, TOGETHER, Scan, Walk, answers, bound, scan_shards
 from lowq.store import Call, Client, untrusted
-from lowq.store.call import R_co
+from lowq.store.calls import R_co
 from lowq.store.scripts import time_argument
 from lowq.store.shard import ShardScripts
 from lowq.store.shard_replies import Position

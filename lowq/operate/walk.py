@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from lowq.errors import RedisUnavailable
 from lowq.operate.job_filter import encode_pattern, ids_per_call
 from lowq.store import Call, Client
-from lowq.store.call import R_co
+from lowq.store.calls import R_co
 from lowq.store.shard import ShardScripts
 from lowq.store.shard_replies import Position, RangePage, ScanReply, ShardStats
 
@@ -36,9 +36,7 @@ FURTHER_LEVELS = range(1, 10)
 def answers(client: Client, calls: Sequence[Call[R_co]], together: int = TOGETHER) -> Iterator[R_co | Exception]:
     """The reply of each call, with its fields named, or its error. A few calls are sent at a time."""
     for start in range(0, len(calls), together):
-        some = calls[start : start + together]
-        for call, reply in zip(some, client.run_many(some), strict=True):
-            yield reply if isinstance(reply, Exception) else call.read(reply)
+        yield from client.run_many(calls[start : start + together])
 
 
 def ask(client: Client, calls: Sequence[Call[R_co]], together: int = TOGETHER) -> Iterator[R_co]:

@@ -16,7 +16,7 @@ from lowq.push.calls import Part, Request
 from lowq.push.router import Router
 from lowq.push.write import GRACE, Write, Writer
 from lowq.store import Deadline, LoopConnection
-from lowq.store.durability import conclude
+from lowq.store.deadline import conclude
 
 #: Seconds between attempts to make a loop's connection after one has failed: at first, and at most.
 CONNECT_PAUSES = (1.0, 60.0)

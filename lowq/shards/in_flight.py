@@ -134,7 +134,7 @@ class InFlight:
             # worked the shard meanwhile, so these jobs may be old. They are in flight under the old delivery.
             self.drop_delivery()
             raise LeaseLost(f"queue {self._queue!r}, shard {self._index}: the lease was lost during take")
-        taken = TakeReply.of(reply)
+        taken: TakeReply = reply
         number = taken.delivery
         if self.events.follows_jobs:
             self._emit("acked", list(self.unacknowledged))
@@ -177,7 +177,7 @@ class InFlight:
 
     def read_state(self, reply: Any) -> TakeReply:
         """Takes note of what any reply of ack_and_take says of the shard, but for a delivery."""
-        taken = TakeReply.of(reply)
+        taken: TakeReply = reply
         self.has_ttl |= taken.has_ttl
         if taken.sealed:
             self.on_sealed()

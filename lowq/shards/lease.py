@@ -121,7 +121,7 @@ class ShardLease:
             raise ShardsCountError(self._queue, int(reply.detail), self._shards_count) from None
         if isinstance(reply, Exception):
             raise reply
-        got = AcquireReply.of(reply)
+        got: AcquireReply = reply
         if got.state in ("acquired", "restoring"):
             self._events.jobs_changed("restored", got.restored_ids)
             self._events.jobs_changed("buried", got.poisoned)

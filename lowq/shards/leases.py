@@ -30,7 +30,6 @@ from lowq.shards.lease import Lease, LeaseDenied, seconds_since_outage
 from lowq.shards.shard import Shard
 from lowq.shards.wakeups import Listener
 from lowq.store import Address, Call, Client
-from lowq.store.shard_replies import RenewReply
 
 log = get_log("lowq.shards")
 
@@ -208,10 +207,9 @@ class Leases:
             raise reply
         late = shard.lease.deadline <= self._clock()
         shard.lease.deadline = sent + self._lease_ttl
-        renewed = RenewReply.of(reply)
-        if renewed is not None:
-            shard.inflow.note(shard.lease.token, renewed.pushed, renewed.backlog)
-            if renewed.sealed and not shard.is_sealed:
+        if reply is not None:
+            shard.inflow.note(shard.lease.token, reply.pushed, reply.backlog)
+            if reply.sealed and not shard.is_sealed:
                 shard.in_flight.on_sealed()
         if late:  # the threads have left it alone since
             self._dispatchers[shard.queue].wake(shard)

@@ -288,7 +288,7 @@ class MaintenanceLoop:
         if isinstance(replies[0], Exception):
             self._members_asked = True
             raise replies[0]
-        alive = HeartbeatReply.of(replies[0])
+        alive: HeartbeatReply = replies[0]
         self.server_clock.note(alive.now, sent, self._clock())
         for call, reply in zip(calls[1:], replies[1:], strict=True):
             if isinstance(reply, Refusal) and isinstance(call, Registration):

@@ -30,7 +30,7 @@ from lowq.shards.fairness import QueuePermits, Share
 from lowq.shards.outage import Outage
 from lowq.store import Client
 from lowq.store.keys import limit_key
-from lowq.store.registry import TakePermits
+from lowq.store.registry import PermitsReply, TakePermits
 
 log = get_log("lowq.shards")
 
@@ -338,7 +338,8 @@ class Permits:
         if isinstance(reply, Exception):
             raise reply
         self._outage.end(begun)
-        granted, waiting, delay, slot = call.read(reply)
+        got: PermitsReply = reply
+        granted, waiting, delay, slot = got
         position = held.position
         is_rate, more = held.per is not None, call.want
         held.stated_at = sent

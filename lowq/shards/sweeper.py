@@ -68,7 +68,7 @@ class Sweeper:
                     self._unfinished = []
                 if isinstance(reply, Exception):
                     raise reply
-                swept = SweepReply.of(reply)
+                swept: SweepReply = reply
                 if swept.more:
                     shards.append(shard)
                 events = shard.in_flight.events

@@ -11,31 +11,36 @@ a cluster a shard lives on.
     scripts     the transitions, one in Lua for each
     shard       how those of a shard are called; shard_replies: what they answer
     registry    the same, of all that is no shard: queues, nodes, sessions, limits, histories
-    call        one run of a script
+    calls       runs of scripts, and the pipeline that takes some of them to a server and back
     client      sends calls, and what got no answer again
-    pipeline    calls in one write to one server, and their replies
+    deadline    how long a caller waits: for an answer, and until a replica, or the disk, has what was written
     pool        connections to one server, prepared
+    connection  one connection: made, written, read; host names
     topology    which primary has a key: of one server; cluster: of several; sentinels: of one that others name
     urls        a URL -> its topology
-    names       host names, and connections by TCP
     loop_connection  a connection that an event loop writes and reads itself
     tags        which slot of a cluster has a shard
     pubsub      channels and their messages
-    replies     what RESP3 answers -> what RESP2 answers
-    deadline    how long a caller waits
-    durability  that a replica, or the disk, has what was written
     translate   redis-py's errors -> ours
     embedded    the embedded store, also for other processes
     untrusted   values that may come from anywhere
 """
 
-from lowq.store.call import Call, Command
+from lowq.store.calls import Call, Command
 from lowq.store.client import REPEATS, SOCKET_TIMEOUT, Client
-from lowq.store.deadline import Deadline, caller_deadline, caller_limit, deadlines
-from lowq.store.durability import DURABILITIES, Durability, NotConfirmed, Wait
+from lowq.store.connection import parse_info
+from lowq.store.deadline import (
+    DURABILITIES,
+    Deadline,
+    Durability,
+    NotConfirmed,
+    Wait,
+    caller_deadline,
+    caller_limit,
+    deadlines,
+)
 from lowq.store.embedded import memory_store, new_store
 from lowq.store.loop_connection import LoopConnection
-from lowq.store.pool import parse_info
 from lowq.store.pubsub import Subscription
 from lowq.store.tags import slot_of_key as slot_of
 from lowq.store.topology import Address

@@ -4,21 +4,21 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 from typing import Any
 
 from redis import exceptions
 
 from lowq import clock
 from lowq.errors import LowqError, RedisRefused, RedisUnavailable, ScriptError
-from lowq.store.call import Call, Command, R_co
-from lowq.store.deadline import Deadline, deadlines
-from lowq.store.durability import Wait
+from lowq.store.calls import Argument, Call, Command, Pipeline, R_co
+from lowq.store.connection import ask, pack, parse_info
+from lowq.store.deadline import Deadline, Wait, deadlines
 from lowq.store.loop_connection import LoopConnection, fits_loop
-from lowq.store.pipeline import Pipeline, ask, pack_call
-from lowq.store.pool import Pool, pack, parse_info
+from lowq.store.pool import Pool
 from lowq.store.pubsub import Subscription
 from lowq.store.topology import Address
-from lowq.store.translate import may_repeat, translate
+from lowq.store.translate import UNANSWERED, translate
 from lowq.store.urls import topology_of
 
 #: Seconds that a connection attempt, or the wait for one reply, may take.
@@ -51,37 +51,43 @@ class Client:
 
     # --- scripts ---
 
-    def run(self, script: str, key: str, *args: str | bytes | int | float, timeout: float | None = None) -> Any:
-        """Runs one script. A call whose connection breaks is repeated, so the script must allow that. ``timeout`` is as
-        for `run_many`.
+    def run(self, script: str, key: str, *args: Argument) -> Any:
+        """Runs one script; its reply is as it is. Otherwise as `call`."""
+        return self.call(Call[Any](script, key, args))
+
+    def call(self, call: Call[R_co], *, timeout: float | None = None) -> R_co:
+        """Runs one script and returns its named reply. ``timeout`` is as for `run_many`.
 
         Raises:
             RedisUnavailable, RedisRefused, LeaseLost, Refusal, ScriptError
         """
-        return self.call(Call[Any](script, key, args), timeout=timeout)
-
-    def call(self, call: Call[R_co], *, timeout: float | None = None) -> R_co:
-        """Runs one script and names what it replies. ``timeout``, and what is raised: as of `run`."""
         (result,) = self.run_many([call], timeout=timeout)
         if isinstance(result, Exception):
             raise result
-        return call.read(result)
+        reply: R_co = result
+        return reply
 
-    def run_many(self, calls: Sequence[Call[Any]], repeats: int = REPEATS, timeout: float | None = None) -> list[Any]:
+    def run_many(
+        self,
+        calls: Sequence[Call[Any]],
+        repeats: int = REPEATS,
+        timeout: float | None = None,
+        *,
+        pool: Pool | None = None,
+    ) -> list[Any]:
         """Runs several scripts, and plain commands if there are any among them, in one write per server; they don't
         wait for each other's replies.
 
-        Returns each call's reply, or the exception (of ours) that it ended with. Calls without an answer are
-        repeated on a fresh connection. ``timeout``: seconds without an answer after which that ends, repeats and all.
+        Returns each call's reply, with its fields named, or the exception (of ours) that it ended with. Calls without
+        an answer are repeated on a fresh connection, so a script must allow that. ``timeout``: seconds without an
+        answer after which that ends, repeats and all. ``pool``: where all of them go, whatever their keys are.
         """
-        return self._run(calls, deadlines(timeout, repeats + 1))
-
-    def _run(
-        self, calls: Sequence[Call[Any]], attempts: Iterator[Deadline | None], pool: Pool | None = None
-    ) -> list[Any]:
+        attempts: Iterator[Deadline | None] = (
+            repeat(None, repeats + 1) if timeout is None else deadlines(timeout, repeats + 1)
+        )
         results = self.start(calls, deadline=next(attempts), pool=pool)()
         for deadline in attempts:
-            again = [i for i, result in enumerate(results) if may_repeat(result)]
+            again = [i for i, result in enumerate(results) if type(result) in UNANSWERED]
             if not again:
                 break
             replies = self.start([calls[i] for i in again], deadline=deadline, pool=pool)()
@@ -100,47 +106,52 @@ class Client:
     ) -> Callable[[], list[Any]]:
         """Sends scripts, once; the function returned waits for the replies. It must be called, once. ``lend``: foreign
         code runs meanwhile, so the connections don't count as in use, and the time doesn't count for the deadline.
-        ``wait``: what each server is to confirm once it has carried out its calls, see `lowq.store.durability`; those
-        of a server that did not get a `NotConfirmed`. ``pool``: where all of them go, whatever their keys are.
+        ``wait``: what each server is to confirm once it has carried out its calls, see `lowq.store.deadline`; those
+        of a server that did not get a `NotConfirmed`. ``pool``: as of `run_many`.
         """
-        groups: dict[Pool, list[tuple[int, Call[Any]]]] = {}
         results: list[Any] = [None] * len(calls)
-        for position, call in enumerate(calls):
-            try:
-                groups.setdefault(pool or self._topology.pool_for(call.key, deadline), []).append((position, call))
-            except (exceptions.RedisError, RedisUnavailable) as error:
-                results[position] = error
-        pipelines = [Pipeline(to, group, deadline, wait) for to, group in groups.items()]
-
-        def give_up() -> None:
-            for pipeline in pipelines:
-                pipeline.close(is_whole=False)
-
+        pool = pool or self._topology.only_pool
+        if pool is not None:
+            pipelines = [Pipeline(pool, list(enumerate(calls)), results, deadline, wait)]
+        else:
+            groups = self._by_primary(calls, results, deadline)
+            pipelines = [Pipeline(to, group, results, deadline, wait) for to, group in groups.items()]
         try:
             for pipeline in pipelines:
-                pipeline.send()
-                if lend:
-                    pipeline.lend()
+                pipeline.send(lend=lend)
         except BaseException:
-            give_up()
+            _give_up(pipelines)
             raise
 
         def finish() -> list[Any]:
             if lend and deadline is not None:
                 deadline.restart()
+            has_errors = self.is_cluster  # there may be some of calls that no primary was known for
             try:
                 for pipeline in pipelines:
-                    pipeline.receive(results)
-                    pipeline.close(is_whole=True)
+                    pipeline.receive()
+                    has_errors = has_errors or pipeline.has_errors
             except BaseException:
-                give_up()
+                _give_up(pipelines)
                 raise
-            for pipeline in pipelines:
-                self._note(pipeline)
-            self.repair(calls, results, deadline, wait)
+            if has_errors:
+                for pipeline in pipelines:
+                    self._note(pipeline)
+                self.repair(calls, results, deadline, wait)
             return results
 
         return finish
+
+    def _by_primary(
+        self, calls: Sequence[Call[Any]], results: list[Any], deadline: Deadline | None
+    ) -> dict[Pool, list[tuple[int, Call[Any]]]]:
+        groups: dict[Pool, list[tuple[int, Call[Any]]]] = {}
+        for position, call in enumerate(calls):
+            try:
+                groups.setdefault(self._topology.pool_for(call.key, deadline), []).append((position, call))
+            except (exceptions.RedisError, RedisUnavailable) as error:
+                results[position] = error
+        return groups
 
     def _note(self, pipeline: Pipeline) -> None:
         """Whoever comes next for a primary that did not answer asks the cluster first who has its slots now."""
@@ -177,33 +188,28 @@ class Client:
                     # and write them anew. So the shard rests until the slot has moved. A registry is one key, which is
                     # here or there.
                     pool = topology.redirected(call.key, error, deadline)
-                    prelude = ask
+                    prelude = _ask_importing
                 else:
                     break
             except (exceptions.RedisError, LowqError) as next_error:
                 error = next_error
                 continue
-            result = self._send_alone(Pipeline(pool, [(0, call)], deadline, wait, prelude))
-            if not isinstance(result, Exception):
-                return result
-            error = result
+            results: list[Any] = [None]
+            pipeline = Pipeline(pool, [(0, call)], results, deadline, wait)
+            try:
+                pipeline.send(prelude=prelude)
+                pipeline.receive()
+            except BaseException:
+                pipeline.close(is_whole=False)
+                raise
+            self._note(pipeline)
+            if not isinstance(results[0], Exception):
+                return results[0]
+            error = results[0]
         translated = self._translate(error, call)
         if isinstance(translated, RedisRefused) and (known := topology.known_pool(call.key)) is not None:
             known.forget_rights()
         return translated
-
-    def _send_alone(self, pipeline: Pipeline) -> Any:
-        """The result of a pipeline with one call."""
-        results: list[Any] = [None]
-        try:
-            pipeline.send()
-            pipeline.receive(results)
-        except BaseException:
-            pipeline.close(is_whole=False)
-            raise
-        pipeline.close(is_whole=True)
-        self._note(pipeline)
-        return results[0]
 
     @property
     def is_partial(self) -> bool:
@@ -267,7 +273,7 @@ class Client:
     ) -> bytes:
         """Calls as one server gets them, on a cluster that primary, and what it is to confirm behind them."""
         pool = self._topology.pool_at(server)
-        packed = [pack_call(pool, call) for call in calls]
+        packed = [call.pack(pool.scripts) for call in calls]
         if wait is not None:
             packed.append(pack(wait.command(deadline)))
         return b"".join(packed)
@@ -290,17 +296,7 @@ class Client:
         Raises:
             RedisUnavailable, RedisRefused, ScriptError: the first error among the replies.
         """
-        return self._commands(commands, key or "", timeout)
-
-    def _commands(
-        self, commands: Sequence[Sequence[Any]], key: str, timeout: float | None = None, pool: Pool | None = None
-    ) -> list[Any]:
-        calls = [Command(key, *command) for command in commands]
-        results = self._run(calls, deadlines(timeout, REPEATS + 1), pool)
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
-        return results
+        return _raise_first(self.run_many([Command(key or "", *command) for command in commands], timeout=timeout))
 
     # --- every server ---
 
@@ -319,7 +315,7 @@ class Client:
             if silent is not None and address in silent:
                 continue
             try:
-                replies[address] = self._commands(commands, "", pool=pool)
+                replies[address] = _raise_first(self.run_many([Command("", *each) for each in commands], pool=pool))
             except RedisUnavailable as error:
                 if silent is None or len(pools) == 1:
                     raise
@@ -359,8 +355,8 @@ class Client:
         for pool in self._pools().values():
             cursor = b"0"
             while True:
-                command = ("SCAN", cursor, "MATCH", match, "COUNT", count)
-                ((cursor, keys),) = self._commands([command], "", pool=pool)
+                step = Command("", "SCAN", cursor, "MATCH", match, "COUNT", count)
+                ((cursor, keys),) = _raise_first(self.run_many([step], pool=pool))
                 yield keys
                 if int(cursor) == 0:
                     break
@@ -406,6 +402,26 @@ class Client:
         if isinstance(translated, ScriptError) and call is not None:
             translated.key = call.key or None
         return translated
+
+
+def _give_up(pipelines: Sequence[Pipeline]) -> None:
+    for pipeline in pipelines:
+        pipeline.close(is_whole=False)
+
+
+def _ask_importing(connection: Any) -> None:
+    """Says that a call goes to the server that imports its slot: the prelude after ASK."""
+    reply = ask(connection, b"ASKING")
+    if isinstance(reply, Exception):
+        raise reply
+
+
+def _raise_first(replies: list[Any]) -> list[Any]:
+    """The replies, unless one of them is an error."""
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return replies
 
 
 # --- forks ---

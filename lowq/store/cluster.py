@@ -48,6 +48,7 @@ class Cluster(Topology):
     is_cluster = True
 
     def __init__(self, seeds: list[Address], make_pool: Callable[[Address], Pool]) -> None:
+        self.only_pool = None
         self._seeds = seeds
         self._make_pool = make_pool
         self._pools: dict[Address, Pool] = {}

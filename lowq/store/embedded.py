@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from lowq.errors import ConfigError
-from lowq.store.pool import Pool, pack
+from lowq.store.connection import pack
+from lowq.store.pool import Pool
 
 #: Seconds after which messages of a subscription are looked for.
 _PUSH_INTERVAL = 0.01

@@ -9,7 +9,7 @@ from typing import Any
 
 from redis import exceptions
 
-from lowq.store.replies import as_resp2, speaks_resp3
+from lowq.store.connection import as_resp2, speaks_resp3
 
 try:
     import hiredis

@@ -7,7 +7,6 @@ nobody refers to it. There is no lock, as a handler that pushes could wait for w
 """
 
 import gc
-import socket
 import time
 import weakref
 from collections import deque
@@ -16,53 +15,16 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from redis import exceptions
-
 from lowq import clock
 from lowq.errors import RedisRefused, RedisUnavailable
-from lowq.store import replies
-from lowq.store.call import Call, Command
-from lowq.store.deadline import Deadline
-from lowq.store.durability import Wait, refusal_of
+from lowq.store.connection import ask, encode, pack, parse_info, read_reply, set_timeout
+from lowq.store.deadline import Deadline, Wait, refusal_of
 from lowq.store.scripts import load_scripts
 from lowq.store.translate import is_forbidden
 
 OLDEST_REDIS = (7, 0)
 #: Seconds after which whoever waits for a connection looks whether one was lost, which wakes nobody.
 LOOK_AGAIN = 0.1
-
-
-def pack_slowly(command: tuple[bytes, ...]) -> bytes:
-    """As hiredis does it, where that can't be installed."""
-    parts = [b"*%d\r\n" % len(command)]
-    parts += [b"$%d\r\n%b\r\n" % (len(word), word) for word in command]
-    return b"".join(parts)
-
-
-#: A command and its arguments as Redis's protocol has them. Bytes only: of a number hiredis asks for the `repr`, in
-#: which Python runs signal handlers, and does not check whether one of them has raised. That is a SIGSEGV.
-pack: Callable[[tuple[bytes, ...]], bytes]
-try:
-    from hiredis import pack_command as pack  # type: ignore[attr-defined, assignment, no-redef, unused-ignore]  # its stub leaves it out, or only knows pairs
-except ImportError:
-    pack = pack_slowly
-
-
-def encode(arguments: Iterable[str | bytes | int | float]) -> list[bytes]:
-    """Arguments of a command as Redis gets them."""
-    return [
-        item if type(item) is bytes else item.encode() if isinstance(item, str) else repr(item).encode()
-        for item in arguments
-    ]
-
-
-class Packer:
-    """Packs the commands that redis-py itself sends, when it connects."""
-
-    @staticmethod
-    def pack(*args: str | bytes | int | float) -> list[bytes]:
-        name, *others = encode(args)
-        return [pack((*name.split(), *others))]
 
 
 class Pool:
@@ -99,6 +61,10 @@ class Pool:
         #: Something is put here when a connection was given back, for one of those who wait.
         self._returned: SimpleQueue[None] = SimpleQueue()
         self._prepared = False
+        #: Whether a connection may have another timeout than its own.
+        self._has_limits = False
+        #: Whether the user may lack rights that a script needs, as far as is known.
+        self.may_lack_rights = self._shebang
         #: script -> commands that it needs and the user may not run; None: that is to be asked (again).
         self._refused: dict[str, list[str]] | None = None
         #: What the server was asked for and can confirm.
@@ -118,12 +84,13 @@ class Pool:
         if connection is None:
             connection = self._make_or_wait(self._timeout if deadline is None else min(self._timeout, deadline.left()))
         try:
-            if not is_connected(connection):
+            if connection._sock is None:  # redis-py has no public way to it before 8.0
                 self._connect(connection, deadline)
-            self.limit(connection, deadline)
+            if deadline is not None or self._has_limits:
+                self._limit(connection, deadline)
             if not self._prepared:
                 self._prepare(connection)
-                self.limit(connection, deadline)  # that took a part of it
+                self._limit(connection, deadline)  # that took a part of it
         except BaseException:
             self.release_closed(connection)
             raise
@@ -148,7 +115,6 @@ class Pool:
         connection = self.connect()
         try:
             self._connect(connection, deadline)
-            self.limit(connection, deadline)
             if not self._prepared:
                 self._prepare(connection)
         except BaseException:
@@ -166,11 +132,12 @@ class Pool:
         connection = self.connect()
         try:
             self._connect(connection, deadline)
-            self.limit(connection, deadline)
-            connection.send_packed_command([pack(command)], check_health=False)
-            return replies.read(connection)
+            reply = ask(connection, *command)
         finally:
             connection.disconnect()
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
 
     def _connect(self, connection: Any, deadline: Deadline | None) -> None:
         if deadline is None:
@@ -185,17 +152,23 @@ class Pool:
             finally:
                 for name, seconds in own.items():
                     setattr(connection, name, seconds)
+            self._limit(connection, deadline)
 
-    def limit(self, connection: Any, deadline: Deadline | None) -> None:
+    def _limit(self, connection: Any, deadline: Deadline | None) -> None:
         """Sets how long the next read or write may take."""
-        set_timeout(connection, getattr(connection, "socket_timeout", None) if deadline is None else deadline.left())
+        if deadline is None:
+            set_timeout(connection, getattr(connection, "socket_timeout", None))
+        else:
+            self._has_limits = True
+            set_timeout(connection, deadline.left())
 
     def limit_confirmation(self, connection: Any, deadline: Deadline | None, wait: Wait) -> None:
         """The same for the answer to a wait: the server has the time of the wait on top."""
         if deadline is not None:
             deadline.restart(wait.seconds)
-            self.limit(connection, deadline)
+            self._limit(connection, deadline)
         elif (seconds := getattr(connection, "socket_timeout", None)) is not None:
+            self._has_limits = True
             set_timeout(connection, seconds + wait.seconds)
 
     def _make_or_wait(self, timeout: float) -> Any:
@@ -255,7 +228,8 @@ class Pool:
     def release(self, connection: Any) -> None:
         """Gives a connection back, on which no reply is left to be read."""
         self._idle.append(connection)
-        self._wake()
+        if self._returned.empty():
+            self._returned.put(None)
 
     def release_closed(self, connection: Any) -> None:
         """Gives a connection back that broke, or whose use was interrupted; it connects anew when it is used next."""
@@ -296,33 +270,28 @@ class Pool:
                 raise reply
         self._prepared = True
 
-    def check_rights(self, connection: Any, calls: Iterable[Call[Any]]) -> None:
-        """Checks that the user may run all commands of these scripts: one that Redis refused after its first write
-        would leave a transition half done. Redis is asked once, and again after it has refused something.
+    def check_rights(self, connection: Any, scripts: Iterable[tuple[str, str]]) -> None:
+        """Checks that the user may run all commands of these scripts on their keys: one that Redis refused after its
+        first write would leave a transition half done. Redis is asked once, and again after it has refused something.
 
         Raises:
             RedisRefused: nothing was sent.
         """
         refused = self._refused
-        if refused == {} or not self._shebang:
-            return
-        for call in calls:
-            if type(call) is Command:
-                continue
-            if refused is None or call.script in refused:
-                refused = self._refused = self._ask_rights(connection, call.key)
-            if commands := refused.get(call.script):
+        for script, key in scripts:
+            if refused is None or script in refused:
+                refused = self._refused = self._ask_rights(connection, key)
+                self.may_lack_rights = bool(refused)
+            if commands := refused.get(script):
                 raise RedisRefused(
-                    f"Redis does not allow what lowq needs (docs/rights.md): {call.script} on {call.key} needs "
+                    f"Redis does not allow what lowq needs (docs/rights.md): {script} on {key} needs "
                     f"{' '.join(f'+{name.lower()}' for name in commands)}; nothing was written"
                 )
 
     def _ask_rights(self, connection: Any, key: str) -> dict[str, list[str]]:
         needed = {name: script.commands() for name, script in load_scripts().items()}
         names = sorted(frozenset[str]().union(*needed.values()))
-        question = pack((b"EVALSHA", self.scripts["rights"][1], b"1", key.encode(), *encode(names)))
-        connection.send_packed_command([question], check_health=False)
-        reply = read_reply(connection)
+        reply = ask(connection, b"EVALSHA", self.scripts["rights"][1], b"1", key.encode(), *encode(names))
         if isinstance(reply, Exception):
             raise reply
         refused = {name.decode() for name in reply}
@@ -334,7 +303,7 @@ class Pool:
 
     def forget_rights(self) -> None:
         """Redis has refused the user something: the next call asks it what."""
-        self._refused = None
+        self._refused, self.may_lack_rights = None, self._shebang
 
     def _note_server(self, info: Any, loaded: Any) -> None:
         """``info``: the reply to INFO; ``loaded``: that to SCRIPT EXISTS.
@@ -373,8 +342,7 @@ class Pool:
         """
         if wait.durability in self._confirms:
             return
-        connection.send_packed_command([pack(wait.probe)], check_health=False)
-        reply = read_reply(connection)
+        reply = ask(connection, *wait.probe)
         refusal = refusal_of(wait, reply)
         if refusal is not None:
             raise refusal
@@ -391,43 +359,6 @@ class Pool:
             self._counted.pop(weakref.ref(connection), None)
             connection.disconnect()
             self._wake()
-
-
-def read_reply(connection: Any) -> Any:
-    """One reply; an error reply is returned, a broken connection raised."""
-    try:
-        return replies.read(connection)
-    except (exceptions.ConnectionError, exceptions.TimeoutError):
-        # redis-py has closed the connection, except where the server said no to a command.
-        raise
-    except exceptions.ReadOnlyError as error:
-        # The primary became a replica. A fresh connection may find the new one behind the same name.
-        connection.disconnect()
-        return error
-    except exceptions.ResponseError as error:
-        return error
-
-
-def set_timeout(connection: Any, seconds: float | None) -> None:
-    """How long a read or a write of a connected connection may take, to a hundredth."""
-    plain = getattr(connection, "_sock", None)  # redis-py has no public way to it, nor has the embedded store a socket
-    if isinstance(plain, socket.socket):
-        present = plain.gettimeout()
-        # Each setting asks the kernel. Mostly it is what it was, but for some microseconds.
-        if present is None or seconds is None or abs(present - seconds) > seconds / 100:
-            plain.settimeout(seconds)
-
-
-def is_connected(connection: Any) -> bool:
-    """Whether it was connected and not disconnected since. redis-py says so from 8.0 on."""
-    said: bool | None = getattr(connection, "is_connected", None)
-    return getattr(connection, "_sock", None) is not None if said is None else said
-
-
-def parse_info(text: bytes) -> dict[str, str]:
-    """The reply to INFO."""
-    lines = (line.partition(":") for line in text.decode().splitlines() if ":" in line)
-    return {name: value for name, _, value in lines}
 
 
 def _check_version(info: dict[str, str]) -> None:

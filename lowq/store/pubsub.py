@@ -28,8 +28,8 @@ from typing import Any
 from redis import exceptions
 
 from lowq.errors import LowqError
-from lowq.store.pool import Pool, encode, pack
-from lowq.store.replies import read_event
+from lowq.store.connection import encode, pack, read_event
+from lowq.store.pool import Pool
 from lowq.store.tags import slot_of_key
 from lowq.store.topology import Topology
 

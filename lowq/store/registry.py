@@ -6,7 +6,7 @@ why it may be repeated stands at the top of its file in ``lua/``.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from lowq.store.call import Argument, Call
+from lowq.store.calls import Argument, Call
 from lowq.store.scripts import time_argument
 
 

@@ -16,9 +16,9 @@ import redis
 from redis import exceptions
 from redis.sentinel import MasterNotFoundError
 
+from lowq.store.connection import TcpConnection, ask
 from lowq.store.deadline import Deadline
-from lowq.store.names import TcpConnection
-from lowq.store.pool import Pool, pack, read_reply
+from lowq.store.pool import Pool
 from lowq.store.topology import Address
 
 #: Seconds between two times that a sentinel is asked, at most; and at most as long as it does not answer.
@@ -287,14 +287,13 @@ def make_ask(connect: Callable[[], Any], service: str) -> Callable[[], Word | No
     """How one sentinel is asked, on a connection that is kept. For one thread."""
     opened: list[Any] = []
 
-    def ask() -> Word | None:
+    def ask_it() -> Word | None:
         if not opened:
             opened.append(connect())
         (connection,) = opened
         try:
             connection.connect()
-            connection.send_packed_command([pack((b"SENTINEL", b"MASTER", service.encode()))], check_health=False)
-            said = read_reply(connection)
+            said = ask(connection, b"SENTINEL", b"MASTER", service.encode())
         except BaseException:
             connection.disconnect()
             raise
@@ -309,8 +308,8 @@ def make_ask(connect: Callable[[], Any], service: str) -> Callable[[], Word | No
         return Word((state[b"ip"].decode(), int(state[b"port"])), int(state.get(b"config-epoch", 0)))
 
     # Nobody else knows the connection, and the thread that asks ends by itself.
-    finalize(ask, lambda: [connection.disconnect() for connection in opened]).atexit = False
-    return ask
+    finalize(ask_it, lambda: [connection.disconnect() for connection in opened]).atexit = False
+    return ask_it
 
 
 class SentinelPool(Pool):

@@ -13,7 +13,7 @@ were taken under: a repeat, and the late word of a former holder, change nothing
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from lowq.store.call import Argument, Call
+from lowq.store.calls import Argument, Call
 from lowq.store.scripts import time_argument
 from lowq.store.shard_replies import (
     AcquireReply,

@@ -26,6 +26,8 @@ class Topology:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
+        #: The connections for all keys; None: there may be several primaries.
+        self.only_pool: Pool | None = pool
 
     def pool_for(self, _key: str, _deadline: Deadline | None = None) -> Pool:
         """The connections to the primary of a key. A cluster may have to ask its nodes.

@@ -1,6 +1,6 @@
 """Our error for each of redis-py's."""
 
-from typing import Any
+from typing import Protocol
 
 from redis import exceptions
 from redis.sentinel import MasterNotFoundError
@@ -16,7 +16,6 @@ from lowq.errors import (
     Resharding,
     ScriptError,
 )
-from lowq.store.call import Call
 
 #: What Redis and Valkey say when the user may not do what a script does.
 _FORBIDDEN_IN_SCRIPT = ("The user executing the script can't", "ACL failure in script")
@@ -35,6 +34,11 @@ _NOT_READY: list[tuple[type[Exception] | None, str, str, str]] = [
 ]
 
 
+class _Call(Protocol):
+    key: str
+    script: str
+
+
 class Refusal(LowqError):
     """A script refused for a reason that its caller explains: a code, and what follows it."""
 
@@ -44,7 +48,7 @@ class Refusal(LowqError):
         self.detail = detail
 
 
-def translate(error: Exception, call: Call[Any] | None, url: str) -> Exception:
+def translate(error: Exception, call: _Call | None, url: str) -> Exception:
     """One of our errors for one of redis-py's."""
     where = without_password(url)
     text = str(error)
@@ -101,11 +105,14 @@ def translate(error: Exception, call: Call[Any] | None, url: str) -> Exception:
     return ScriptError(f"{what} failed in Redis: {text}")
 
 
+#: Of a call that is to be sent once more, on a fresh connection: it got no answer, or one by a server that can't serve
+#: now, behind whose name another may be found.
+UNANSWERED = (RedisUnavailable, RedisNotReady)
+
+
 def may_repeat(result: object) -> bool:
-    """Whether the call is to be sent once more, on a fresh connection: it got no answer, or one by a server that can't
-    serve now, behind whose name another may be found.
-    """
-    return type(result) in (RedisUnavailable, RedisNotReady)
+    """Whether the call is to be sent once more."""
+    return type(result) in UNANSWERED
 
 
 def is_forbidden(error: Exception) -> bool:

@@ -13,9 +13,9 @@ from redis.retry import Retry
 
 from lowq.errors import ConfigError
 from lowq.store.cluster import Cluster
+from lowq.store.connection import Packer, TcpConnection, TlsConnection
 from lowq.store.embedded import memory_pool, memory_store
-from lowq.store.names import TcpConnection, TlsConnection
-from lowq.store.pool import Packer, Pool
+from lowq.store.pool import Pool
 from lowq.store.sentinels import FollowedPrimary, PrimaryConnection, SentinelPool, TlsPrimaryConnection, make_ask
 from lowq.store.topology import Address, Topology
 from lowq.store.translate import without_password

@@ -20,7 +20,6 @@ from lowq.codec import decode_id, original_payload
 from lowq.push.calls import pushed_items
 from lowq.store import Call
 from lowq.store.keys import queue_of_prefix
-from lowq.store.shard_replies import TakeReply
 from lowq.testing.pushes import short
 
 #: A shard: its store, and its prefix there.
@@ -127,12 +126,12 @@ class OrderCheck:
         for job_id in map(_bytes, call.args[7:]):
             if ids[job_id].delivery == int(call.args[6]):
                 ids[job_id].taken.clear()
-        for job_id, payloads in TakeReply.of(reply).jobs():
+        for job_id, payloads in reply.jobs():
             queue = queue_of_prefix(call.key)[1]
             self.handed_over.add(queue)
             state = ids[job_id]
             self._put_back(shard, state)  # its owner died, or never got it
-            state.delivery = reply[0]
+            state.delivery = reply.delivery
             if payloads:
                 state.lowest = original_payload(payloads[0][0])
             problem = _hand_over(state, payloads, load, is_appending=shard in self._appending)

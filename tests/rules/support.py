@@ -84,6 +84,11 @@ def jobs_of(reply: list[Any]) -> list[list[bytes]]:
     return jobs
 
 
+def as_redis_answers(call: Call[Any]) -> Call[Any]:
+    """The same call, whose reply has no names."""
+    return Call(call.script, call.key, call.args, call.data)
+
+
 class ShardRig:
     """A shard in an empty store.
 

@@ -32,7 +32,7 @@ from lowq.errors import (
 from lowq.push.push import CHUNK_JOBS
 from lowq.queue import Queue
 from lowq.sharding import shard_of
-from lowq.store import Call, Client, Command, pipeline, pool
+from lowq.store import Call, Client, Command, calls, connection
 from lowq.store.keys import queues_key, shard_prefix
 from tests.batches import Batch, within_batch
 from tests.redis_server import RedisServer
@@ -594,7 +594,7 @@ class TestOrderWhateverIsRefused:
     def test_a_connection_that_breaks_before_some_answers_keeps_it(
         self, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        read = pool.read_reply
+        read = connection.read_reply
         number, lost = -1, [0]
 
         def break_at(connection: Any) -> Any:
@@ -610,7 +610,7 @@ class TestOrderWhateverIsRefused:
             with case(lost):
                 queue, number = self.new_queue(app, f"Orders{row}"), -1
                 with monkeypatch.context() as patched:
-                    patched.setattr(pipeline, "read_reply", break_at)
+                    patched.setattr(calls, "read_reply", break_at)
                     assert queue.push({"id": "x", "payload": payload} for payload in range(self.COUNT)) == self.COUNT
                 assert payloads(queue, "x") == list(range(self.COUNT))
 

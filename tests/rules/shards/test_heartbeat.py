@@ -28,7 +28,8 @@ class Registry:
     def beat(self, node: Membership, now: float = NOW, *, goodbye: bool = False) -> bool:
         """A heartbeat; whether the members have changed."""
         call = node.goodbye_call() if goodbye else node.heartbeat_call({})
-        return node.received(call.read(self.rig.client.run("heartbeat", KEY, repr(now), *call.args[1:])))
+        call.args[0] = repr(now)
+        return node.received(self.rig.client.call(call))
 
     def announced(self) -> list[str]:
         return [data.decode() for data in self.channel.messages()]

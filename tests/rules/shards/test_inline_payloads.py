@@ -9,7 +9,7 @@ import pytest
 from lowq.codec import load_payload
 from lowq.shards.shard import Shard
 from tests.rows import case
-from tests.rules.support import NOW, REMAINS, ShardRig, exhausted, handed, job, jobs_of, retry
+from tests.rules.support import NOW, REMAINS, ShardRig, as_redis_answers, exhausted, handed, job, jobs_of, retry
 
 #: The longest payload that is kept as a string, and the shortest that is not: JSON texts.
 LONGEST = b'"%s"' % (b"x" * 4094)
@@ -92,8 +92,8 @@ def test_in_its_record_it_may_be_any_bytes(rig: ShardRig) -> None:
             rig.push(job("x", data, 1.5))
             shard = rig.own()
             call = shard.in_flight.take_call(1, NOW)
-            (first,) = jobs_of(rig.client.run_many([call])[0])
-            (again,) = jobs_of(rig.client.run_many([call])[0])
+            (first,) = jobs_of(rig.client.run_many([as_redis_answers(call)])[0])
+            (again,) = jobs_of(rig.client.run_many([as_redis_answers(call)])[0])
             assert first[3:] == again[3:] == [data, b"1.5"]
             rig.crash("second")
             assert rig.client.command("GET", rig.prefix + "payloads:x") == b"1.5 " + data

@@ -18,7 +18,7 @@ from lowq.shards.shard import Shard
 from lowq.shards.splitter import Members
 from lowq.shards.sweeper import Sweeper
 from lowq.store import Call, Client, Refusal
-from lowq.store.registry import Registration
+from lowq.store.registry import HeartbeatReply, Registration
 from tests.waiting import PATIENCE, until
 
 #: Seconds. A third of it is longer than a test waits, so no round comes by itself meanwhile.
@@ -50,7 +50,8 @@ class Registry:
         error = self.meanwhile.pop(0)() if self.meanwhile else None
         if isinstance(error, Exception):
             return [error for _ in calls]
-        return [reply if call.script == "heartbeat" else self.refusal or 1 for call in calls]
+        named = HeartbeatReply.of(reply)
+        return [named if call.script == "heartbeat" else self.refusal or 1 for call in calls]
 
 
 class Rig:

@@ -14,6 +14,7 @@ from lowq.shards.outage import Outage
 from lowq.shards.permits import MOST_UNUSED_SECONDS, STARVED_SECONDS, UNUSED_SECONDS, Permits
 from lowq.shards.scheduler import LagScheduler
 from lowq.store import Call, Client
+from lowq.store.registry import PermitsReply
 from tests.rows import case
 from tests.rules.shards.dispatching import Waiting, shard
 from tests.waiting import PATIENCE
@@ -45,7 +46,7 @@ class Redis:
         more = int(call.args[6])
         granted = min(more, self.left)
         self.left -= granted
-        return [granted, 0, 1_000_000 if granted < more else None, 7]
+        return PermitsReply.of([granted, 0, 1_000_000 if granted < more else None, 7])
 
     @property
     def stated(self) -> list[tuple[str, int]]:

@@ -4,11 +4,11 @@ import pytest
 
 from lowq.shards.lease import Lease
 from lowq.shards.shard import Shard
-from tests.rules.support import NOW, TTL, Channel, ShardRig, job
+from tests.rules.support import NOW, TTL, Channel, ShardRig, as_redis_answers, job
 
 
 def renew(rig: ShardRig, shard: Shard, seconds: float) -> object:
-    (reply,) = rig.client.run_many([shard.lease.renew_call(seconds)])
+    (reply,) = rig.client.run_many([as_redis_answers(shard.lease.renew_call(seconds))])
     return reply
 
 

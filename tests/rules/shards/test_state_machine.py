@@ -38,7 +38,7 @@ from lowq.store.scripts import Script, load_scripts
 from lowq.store.translate import Refusal
 from tests.mutants import ACKED_STAY, ANY_DELIVERY, NEVER_PUSHED, NO_FENCE, break_scripts
 from tests.rules.model import JITTER, LEVEL, Model, Refused
-from tests.rules.support import NOW, REMAINS, REMEMBERED, TTL, ShardRig, job, jobs_of
+from tests.rules.support import NOW, REMAINS, REMEMBERED, TTL, ShardRig, as_redis_answers, job, jobs_of
 from tests.tiers import often
 
 #: Bits of the state in a reply of `ack_and_take`.
@@ -116,7 +116,7 @@ class Link:
         (reply,) = self.run_many([call])
         if isinstance(reply, Exception):
             raise reply
-        return call.read(reply)
+        return reply
 
     def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
         on_lost, self.on_lost = self.on_lost, None
@@ -126,7 +126,7 @@ class Link:
             for call in calls:
                 if call.script == "push":
                     call.args[2] = "1"
-        replies = self._client.run_many(calls)
+        replies = self._client.run_many([as_redis_answers(call) for call in calls])
         (self.reply,), (self.last_call,) = replies, calls
         if self.last_call.script == "ack_and_take" and isinstance(self.reply, list):
             reply = list(self.reply)
@@ -137,7 +137,10 @@ class Link:
                 reply.pop()
             ends = reply[-1] if reply[2] & HAS_EXPIRIES else []
             self.reply = [*reply[:2], reply[2] & ~(HAS_TRACES | HAS_EXPIRIES | HAS_LEVELS), reply[3], ends, *jobs]
-        return replies
+        return [
+            reply if isinstance(reply, Exception) or call.read is None else call.read(reply)
+            for call, reply in zip(calls, replies, strict=True)
+        ]
 
 
 @dataclasses.dataclass
@@ -385,9 +388,7 @@ class ShardMachine(RuleBasedStateMachine):
 
         old = process.shard.lease.current
         call = process.shard.lease.acquire_call(TTL, self.now, charge=charge)
-        answer = self._step(
-            lambda: process.shard.lease.acquired(self.link.run(call.script, call.key, *call.args), 0.0), apply, lost
-        )
+        answer = self._step(lambda: process.shard.lease.acquired(self.link.call(call), 0.0), apply, lost)
         new = process.shard.lease.current
         if new is None or (new != old and not new.resumed):
             process.lost_the_shard()

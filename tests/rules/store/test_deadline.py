@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lowq.store import Call, Client
+from lowq.store.calls import MAX_WRITE
 from lowq.store.deadline import Deadline, caller_deadline, caller_limit, deadlines
-from lowq.store.pipeline import MAX_WRITE
 from lowq.store.pool import Pool
 from tests.rows import case
 
@@ -31,21 +31,19 @@ def caller(now: list[float]) -> Iterator[SimpleNamespace]:
     caller_limit.reset(token)
 
 
-def shares(seconds: float | None, attempts: int) -> list[float | None]:
-    return [None if deadline is None else deadline.seconds for deadline in deadlines(seconds, attempts)]
+def shares(seconds: float, attempts: int) -> list[float]:
+    return [deadline.seconds for deadline in deadlines(seconds, attempts)]
 
 
 def test_all_attempts_together_have_the_time(now: list[float]) -> None:
     assert shares(8.0, 3) == [4.0, 2.0, 2.0]
     assert shares(8.0, 1) == [8.0]
-    assert shares(None, 2) == [None, None], "the connection's own"
     assert caller_deadline() == float("inf")
 
 
 def test_all_attempts_together_have_no_more_than_the_caller_has(caller: SimpleNamespace) -> None:
     assert shares(8.0, 2) == [1.5, 1.5]
     assert shares(2.0, 2) == [1.0, 1.0]
-    assert shares(None, 2) == [None, None]
     caller.deadline = None
     assert shares(8.0, 2) == [4.0, 4.0]
 
@@ -75,8 +73,6 @@ def test_a_reply_is_waited_for_no_longer_than_is_left(now: list[float], monkeypa
     class Connection:
         """Takes a second to read a reply, and to write what does not fit into the buffers of the kernel."""
 
-        is_connected = True
-
         def __init__(self) -> None:
             self._sock = socket.socket()  # where redis-py has it
 
@@ -92,7 +88,9 @@ def test_a_reply_is_waited_for_no_longer_than_is_left(now: list[float], monkeypa
             self._sock.close()
 
     pools = {key: Pool(Connection, 1, 1.0, shebang=False) for key in "ab"}
-    topology = SimpleNamespace(pool_for=lambda key, _deadline: pools[key], is_partial=False, is_cluster=True)
+    topology = SimpleNamespace(
+        pool_for=lambda key, _deadline: pools[key], only_pool=None, is_partial=False, is_cluster=True
+    )
     monkeypatch.setattr("lowq.store.client.topology_of", lambda *_: topology)
     client = Client("redis://nowhere", size=1, timeout=1.0)
     for key in pools:

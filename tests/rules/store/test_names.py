@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import redis
 
-from lowq.store import Client, names
-from lowq.store.names import find_addresses
+from lowq.store import Client
+from lowq.store import connection as names
+from lowq.store.connection import find_addresses
 from tests.waiting import NEVER, PATIENCE, until
 
 NAME = "redis.test"

@@ -12,15 +12,17 @@ from typing import Any
 import pytest
 
 from lowq.errors import RedisUnavailable
-from lowq.store import Call, Client, client, pipeline, pool
+from lowq.store import Call, Client, calls, client, pool
+from lowq.store import connection as io
+from lowq.store.connection import encode
 from lowq.store.deadline import Deadline
-from lowq.store.pool import Pool, encode
+from lowq.store.pool import Pool
 from lowq.store.urls import topology_of
 from tests.waiting import PATIENCE
 
 SIZE = 2
 #: Where the exceptions come from: every bytecode of these may be the last one.
-SOURCES = {client.__file__, pipeline.__file__, pool.__file__}
+SOURCES = {client.__file__, calls.__file__, io.__file__, pool.__file__}
 
 
 class Interrupted(BaseException):
@@ -31,18 +33,18 @@ class FakeConnection:
     """Answers each command in turn, as a server does; what was not read is there still."""
 
     def __init__(self) -> None:
-        self.is_connected = False
+        self._sock: object = None  # where redis-py has it
         self.replies: list[int] = []
 
     def connect(self) -> None:
-        self.is_connected = True
+        self._sock = object()
 
     def disconnect(self) -> None:
-        self.is_connected = False
+        self._sock = None
         self.replies.clear()
 
     def send_packed_command(self, command: list[bytes], check_health: bool) -> None:
-        assert self.is_connected
+        assert self._sock
         self.replies += [1] * len(b"".join(command))
 
     def read_response(self) -> int:
@@ -57,7 +59,7 @@ def make_pool(size: int = SIZE, timeout: float = 0.0) -> Pool:
 def pack(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each command becomes one byte, for which `FakeConnection` has one answer."""
     monkeypatch.setattr(gc, "collect", lambda: 0)  # which takes its time, for each that has waited in vain
-    for module in (client, pipeline, pool):
+    for module in (client, calls, io, pool):
         monkeypatch.setattr(module, "pack", lambda _command: b"*")
 
 

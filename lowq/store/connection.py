@@ -1,5 +1,7 @@
-"""Connections by TCP, and the host names that they go to. Names are looked up in threads of their own: the system gives
-a name server many seconds to answer, and nobody may have to wait for that who only wants to connect anew.
+"""One connection: how it is made, what is written to it, and what is read.
+
+Host names are looked up in threads of their own: the system gives a name server many seconds to answer, and nobody may
+have to wait for that who only wants to connect anew.
 """
 
 import os
@@ -7,13 +9,124 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import redis
+from redis import exceptions
 
 #: Seconds that the addresses of a name are waited for that are known from the last time.
 PATIENCE = 0.25
+
+# --- commands and replies ---
+
+
+def pack_slowly(command: tuple[bytes, ...]) -> bytes:
+    """As hiredis does it, where that can't be installed."""
+    parts = [b"*%d\r\n" % len(command)]
+    parts += [b"$%d\r\n%b\r\n" % (len(word), word) for word in command]
+    return b"".join(parts)
+
+
+#: A command and its arguments as Redis's protocol has them. Bytes only: of a number hiredis asks for the `repr`, in
+#: which Python runs signal handlers, and does not check whether one of them has raised. That is a SIGSEGV.
+pack: Callable[[tuple[bytes, ...]], bytes]
+try:
+    from hiredis import pack_command as pack  # type: ignore[attr-defined, assignment, no-redef, unused-ignore]  # its stub leaves it out, or only knows pairs
+except ImportError:
+    pack = pack_slowly
+
+
+def encode(arguments: Iterable[str | bytes | int | float]) -> list[bytes]:
+    """Arguments of a command as Redis gets them."""
+    return [
+        item if type(item) is bytes else item.encode() if isinstance(item, str) else repr(item).encode()
+        for item in arguments
+    ]
+
+
+class Packer:
+    """Packs the commands that redis-py itself sends, when it connects."""
+
+    @staticmethod
+    def pack(*args: str | bytes | int | float) -> list[bytes]:
+        name, *others = encode(args)
+        return [pack((*name.split(), *others))]
+
+
+def ask(connection: Any, *command: bytes) -> Any:
+    """The reply to one command, as `read_reply` has it."""
+    connection.send_packed_command([pack(command)], check_health=False)
+    return read_reply(connection)
+
+
+def read_reply(connection: Any) -> Any:
+    """One reply, in the shapes of RESP2; an error reply is returned.
+
+    Raises:
+        redis-py's ConnectionError, TimeoutError: the connection broke, or the server said no to it.
+    """
+    try:
+        reply = connection.read_response()
+    except exceptions.ResponseError as error:
+        if isinstance(error, exceptions.ReadOnlyError):
+            # The primary became a replica. A fresh connection may find the new one behind the same name.
+            connection.disconnect()
+        return error
+    return as_resp2(reply) if getattr(connection, "protocol", 2) == 3 else reply  # the embedded store's may not say
+
+
+def read_event(connection: Any) -> Any:
+    """The next message of a subscribed connection.
+
+    Raises:
+        redis-py's errors
+    """
+    # Without this redis-py hands a push to its own callback and waits for the reply to a command.
+    return connection.read_response(push_request=True) if speaks_resp3(connection) else connection.read_response()
+
+
+def speaks_resp3(connection: Any) -> bool:
+    return getattr(connection, "protocol", 2) == 3
+
+
+def as_resp2(reply: Any) -> Any:
+    """What RESP2 has for a reply of RESP3, which answers plain commands with maps, sets, numbers and booleans. Scripts
+    answer the same under both.
+    """
+    if isinstance(reply, bytes | None):
+        return reply
+    if isinstance(reply, list | set | frozenset):
+        items = [as_resp2(item) for item in reply]
+        # Members with scores: RESP3 has pairs, of which only those have a float.
+        if reply and all(isinstance(item, list) and len(item) == 2 and isinstance(item[1], float) for item in reply):
+            return [part for pair in items for part in pair]
+        return items
+    if isinstance(reply, dict):
+        return [as_resp2(part) for pair in reply.items() for part in pair]
+    if isinstance(reply, bool):
+        return int(reply)
+    if isinstance(reply, float):
+        return f"{reply:.17g}".encode()
+    return reply.encode() if isinstance(reply, str) else reply
+
+
+def parse_info(text: bytes) -> dict[str, str]:
+    """The reply to INFO."""
+    lines = (line.partition(":") for line in text.decode().splitlines() if ":" in line)
+    return {name: value for name, _, value in lines}
+
+
+def set_timeout(connection: Any, seconds: float | None) -> None:
+    """Sets how long a read or a write may take, to a hundredth."""
+    plain = connection._sock  # redis-py has no public way to it, and the embedded store's is no socket
+    if isinstance(plain, socket.socket):
+        present = plain.gettimeout()
+        # Each setting asks the kernel. Mostly it is what it was, but for some microseconds.
+        if present is None or seconds is None or abs(present - seconds) > seconds / 100:
+            plain.settimeout(seconds)
+
 
 #: As `socket.getaddrinfo` has them.
 Addresses = list[tuple[Any, ...]]
