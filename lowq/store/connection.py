@@ -74,20 +74,11 @@ def read_reply(connection: Any) -> Any:
             # The primary became a replica. A fresh connection may find the new one behind the same name.
             connection.disconnect()
         return error
-    return as_resp2(reply) if getattr(connection, "protocol", 2) == 3 else reply  # the embedded store's may not say
-
-
-def read_event(connection: Any) -> Any:
-    """The next message of a subscribed connection.
-
-    Raises:
-        redis-py's errors
-    """
-    # Without this redis-py hands a push to its own callback and waits for the reply to a command.
-    return connection.read_response(push_request=True) if speaks_resp3(connection) else connection.read_response()
+    return as_resp2(reply) if getattr(connection, "protocol", 2) == 3 else reply
 
 
 def speaks_resp3(connection: Any) -> bool:
+    """Whether it does; the embedded store's connections may not say, and speak RESP2."""
     return getattr(connection, "protocol", 2) == 3
 
 

@@ -28,7 +28,7 @@ from typing import Any
 from redis import exceptions
 
 from lowq.errors import LowqError
-from lowq.store.connection import encode, pack, read_event
+from lowq.store.connection import encode, pack, speaks_resp3
 from lowq.store.pool import Pool
 from lowq.store.tags import slot_of_key
 from lowq.store.topology import Topology
@@ -59,6 +59,12 @@ class _Link:
     def __init__(self, pool: Pool, connection: Any) -> None:
         self.pool = pool
         self.connection = connection
+        #: Reads the next event. Of RESP3, redis-py hands a push to its own callback unless it is told that one is read.
+        self.read: Callable[[], Any] = (
+            partial(connection.read_response, push_request=True)
+            if speaks_resp3(connection)
+            else connection.read_response
+        )
         #: None: the embedded store has none.
         self.socket: Any = getattr(connection, "_sock", None)  # redis-py has no public way to it
         if not isinstance(self.socket, socket.socket):
@@ -85,12 +91,12 @@ class _Link:
                 self.pending.popleft()
 
     def check(self) -> None:
-        silence = time.monotonic() - self.heard
-        if self.asked and silence > SILENCE + GRACE:
-            raise exceptions.ConnectionError("no answer on the connection for wake-ups")
-        if silence > SILENCE and not self.asked:
+        """Asks a connection that has been silent for ``SILENCE`` whether it still lives."""
+        if not self.asked:
             self.asked = True
             self.connection.send_packed_command([pack((b"PING",))], check_health=False)
+        elif time.monotonic() - self.heard > SILENCE + GRACE:
+            raise exceptions.ConnectionError("no answer on the connection for wake-ups")
 
 
 class Subscription:
@@ -148,60 +154,68 @@ class Subscription:
         if not self._reading.acquire(blocking=False):
             return None  # it was closed
         try:
-            return self._next(time.monotonic() + timeout)
+            until = time.monotonic() + timeout
+            while not self._closed.is_set():
+                if self._events:
+                    return self._events.popleft()
+                if self._changes or self._done or self._homeless or self._topology.only_pool is None:
+                    self._settle()
+                for link in list(self._links.values()):
+                    self._read(link)
+                if self._events:
+                    continue
+                error, self._error = self._error, None
+                # While one primary is away those who ask it for something else report it.
+                if error is not None and not (self._links and _is_lost(error)):
+                    raise self._fail(error) from error
+                now = time.monotonic()
+                if now >= until:
+                    break
+                # A thread that connects may hang, while somebody else has learnt of another primary.
+                self._wait(min(until - now, PAUSE if self._homeless else LOOK_AGAIN))
+            return None
         finally:
             self._reading.release()
             if self._closed.is_set():
                 self._close()
 
-    def _next(self, until: float) -> Event | None:
-        while not self._closed.is_set():
-            self._settle()
-            for link in list(self._links.values()) if not self._events else ():
-                self._read(link)
-            if self._events:
-                return self._events.popleft()
-            error, self._error = self._error, None
-            # While one primary is away those who ask it for something else report it.
-            if error is not None and not (self._links and _is_lost(error)):
-                raise self._fail(error) from error
-            now = time.monotonic()
-            if now >= until:
-                break
-            # A thread that connects may hang, while somebody else has learnt of another primary.
-            self._wait(min(until - now, PAUSE if self._homeless else LOOK_AGAIN))
-        return None
-
     # --- reading ---
 
     def _wait(self, seconds: float) -> None:
-        for link in self._links.values():
-            if link.socket is None:
-                link.connection.can_read(min(seconds, LOOK_AT_CHANGES))
-                return
+        """Waits until there may be something to read or to settle."""
+        links = list(self._links.values())
+        if links and links[0].socket is None:
+            links[0].connection.can_read(min(seconds, LOOK_AT_CHANGES))
+            return
         with _Selector() as selector:
             selector.register(self._woken, selectors.EVENT_READ)
-            for link in self._links.values():
+            for link in links:
                 selector.register(link.socket, selectors.EVENT_READ)
-            selector.select(seconds)
+            if any(key.fileobj is self._woken for key, _ in selector.select(seconds)):
+                self._woken.recv(4096)
 
     def _read(self, link: _Link) -> None:
         try:
             while len(self._events) < MOST_EVENTS and link.connection.can_read(0):
                 link.heard, link.asked = time.monotonic(), False
                 try:
-                    reply = read_event(link.connection)
+                    reply = link.read()
                 except exceptions.ResponseError as error:
                     self._refused(link, error)
                     continue
-                if isinstance(reply, list) and len(reply) == 3:  # else it is the answer to a PING
-                    kind, channel, data = reply
-                    self._take(link, kind.decode(), channel.decode(), data if isinstance(data, bytes) else b"")
-            link.check()
+                if not isinstance(reply, list) or len(reply) != 3:
+                    continue  # the answer to a PING
+                name, channel, data = reply[0].decode(), reply[1].decode(), reply[2]
+                if name != "smessage":
+                    self._confirmed(link, name, channel)
+                self._events.append((KINDS.get(name, name), channel, data if isinstance(data, bytes) else b""))
+            if time.monotonic() - link.heard > SILENCE:
+                link.check()
         except (exceptions.RedisError, OSError):
             self._lose(link)
 
-    def _take(self, link: _Link, kind: str, channel: str, data: bytes) -> None:
+    def _confirmed(self, link: _Link, kind: str, channel: str) -> None:
+        """Notes that a channel is subscribed to, or is no more."""
         if kind == "ssubscribe":
             link.answered(channel)
         elif kind == "sunsubscribe":
@@ -211,7 +225,6 @@ class Subscription:
                 self._is_outdated = True
                 link.channels.discard(channel)
                 self._look_for([channel])
-        self._events.append((KINDS.get(kind, kind), channel, data))
 
     def _refused(self, link: _Link, error: Exception) -> None:
         """A command ended with an error."""
@@ -244,11 +257,6 @@ class Subscription:
 
     def _settle(self) -> None:
         """Brings what is subscribed to closer to what is wanted."""
-        try:
-            while self._woken.recv(4096):
-                pass
-        except BlockingIOError:
-            pass
         while self._done:
             self._take_done(*self._done.popleft())
         while self._changes:
@@ -273,21 +281,18 @@ class Subscription:
     def _leave_replaced(self) -> None:
         """A primary whose slots have become another one's may be frozen, and say nothing of it."""
         for link in list(self._links.values()):
-            if link.channels and self._pool_of(next(iter(link.channels))) not in (link.pool, None):
-                moved = {name for name in link.channels if self._pool_of(name) is not link.pool}
+            if link.channels and self._topology.known_pool(next(iter(link.channels))) not in (link.pool, None):
+                moved = {name for name in link.channels if self._topology.known_pool(name) is not link.pool}
                 link.channels -= moved
                 self._look_for(moved)
                 if not link.channels:
                     self._lose(link)
 
-    def _pool_of(self, channel: str) -> Pool | None:
-        return self._topology.known_pool(channel)
-
     def _find(self) -> None:
         by_pool: dict[Pool, set[str]] = {}
         unknown = ""
         for name in self._homeless:
-            pool = self._pool_of(name)
+            pool = self._topology.known_pool(name)
             if pool is None:
                 unknown = name
             else:
@@ -345,7 +350,7 @@ class Subscription:
         self._connecting.discard(pool)
         if error is None:
             self._links[pool] = _Link(pool, connection)
-        elif names := [name for name in self._homeless if self._pool_of(name) is pool]:
+        elif names := [name for name in self._homeless if self._topology.known_pool(name) is pool]:
             self._topology.failed(pool, error, None)
             if self._topology.is_partial:  # another primary may have the slots
                 self._ask(names[0])

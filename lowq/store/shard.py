@@ -116,7 +116,10 @@ class ShardScripts:
         taken under that ``delivery``.
         """
         return Call(
-            "ack_and_take", self.prefix, [time_argument(now), token, last, *limits, delivery, *ids], read=TakeReply.of
+            "ack_and_take",
+            self.prefix,
+            ["" if now is None else time_argument(now), token, last, *limits, delivery, *ids],
+            read=TakeReply.of,
         )
 
     def fail(self, token: str, delivery: int, items: Iterable[Argument], now: float | None = None) -> Call[list[int]]:

@@ -56,8 +56,11 @@ def finite(raw: bytes | str | float | None, otherwise: float) -> float: ...
 def finite(raw: bytes | str | float | None, otherwise: None = None) -> float | None: ...
 def finite(raw: bytes | str | float | None, otherwise: float | None = None) -> float | None:
     """A number that is finite."""
-    value = figure(raw)
-    return otherwise if value is None or math.isinf(value) else value
+    try:
+        value = float(raw)  # type: ignore[arg-type]  # None raises a TypeError
+    except (TypeError, ValueError):
+        return otherwise
+    return value if math.isfinite(value) else otherwise
 
 
 def perform_at(score: bytes | None) -> float | None:
