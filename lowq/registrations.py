@@ -152,7 +152,7 @@ class Registrations:
         except (Refusal, ScriptError) as error:
             self._check_entry(name, call.key)
             if isinstance(error, Refusal):
-                raise ShardsCountError(name, int(error.detail), shards_count) from None
+                raise ShardsCountError(name, error.shards_count, shards_count) from None
             raise
         return before if isinstance(before, bytes) else b""
 

@@ -132,7 +132,7 @@ class Target:
             self.routes.note_lost(self.learn_anew())
         layouts = self.routes.layouts
         if refusal.code == "SHARDSCOUNT" and part.layout in layouts.all:
-            raise ShardsCountError(self.queue, int(refusal.detail), part.layout.shards_count)
+            raise ShardsCountError(self.queue, refusal.shards_count, part.layout.shards_count)
         if part.layout == layouts.next:  # nothing may be taken of it before all is there
             self.group.client.call(ShardScripts(part.prefix).prepare(part.layout.shards_count))
         return part.layout in layouts.all

@@ -118,7 +118,7 @@ class ShardLease:
             ShardsCountError
         """
         if isinstance(reply, Refusal):
-            raise ShardsCountError(self._queue, int(reply.detail), self._shards_count) from None
+            raise ShardsCountError(self._queue, reply.shards_count, self._shards_count) from None
         if isinstance(reply, Exception):
             raise reply
         got: AcquireReply = reply

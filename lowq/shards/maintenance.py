@@ -292,7 +292,7 @@ class MaintenanceLoop:
         self.server_clock.note(alive.now, sent, self._clock())
         for call, reply in zip(calls[1:], replies[1:], strict=True):
             if isinstance(reply, Refusal) and isinstance(call, Registration):
-                raise ShardsCountError(call.queue, int(reply.detail), call.shards_count)
+                raise ShardsCountError(call.queue, reply.shards_count, call.shards_count)
             if isinstance(reply, Exception):
                 self._leases.trouble = self._leases.trouble or reply
         self._note_registered(registrations, replies[1 : 1 + len(registrations)])

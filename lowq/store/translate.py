@@ -16,6 +16,7 @@ from lowq.errors import (
     Resharding,
     ScriptError,
 )
+from lowq.store import untrusted
 
 #: What Redis and Valkey say when the user may not do what a script does.
 _FORBIDDEN_IN_SCRIPT = ("The user executing the script can't", "ACL failure in script")
@@ -46,6 +47,11 @@ class Refusal(LowqError):
         super().__init__(f"{code} {detail}")
         self.code = code
         self.detail = detail
+
+    @property
+    def shards_count(self) -> int:
+        """How many shards the queue has, of ``SHARDSCOUNT``; 0: that can't be read."""
+        return untrusted.count(self.detail)
 
 
 def translate(error: Exception, call: _Call | None, url: str) -> Exception:

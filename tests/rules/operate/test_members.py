@@ -46,6 +46,18 @@ def test_what_a_dead_owner_left_in_flight_is_restored_as_a_new_owner_would(old_c
     assert "lease" not in clinic.key_names()
 
 
+def test_a_number_of_shards_that_somebody_wrote_in_another_form_is_reported_and_stops_no_repair(
+    clinic: Clinic,
+) -> None:
+    clinic.push(A)
+    clinic.take()
+    clinic.dies()
+    clinic.do("HSET", "meta", "shards_count", "3.0")
+    found = clinic.examine(repair=True)
+    assert found["ownerless"].wrong
+    assert clinic.do("HEXISTS", "taken", A) == 1
+
+
 def test_a_server_that_has_just_come_back_charges_nobody_however_many_are_restored(
     clinic: Clinic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
