@@ -179,7 +179,7 @@ class FollowedPrimary:
 
     def _watch(self, sentinel: _Sentinel) -> None:
         pause = ASK_PAUSES[0]
-        while self._clock() - self._used_at <= IDLE:
+        while not self._ends(sentinel):
             word, failure = None, None
             try:
                 word = sentinel.ask()
@@ -194,7 +194,18 @@ class FollowedPrimary:
                     sentinel.hurries.get_nowait()
             except Empty:
                 pass
-        sentinel.ask = sentinel.make_ask()  # with the last one its connection ends
+
+    def _ends(self, sentinel: _Sentinel) -> bool:
+        """Whether its thread ends, as the primary is not used any more."""
+        if self._clock() - self._used_at <= IDLE:
+            return False
+        with self._starting:
+            sentinel.thread = None  # first: whoever uses the primary from here on is seen below, or starts another one
+            if self._clock() - self._used_at <= IDLE:
+                sentinel.thread = threading.current_thread()
+                return False
+            sentinel.ask = sentinel.make_ask()  # with the last one its connection ends
+            return True
 
     def _hear(self, sentinel: _Sentinel, word: Word | None, failure: Exception | None) -> None:
         with self._deciding:

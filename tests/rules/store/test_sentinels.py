@@ -139,6 +139,27 @@ def test_the_threads_end_with_the_last_user_and_come_back_with_the_next(sentinel
     assert asking() == 3
 
 
+def test_who_uses_the_primary_while_a_thread_ends_has_the_sentinel_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, made, asked = [0.0], 0, [0.0]
+
+    def ask() -> Word:
+        asked.append(now[0])
+        now[0] += 2 * module.IDLE  # and nobody uses it
+        return Word(OLD, 1)
+
+    def make_ask() -> module.Ask:
+        nonlocal made
+        made += 1
+        if made == 2:  # the last thing that the first thread does
+            primary.follow()
+        return ask
+
+    monkeypatch.setattr(module, "ASK_PAUSES", (0.02, 0.05))
+    primary = FollowedPrimary("main", [make_ask], lambda: now[0])
+    primary.follow()
+    until(lambda: len(asked) == 3, "asked again")
+
+
 FORK = """
 import os, threading
 from lowq.store.sentinels import FollowedPrimary, Word
