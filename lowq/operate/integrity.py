@@ -16,10 +16,9 @@ from lowq.operate.findings import MAX_NAMED
 from lowq.operate.walk import SCANS_TOGETHER, ask, scan_shards
 from lowq.sharding import queue_of_layout, shard_of
 from lowq.store import Client
-from lowq.store.keys import FORMAT, SHARD_KEYS, shard_prefix
+from lowq.store.keys import FORMAT, SHARD_KEYS, place_of, shard_prefix
 from lowq.store.shard import ShardScripts
 from lowq.store.shard_replies import AGAIN, DONE, SnapshotReply
-from lowq.store.tags import place_of
 
 #: Seconds that a shard's clock may be ahead of the server's: it runs ahead by a microsecond for each job of a push.
 CLOCK_TOLERANCE = 2.0

@@ -211,7 +211,7 @@ class LayoutSwitch:
                 if isinstance(reply, NotConfirmed):
                     answered_at = monotonic()
                     again.append(position)
-                    primary = self.client.primary_of(calls[position].key)
+                    primary = self.client.address_of(calls[position].key)
                     behind.add("" if primary is None else f"{primary[0]}:{primary[1]}")
                 elif isinstance(reply, Exception) and not isinstance(reply, LeaseLost):
                     raise reply

@@ -267,7 +267,7 @@ class GroupCommit:
         """
         parts: dict[Server, list[Part]] = {}
         for part in request.parts:
-            parts.setdefault(self.client.primary_of(part.prefix), []).append(part)
+            parts.setdefault(self.client.address_of(part.prefix), []).append(part)
         if len(parts) == 1:
             return dict.fromkeys(parts, request)
         return {server: request.some(some) for server, some in parts.items()}

@@ -15,11 +15,9 @@ a cluster a shard lives on.
     client      sends calls, and what got no answer again
     deadline    how long a caller waits: for an answer, and until a replica, or the disk, has what was written
     pool        connections to one server, prepared
-    connection  one connection: made, written, read; host names
-    topology    which primary has a key: of one server; cluster: of several; sentinels: of one that others name
+    connection  one connection: made, written, read, by threads and by an event loop; host names
+    topology    which primary has a key: of one server, of several; sentinels: of one that others name
     urls        a URL -> its topology
-    loop_connection  a connection that an event loop writes and reads itself
-    tags        which slot of a cluster has a shard
     pubsub      channels and their messages
     translate   redis-py's errors -> ours
     embedded    the embedded store, also for other processes
@@ -28,7 +26,7 @@ a cluster a shard lives on.
 
 from lowq.store.calls import Call, Command
 from lowq.store.client import REPEATS, SOCKET_TIMEOUT, Client
-from lowq.store.connection import parse_info
+from lowq.store.connection import LoopConnection, parse_info
 from lowq.store.deadline import (
     DURABILITIES,
     Deadline,
@@ -40,9 +38,8 @@ from lowq.store.deadline import (
     deadlines,
 )
 from lowq.store.embedded import memory_store, new_store
-from lowq.store.loop_connection import LoopConnection
+from lowq.store.keys import slot_of_key as slot_of
 from lowq.store.pubsub import Subscription
-from lowq.store.tags import slot_of_key as slot_of
 from lowq.store.topology import Address
 from lowq.store.translate import Refusal, may_repeat
 

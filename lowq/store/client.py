@@ -12,9 +12,8 @@ from redis import exceptions
 from lowq import clock
 from lowq.errors import LowqError, RedisRefused, RedisUnavailable, ScriptError
 from lowq.store.calls import Argument, Call, Command, Pipeline, R_co
-from lowq.store.connection import ask, pack, parse_info
+from lowq.store.connection import LoopConnection, ask, fits_loop, pack, parse_info
 from lowq.store.deadline import Deadline, Wait, deadlines
-from lowq.store.loop_connection import LoopConnection, fits_loop
 from lowq.store.pool import Pool
 from lowq.store.pubsub import Subscription
 from lowq.store.topology import Address
@@ -223,10 +222,6 @@ class Client:
 
     # --- event loops, group commit ---
 
-    def primary_of(self, key: str) -> Address | None:
-        """The primary of a cluster that serves the key, as far as that is known without asking."""
-        return self._topology.primary_of(key)
-
     def address_of(self, key: str) -> Address | None:
         """The server that serves the key, as far as that is known without asking. None: it is not, or it is always the
         same URL.
@@ -338,7 +333,7 @@ class Client:
             connected = {at: count for at, (count,) in self.on_all([("WAIT", 1000, 1000)]).items()}
         found = []
         for key in keys:
-            primary = self._topology.primary_of(key)
+            primary = self._topology.address_of(key) if self.is_cluster else None
             at = "" if primary is None else f"{primary[0]}:{primary[1]}"
             found.append(max(connected.get(at, 0), self._topology.replicas_of(key)))
         if any(found):

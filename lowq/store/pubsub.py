@@ -29,8 +29,8 @@ from redis import exceptions
 
 from lowq.errors import LowqError
 from lowq.store.connection import encode, pack, speaks_resp3
+from lowq.store.keys import slot_of_key
 from lowq.store.pool import Pool
-from lowq.store.tags import slot_of_key
 from lowq.store.topology import Topology
 
 #: Seconds of silence after which a connection is asked whether it still lives, and of further silence after which it

@@ -12,12 +12,11 @@ from redis.connection import parse_url
 from redis.retry import Retry
 
 from lowq.errors import ConfigError
-from lowq.store.cluster import Cluster
 from lowq.store.connection import Packer, TcpConnection, TlsConnection
 from lowq.store.embedded import memory_pool, memory_store
 from lowq.store.pool import Pool
 from lowq.store.sentinels import FollowedPrimary, PrimaryConnection, SentinelPool, TlsPrimaryConnection, make_ask
-from lowq.store.topology import Address, Topology
+from lowq.store.topology import Address, Cluster, Topology
 from lowq.store.translate import without_password
 
 #: Seconds that a reply of a primary of a cluster is waited for at most, by a call without a deadline of its own: after

@@ -7,8 +7,7 @@ import redis
 
 from lowq.errors import RedisUnavailable
 from lowq.store import Client, Subscription
-from lowq.store.keys import shard_prefix
-from lowq.store.tags import slot_of_key
+from lowq.store.keys import shard_prefix, slot_of_key
 from tests.processes.support import answered, until
 from tests.redis_cluster import RedisCluster
 from tests.redis_server import RedisServer

@@ -116,10 +116,10 @@ def test_a_node_of_ipv6_has_the_user_of_the_url() -> None:
 
 def test_a_node_that_names_a_port_only_means_its_own_host(client: Client, node: Node, other: Node) -> None:
     assert get(client) == node.port
-    assert client.primary_of("key") == ("127.0.0.1", node.port)
+    assert client.address_of("key") == ("127.0.0.1", node.port)
     node.moved_to, node.ranges = f"12539 :{other.port}", []  # what else it knows is not to be had
     assert client.run_many([Command("key", "GET", "key")]) == [b"%d" % other.port]
-    assert client.primary_of("key") == ("127.0.0.1", other.port)
+    assert client.address_of("key") == ("127.0.0.1", other.port)
 
 
 def test_that_a_slot_has_moved_and_no_node_answers_is_an_error_of_ours(client: Client, node: Node) -> None:
@@ -162,7 +162,7 @@ def test_a_slot_without_a_primary_is_looked_for_in_pauses(
     client: Client, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr("lowq.store.cluster.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("lowq.store.topology.time.monotonic", lambda: now[0])
     node.ranges = [[0, 12538, node.named], [12540, 16383, node.named]]
     for _ in range(1000):
         with pytest.raises(RedisUnavailable, match="no primary of the cluster serves key"):

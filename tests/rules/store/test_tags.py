@@ -5,8 +5,7 @@ from itertools import pairwise
 
 from redis.crc import key_slot
 
-from lowq.store.keys import queue_of_prefix, shard_prefix
-from lowq.store.tags import SLOTS, place_of, slot_of, tag_of
+from lowq.store.keys import SLOTS, place_of, queue_of_prefix, shard_prefix, slot_of, tag_of
 from tests.rows import case
 
 NAMES = [f"queue-{number}" for number in range(300)] + ["Orders", "Ünïcode", "a:b", "1", "q" * 128]
