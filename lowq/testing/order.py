@@ -170,10 +170,10 @@ class OrderCheck:
                 state.taken = [item for item in state.taken if payloads and item.data not in payloads]
 
     def _on_acquire(self, shard: _Shard, _call: Call[Any], reply: Any, _load: Any) -> None:
-        if reply[0] in (b"acquired", b"restoring"):
-            for job_id in reply[3:]:
+        if reply.state in ("acquired", "restoring"):
+            for job_id in reply.poisoned:
                 _forget_payloads(self._shards[shard][job_id])
-        if reply[0] == b"acquired":
+        if reply.state == "acquired":
             for state in self._shards[shard].values():
                 self._put_back(shard, state)
 
