@@ -152,7 +152,7 @@ class Taker:
         """Seconds after so many failures in a row. In a cluster a shard rests whose primary does not answer, and others
         may have jobs.
         """
-        return 0.05 if self._client.is_cluster else 0.05 * 2.0 ** min(failures, 5)
+        return 0.05 if self._client.has_several_primaries else 0.05 * 2.0 ** min(failures, 5)
 
     def _take_until(self, limit: int, until: float, receipts: list[str], caller: Caller) -> list[ConsumerJob]:
         failures = 0
@@ -324,7 +324,7 @@ class Taker:
                 self._hand.lost(shard)
             except RedisUnavailable as error:
                 trouble = trouble or error
-                if self._client.is_cluster:
+                if self._client.has_several_primaries:
                     self._hand.dispatcher.rest_for_failover(shard)
             except Exception as error:
                 if error is not reply and not isinstance(error, ValueError | TypeError | LookupError):

@@ -24,7 +24,7 @@ from lowq.shards.in_flight import log_poisoned
 from lowq.shards.lease import LeaseDenied, ShardLease, seconds_since_outage
 from lowq.store import Call, Command, Subscription
 from lowq.store.shard import ShardScripts
-from lowq.store.shard_replies import MovePage
+from lowq.store.shard_replies import MoveReply
 
 log = get_log("lowq.reshard")
 
@@ -316,7 +316,7 @@ class Mover:
         else:
             replies = yield from self._switch.run_confirmed(asks)
         calls: list[Call[Any]] = []
-        pages: list[tuple[_Old, MovePage, list[Call[Any]]]] = []
+        pages: list[tuple[_Old, MoveReply, list[Call[Any]]]] = []
         for old, reply in zip(olds, replies, strict=True):
             if isinstance(reply, LeaseLost):
                 old.lease.lose()
@@ -324,7 +324,7 @@ class Mover:
             if isinstance(reply, Exception):
                 raise reply
             old.is_confirmed = True
-            page: MovePage = reply
+            page: MoveReply = reply
             if page.kind == b"end":
                 old.is_moved = True
                 continue
@@ -378,7 +378,7 @@ class Mover:
         old.lease.lose()
         old.try_at = monotonic() + LOOK_SECONDS
 
-    def _move_in_calls(self, old: _Old, page: MovePage, number: int) -> list[Call[Any]]:
+    def _move_in_calls(self, old: _Old, page: MoveReply, number: int) -> list[Call[Any]]:
         """The calls with which the items of a page come to the shards that they belong to."""
         groups: defaultdict[int, list[tuple[bytes, bytes, Any]]] = defaultdict(list)
         for item in page.items:

@@ -15,7 +15,7 @@ from lowq.sharding import Layouts
 from lowq.store import Call, Command, untrusted
 from lowq.store.keys import nodes_key
 from lowq.store.shard import ShardScripts
-from lowq.store.shard_replies import ShardStats
+from lowq.store.shard_replies import StatsReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def by_nonce(names: Iterable[bytes]) -> dict[bytes, bytes]:
     return {name.rpartition(b":")[2]: name for name in names}
 
 
-def shards_of(shards: Sequence[ShardStats | None], names: Mapping[bytes, bytes], layouts: Layouts) -> list[ShardInfo]:
+def shards_of(shards: Sequence[StatsReply | None], names: Mapping[bytes, bytes], layouts: Layouts) -> list[ShardInfo]:
     """The shards of a queue, from their figures and `node_names`; None: not known, and left out."""
     places = [(layout.epoch, index) for layout in layouts.all for index in range(layout.shards_count)]
     return [
@@ -114,7 +114,7 @@ def shards_of(shards: Sequence[ShardStats | None], names: Mapping[bytes, bytes],
     ]
 
 
-def stats_of(name: str, shards: Sequence[ShardStats], options: Mapping[str, Any], layouts: Layouts) -> Stats:
+def stats_of(name: str, shards: Sequence[StatsReply], options: Mapping[str, Any], layouts: Layouts) -> Stats:
     """The queue in figures, from those of its shards, and its options in the registry."""
 
     def total(name: str) -> int:
@@ -148,7 +148,7 @@ def stats_of(name: str, shards: Sequence[ShardStats], options: Mapping[str, Any]
     )
 
 
-def shard_info(index: int, stats: ShardStats, names: Mapping[bytes, bytes], epoch: int = 0) -> ShardInfo:
+def shard_info(index: int, stats: StatsReply, names: Mapping[bytes, bytes], epoch: int = 0) -> ShardInfo:
     """A shard, from its figures and `node_names`."""
     owner: bytes | None = None
     fence: int | None = None
@@ -200,7 +200,7 @@ def overview(backend: Backend) -> list[QueueOverview]:
     figures = answers(backend.client, calls, STATS_TOGETHER)
     found: list[QueueOverview] = []
     for info, prefixes in zip(infos, of_each, strict=True):
-        shards: list[ShardStats] = []
+        shards: list[StatsReply] = []
         fault: ScriptError | None = None
         for answer in islice(figures, len(prefixes)):
             if isinstance(answer, ScriptError):
@@ -281,7 +281,7 @@ def read_statistics(queue: QueueShards, now: float | None) -> Statistics:
     for prefix in queue.prefixes:
         reads += [ShardScripts(prefix).stats(now), Command(prefix, "HMGET", f"{prefix}meta", *_COUNTERS)]
     replies = list(ask(queue.client, reads, STATS_TOGETHER))
-    shards: list[ShardStats] = replies[::2]
+    shards: list[StatsReply] = replies[::2]
     counters = zip(*(map(untrusted.count, row) for row in replies[1::2]), strict=True)
     take, release, kick, delete = map(sum, counters)
     due, taken = sum(shard.due for shard in shards), sum(shard.taken for shard in shards)
@@ -421,7 +421,7 @@ def read_queue_stats(queue: QueueShards, now: float | None, silent: Silent | Non
         return read_queue_stats(queue, now, silent)
     if silent is not None:
         silent.update(missing)
-    shards: list[ShardStats] = [reply for reply in replies if reply is not None]
+    shards: list[StatsReply] = [reply for reply in replies if reply is not None]
     stats = stats_of(queue.name, shards, {} if info is None else info.options, layouts)
     return stats, any(shard.lease is not None for shard in shards)
 

@@ -18,7 +18,7 @@ from lowq.operate.job_filter import encode_pattern, ids_per_call
 from lowq.store import Call, Client
 from lowq.store.calls import R_co
 from lowq.store.shard import ShardScripts
-from lowq.store.shard_replies import Position, RangePage, ScanReply, ShardStats
+from lowq.store.shard_replies import Position, RangeReply, ScanReply, StatsReply
 
 #: Calls that go out together. Redis works what one client wrote in one piece, so these must be short as a whole:
 #: a walk takes well under a millisecond, a scan two or three, statistics some 20 microseconds a shard, and a command
@@ -65,7 +65,7 @@ def ask_some(
         RedisUnavailable: nobody answers. RedisRefused, ScriptError
     """
     for place, answer in enumerate(answers(client, calls, together)):
-        if silent is not None and isinstance(answer, RedisUnavailable) and client.is_cluster:
+        if silent is not None and isinstance(answer, RedisUnavailable) and client.has_several_primaries:
             silent[place] = answer
             if len(silent) == len(calls):
                 raise answer
@@ -76,7 +76,7 @@ def ask_some(
             yield answer
 
 
-def read_stats(client: Client, prefixes: Sequence[str], now: float | None) -> list[ShardStats]:
+def read_stats(client: Client, prefixes: Sequence[str], now: float | None) -> list[StatsReply]:
     """How these shards are doing.
 
     Raises:
@@ -169,12 +169,12 @@ class Walk:
         self._head = [base, low, high, "1" if reverse else ""]
         self._tail: list[str | bytes] = [when, past, clock]
 
-    def call(self, limit: int, now: str) -> Call[RangePage]:
+    def call(self, limit: int, now: str) -> Call[RangeReply]:
         value, job_id = self._position
         level = "" if self._level is None else self._level
         return ShardScripts(self.prefix).range_page([*self._head, limit, value, job_id, *self._tail, level], now)
 
-    def took(self, page: RangePage) -> bool:
+    def took(self, page: RangeReply) -> bool:
         """Takes note of the reply to `call`. Returns whether it was the first to tell that there are further levels."""
         is_news = page.has_levels and self._level is None
         if is_news:

@@ -161,7 +161,7 @@ class GroupCommit:
         #: Those that wait for more than Redis's answer, by what that is: writes of their own, so that nobody waits for
         #: what others have asked for.
         self._durable: dict[Durability, GroupCommit] = {}
-        self._is_cluster = client.is_cluster
+        self._has_several_primaries = client.has_several_primaries
         self.reset()
         _groups.add(self)
 
@@ -197,7 +197,7 @@ class GroupCommit:
         """Pushes, with others if there are any, and waits until the outcome of each part is known."""
         begun: list[tuple[ThreadPushes, ThreadRequest]] = []
         try:
-            for server, some in self._by_server(request).items() if self._is_cluster else ((None, request),):
+            for server, some in self._by_server(request).items() if self._has_several_primaries else ((None, request),):
                 pushes = self._threads.get(server)
                 if pushes is None:
                     pushes = self._threads.setdefault(server, ThreadPushes(self.writer, self.router))
@@ -233,7 +233,7 @@ class GroupCommit:
         last, of_loop = self._root._last_loop  # mostly there is only one
         if last() is not loop:
             of_loop = self._root._find_loop(loop)
-        if not self._is_cluster:
+        if not self._has_several_primaries:
             return of_loop.push(self.writer, None, request)
         return of_loop.push_to_several(self.writer, self._by_server(request))
 

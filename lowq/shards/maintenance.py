@@ -240,7 +240,7 @@ class MaintenanceLoop:
             try:
                 self._heartbeat()
             except RedisUnavailable as error:
-                if not self._client.is_cluster or not self._ready:
+                if not self._client.has_several_primaries or not self._ready:
                     raise
                 away = error  # the registry's primary alone may be away: that keeps no shard of another from being got
         if self._has_sealed:

@@ -38,7 +38,7 @@ from lowq.store.deadline import (
     deadlines,
 )
 from lowq.store.embedded import memory_store, new_store
-from lowq.store.keys import slot_of_key as slot_of
+from lowq.store.keys import slot_of
 from lowq.store.pubsub import Subscription
 from lowq.store.topology import Address
 from lowq.store.translate import Refusal, may_repeat

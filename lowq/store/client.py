@@ -45,7 +45,7 @@ class Client:
         self.url = url
         self._topology = topology_of(url, size, timeout, socket_timeout, store)
         #: Whether there may be several primaries, of which one may be away while others serve.
-        self.is_cluster = self._topology.is_cluster
+        self.has_several_primaries = self._topology.has_several_primaries
         _clients.add(self)
 
     # --- scripts ---
@@ -125,7 +125,7 @@ class Client:
         def finish() -> list[Any]:
             if lend and deadline is not None:
                 deadline.restart()
-            has_errors = self.is_cluster  # there may be some of calls that no primary was known for
+            has_errors = self.has_several_primaries  # there may be some of calls that no primary was known for
             try:
                 for pipeline in pipelines:
                     pipeline.receive()
@@ -240,7 +240,7 @@ class Client:
         Raises:
             redis-py's errors, RedisUnavailable, RedisRefused
         """
-        is_named = server is not None or not self.is_cluster
+        is_named = server is not None or not self.has_several_primaries
         if not is_named or self.is_embedded or sys.platform == "win32":  # whose loop watches no sockets
             return None
         connection = self._topology.pool_at(server).connect_dedicated(deadline)
@@ -333,7 +333,7 @@ class Client:
             connected = {at: count for at, (count,) in self.on_all([("WAIT", 1000, 1000)]).items()}
         found = []
         for key in keys:
-            primary = self._topology.address_of(key) if self.is_cluster else None
+            primary = self._topology.address_of(key) if self.has_several_primaries else None
             at = "" if primary is None else f"{primary[0]}:{primary[1]}"
             found.append(max(connected.get(at, 0), self._topology.replicas_of(key)))
         if any(found):

@@ -344,16 +344,11 @@ _SERIES = tuple("".join(letters).encode() for length in range(3) for letters in 
 _TAG = re.compile(r"(.+):(0|[1-9][0-9]*)[a-z]*", re.ASCII)
 
 
-def slot_of(tag: str) -> int:
-    """The slot of all keys with this tag: Redis's checksum."""
-    return crc_hqx(tag.encode(), 0) % SLOTS
-
-
-def slot_of_key(key: str) -> int:
-    """The slot of a key: of what is between its first braces, if anything is."""
+def slot_of(key: str) -> int:
+    """The slot of a key: Redis's checksum of what is between its first braces, if anything is."""
     _, brace, rest = key.partition("{")
     tag, end, _ = rest.partition("}")
-    return slot_of(tag if brace and end and tag else key)
+    return crc_hqx((tag if brace and end and tag else key).encode(), 0) % SLOTS
 
 
 @lru_cache(maxsize=SLOTS)

@@ -29,7 +29,7 @@ from redis import exceptions
 
 from lowq.errors import LowqError
 from lowq.store.connection import encode, pack, speaks_resp3
-from lowq.store.keys import slot_of_key
+from lowq.store.keys import slot_of
 from lowq.store.pool import Pool
 from lowq.store.topology import Topology
 
@@ -79,7 +79,7 @@ class _Link:
         """One command for each slot: the server takes no more at once."""
         by_slot: dict[int, set[str]] = {}
         for name in channels:
-            by_slot.setdefault(slot_of_key(name), set()).add(name)
+            by_slot.setdefault(slot_of(name), set()).add(name)
         self.pending.extend((command == b"SSUBSCRIBE", group) for group in by_slot.values())
         packed = b"".join([pack((command, *encode(group))) for group in by_slot.values()])
         self.connection.send_packed_command([packed], check_health=False)

@@ -20,12 +20,12 @@ from lowq.store.shard_replies import (
     BoundsReply,
     DropReply,
     ExamineReply,
-    MovePage,
-    RangePage,
+    MoveReply,
+    RangeReply,
     RenewReply,
     ScanReply,
-    ShardStats,
     SnapshotReply,
+    StatsReply,
     SweepReply,
     TakeReply,
     WhyReply,
@@ -172,8 +172,8 @@ class ShardScripts:
 
     # --- looking ---
 
-    def stats(self, now: float | None = None) -> Call[ShardStats]:
-        return Call("stats", self.prefix, [time_argument(now)], read=ShardStats.of)
+    def stats(self, now: float | None = None) -> Call[StatsReply]:
+        return Call("stats", self.prefix, [time_argument(now)], read=StatsReply.of)
 
     def why(self, job_id: Id, now: float | None = None) -> Call[WhyReply]:
         """All that decides whether an id is performed now."""
@@ -188,8 +188,8 @@ class ShardScripts:
     def scan(self, base: str, cursor: bytes, wanted: Sequence[Argument], count: int, now: str) -> Call[ScanReply]:
         return Call("scan", self.prefix, [now, base, cursor, *wanted, count], read=ScanReply.of)
 
-    def range_page(self, args: Sequence[Argument], now: str) -> Call[RangePage]:
-        return Call("range_page", self.prefix, [now, *args], read=RangePage.of)
+    def range_page(self, args: Sequence[Argument], now: str) -> Call[RangeReply]:
+        return Call("range_page", self.prefix, [now, *args], read=RangeReply.of)
 
     def bulk_bounds(self, base: str, low: str, high: str, level: int | None = None, now: str = "") -> Call[BoundsReply]:
         return Call(
@@ -230,11 +230,11 @@ class ShardScripts:
         """
         return Call("seal", self.prefix, ["", shards_count, next_count, next_epoch, came])
 
-    def move_out(self, token: str, done: int) -> Call[MovePage]:
+    def move_out(self, token: str, done: int) -> Call[MoveReply]:
         """The jobs behind the step ``done``, whose own are deleted."""
-        return Call("move_out", self.prefix, ["", token, done], read=MovePage.of)
+        return Call("move_out", self.prefix, ["", token, done], read=MoveReply.of)
 
-    def move_in(self, origin: int, page: MovePage, items: Iterable[tuple[bytes, bytes, Any]]) -> Call[int]:
+    def move_in(self, origin: int, page: MoveReply, items: Iterable[tuple[bytes, bytes, Any]]) -> Call[int]:
         """Brings some items of a page of the shard ``origin``. Replies 2: the shard can't take them."""
         data = [b"", b"%d" % origin, b"%d" % page.step, page.kind, page.clock, page.features]
         for item_id, score, rest in items:

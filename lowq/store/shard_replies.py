@@ -162,7 +162,7 @@ class DropReply(NamedTuple):
         return self.state == 2
 
 
-class ShardStats(NamedTuple):
+class StatsReply(NamedTuple):
     """How a shard is doing."""
 
     length: int
@@ -193,7 +193,7 @@ class ShardStats(NamedTuple):
     fed: bool = False
 
     @classmethod
-    def of(cls, reply: Sequence[Any]) -> "ShardStats":
+    def of(cls, reply: Sequence[Any]) -> "StatsReply":
         (
             length, due, retries, taken, morgue_length, lag, processed, failed, buried, paused, lease, ttl, oldest_id,
             oldest_at, expired, pushed, sealed, moved, fed,
@@ -223,7 +223,7 @@ class ScanReply(NamedTuple):
         return cls(None if cursor == b"0" else cursor, float(due_cutoff), clock, _positions(found))
 
 
-class RangePage(NamedTuple):
+class RangeReply(NamedTuple):
     """What the script `range_page` answers."""
 
     finished: bool
@@ -234,7 +234,7 @@ class RangePage(NamedTuple):
     has_levels: bool
 
     @classmethod
-    def of(cls, reply: Sequence[Any]) -> "RangePage":
+    def of(cls, reply: Sequence[Any]) -> "RangeReply":
         state, score, job_id, *found = reply
         position = None if score is None else (score, job_id)
         return cls(bool(state & 1), position, _positions(found), bool(state & 2))
@@ -296,7 +296,7 @@ class WhyReply(NamedTuple):
     debounced: float | None
     #: A push did not fit into the queue's capacity, and nothing has made room in this shard since.
     full: bool
-    #: As of `ShardStats`.
+    #: As of `StatsReply`.
     sealed: bool = False
     moved: bool = False
     fed: bool = False
@@ -422,7 +422,7 @@ def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "replace")
 
 
-class MovePage(NamedTuple):
+class MoveReply(NamedTuple):
     """A step of the jobs that leave a sealed shard."""
 
     step: int
@@ -434,7 +434,7 @@ class MovePage(NamedTuple):
     items: list[tuple[bytes, bytes, Any]]
 
     @classmethod
-    def of(cls, reply: Sequence[Any]) -> "MovePage":
+    def of(cls, reply: Sequence[Any]) -> "MoveReply":
         step, kind, clock, _, _, features = reply[:6]
         return cls(step, kind, clock, features, list(zip(reply[6::3], reply[7::3], reply[8::3], strict=True)))
 

@@ -15,7 +15,7 @@ from redis import exceptions
 
 from lowq.errors import RedisRefused, RedisUnavailable
 from lowq.store.deadline import Deadline
-from lowq.store.keys import SLOTS, slot_of_key
+from lowq.store.keys import SLOTS, slot_of
 from lowq.store.pool import Pool
 
 Address = tuple[str, int]
@@ -38,7 +38,7 @@ class Topology:
     """One primary, which has all keys."""
 
     #: Whether there may be several primaries, of which one may be away while others serve.
-    is_cluster = False
+    has_several_primaries = False
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -133,7 +133,7 @@ class Cluster(Topology):
     who asks the nodes does not wait for those that are silent.
     """
 
-    is_cluster = True
+    has_several_primaries = True
 
     def __init__(self, seeds: list[Address], make_pool: Callable[[Address], Pool]) -> None:
         self.only_pool = None
@@ -166,7 +166,7 @@ class Cluster(Topology):
         return self._pools.get(address) or self._pools.setdefault(address, self._make_pool(address))
 
     def pool_for(self, key: str, deadline: Deadline | None = None) -> Pool:
-        slot = slot_of_key(key)
+        slot = slot_of(key)
         if not self._slots:
             self._refresh(deadline)
         elif self._is_stale or self._slots[slot] is None:  # or who was asked did not know it yet
@@ -186,7 +186,7 @@ class Cluster(Topology):
         return None if address is None else self.pool_at(address)
 
     def address_of(self, key: str) -> Address | None:
-        return self._slots[slot_of_key(key)] if self._slots else None
+        return self._slots[slot_of(key)] if self._slots else None
 
     def replicas_of(self, key: str) -> int:
         address = self.address_of(key)
@@ -230,7 +230,7 @@ class Cluster(Topology):
         host, port = error.host, error.port
         if not isinstance(error, exceptions.MovedError):  # which redis-py makes a kind of AskError
             return self.pool_at((host, port))
-        slot = slot_of_key(key)
+        slot = slot_of(key)
         if not host and (before := self._slots[slot]) is not None:
             host = before[0]  # cluster-preferred-endpoint-type unknown-endpoint: the host of who was asked
         self._slots[slot] = host, port

@@ -261,7 +261,7 @@ class EventLoop(NodeLoop):
         self._resting.clear()
         deliveries, trouble = self.read_takes(takes, replies, begun)
         answers = [(write.future, [next(replies) for _ in write.reports]) for write in writes]
-        goes_on = isinstance(trouble, RedisUnavailable) and self._client.is_cluster
+        goes_on = isinstance(trouble, RedisUnavailable) and self._client.has_several_primaries
         for shard, _ in takes:
             if shard not in deliveries:
                 if trouble is None or goes_on:

@@ -451,7 +451,7 @@ class NodeLoop(Loop):
                 self.lost(shard)
             except RedisUnavailable as error:
                 trouble = trouble or error
-                if self._client.is_cluster:
+                if self._client.has_several_primaries:
                     self._dispatcher.rest_for_failover(shard)
             except BaseException as error:
                 shard.in_flight.drop_delivery()

@@ -256,7 +256,7 @@ class WorkerThread(NodeLoop):
             raise
 
         # The primary of one shard may be away while those of others are not: its shard is nobody's meanwhile.
-        goes_on = isinstance(trouble, RedisUnavailable) and self._client.is_cluster
+        goes_on = isinstance(trouble, RedisUnavailable) and self._client.has_several_primaries
         if leaving is not None and (goes_on or not leaving.in_flight.unacknowledged):
             self._dispatcher.unclaim(leaving)
             self._held = None

@@ -795,7 +795,7 @@ INTERRUPTED = """
         # Elsewhere asyncio would lose the callback that it is about to run.
         global raised
         name = frame.f_code.co_filename
-        ours = "/push/" in name or "loop_connection" in name
+        ours = "/push/" in name or frame.f_code.co_qualname.startswith("LoopConnection")
         if ours and frame.f_code.co_name != "_check":
             raised += 1
             raise kind

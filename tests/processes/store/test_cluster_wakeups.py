@@ -7,7 +7,7 @@ import redis
 
 from lowq.errors import RedisUnavailable
 from lowq.store import Client, Subscription
-from lowq.store.keys import shard_prefix, slot_of_key
+from lowq.store.keys import shard_prefix, slot_of
 from tests.processes.support import answered, until
 from tests.redis_cluster import RedisCluster
 from tests.redis_server import RedisServer
@@ -22,7 +22,7 @@ def listeners(server: RedisServer) -> int:
 
 
 def primary_of(cluster: RedisCluster, channel: str) -> RedisServer:
-    return cluster.primary_of(slot_of_key(channel))
+    return cluster.primary_of(slot_of(channel))
 
 
 def is_listened_to(cluster: RedisCluster, channel: str) -> bool:
@@ -112,7 +112,7 @@ def test_each_primary_has_one_connection_and_its_own_channels_whose_messages_go_
 def test_a_channel_follows_its_slot(cluster: RedisCluster, has_been_asked: bool) -> None:
     with Heard(cluster) as heard:
         channel = CHANNELS[0]
-        slot, old = slot_of_key(channel), primary_of(cluster, channel)
+        slot, old = slot_of(channel), primary_of(cluster, channel)
         new = next(server for server in cluster.primaries() if server is not old)
         heard.add(CHANNELS if has_been_asked else ["other"])  # now the slots are known
         cluster.move_slot(slot, new)
@@ -121,7 +121,7 @@ def test_a_channel_follows_its_slot(cluster: RedisCluster, has_been_asked: bool)
         heard.hears(channel, "hello")
         assert primary_of(cluster, channel) is new
         assert is_listened_to(cluster, channel)
-        assert all(heard.confirmations(other) <= 1 for other in CHANNELS if slot_of_key(other) != slot)
+        assert all(heard.confirmations(other) <= 1 for other in CHANNELS if slot_of(other) != slot)
 
 
 def test_channels_follow_the_primary_that_has_the_slots_now(cluster: RedisCluster) -> None:

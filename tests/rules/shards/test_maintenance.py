@@ -29,7 +29,7 @@ ME = Identity("0123456789", {"q": 4}, 1, "1", host="me", pid=1)
 class Registry:
     """The client: it answers heartbeats with this node and others."""
 
-    is_cluster = False
+    has_several_primaries = False
 
     def __init__(self) -> None:
         self.others: list[str] = []

@@ -79,7 +79,7 @@ other = pytest.fixture(serving, name="other")
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is not silent has all the time that it needs."""
-    for limit in ("cluster.ASK_TIMEOUT", "urls.CLUSTER_SOCKET_TIMEOUT"):
+    for limit in ("topology.ASK_TIMEOUT", "urls.CLUSTER_SOCKET_TIMEOUT"):
         monkeypatch.setattr(f"lowq.store.{limit}", PATIENCE)
 
 

@@ -89,7 +89,7 @@ def test_a_reply_is_waited_for_no_longer_than_is_left(now: list[float], monkeypa
 
     pools = {key: Pool(Connection, 1, 1.0, shebang=False) for key in "ab"}
     topology = SimpleNamespace(
-        pool_for=lambda key, _deadline: pools[key], only_pool=None, is_partial=False, is_cluster=True
+        pool_for=lambda key, _deadline: pools[key], only_pool=None, is_partial=False, has_several_primaries=True
     )
     monkeypatch.setattr("lowq.store.client.topology_of", lambda *_: topology)
     client = Client("redis://nowhere", size=1, timeout=1.0)
