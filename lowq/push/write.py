@@ -63,7 +63,7 @@ class Writer:
     def __init__(self, client: Client, push_timeout: float, wait: Wait | None, refused: Mapping[str, Refused]) -> None:
         self.client = client
         self.timeout = push_timeout
-        #: What servers are to confirm of each write, see `lowq.store.durability`; and seconds that this may take, on
+        #: What servers are to confirm of each write, see `lowq.store.deadline`; and seconds that this may take, on
         #: top of the rest.
         self.wait = wait
         self.waits_for = 0.0 if wait is None else wait.seconds
