@@ -10,6 +10,7 @@ from tests.browser.conftest import Watched
 from tests.browser.stage import Stage
 from tests.browser.test_journeys import working
 from tests.processes.support import until
+from tests.recorded import record
 from tests.rules.web.hand import Hand
 
 #: What is drawn on a canvas can't be read back: what is written there is noted on the way.
@@ -87,3 +88,18 @@ def test_the_first_words_of_a_node_bring_the_charts(stage: Stage, address: str, 
     with working(stage):
         expect(page.locator(".u-over").first).to_be_visible()
         expect(page.locator("[data-empty]")).to_be_hidden()
+
+
+def test_what_the_server_has_drawn_has_its_times_in_the_zone_of_the_viewer(
+    stage: Stage, address: str, watched: Watched
+) -> None:
+    stage.app.registrations.enter("Orders", 1)
+    for ago in (600.0, 60.0):
+        record(stage.app, "Orders", time.time() - ago, 10, waits={0.5: 10}, waited=5.0, runs={0.05: 10}, lag=None)
+    marks = {}
+    for zone in ("UTC", "Asia/Kolkata"):
+        page = watched.page(f"{address}/queues/Orders/times", timezone_id=zone)
+        expect(page.locator("figcaption").first).to_contain_text("times are UTC" if zone == "UTC" else "times are Asia")
+        marks[zone] = page.locator(".marks text").first.text_content() or ""
+    minutes = [int(mark[:2]) * 60 + int(mark[3:]) for mark in marks.values()]
+    assert abs((minutes[1] - minutes[0]) % 1440 - 330) <= 10

@@ -59,8 +59,8 @@ def _received(request: Request, endpoint: Endpoint) -> Received:
         if endpoint.method == "GET":
             return read_query(query_of(request), takes)
         read_query(query_of(request), Nothing)
-        if not body and takes is Nothing:
-            return Nothing()
+        if not body and takes in (Nothing, documents.PauseDocument):
+            return takes()
         if not is_json(request.headers):
             raise HTTPException(415, "send a JSON document, with Content-Type: application/json")
         return read_document(body, takes)

@@ -32,7 +32,8 @@ class Mark:
 
     #: From the left, in percent of the width.
     x: float
-    #: UTC: 15:30, or Nov 21.
+    #: Unix time, seconds; and in UTC: 15:30, or Nov 21.
+    at: float
     label: str
 
 
@@ -153,7 +154,7 @@ def _marks(begin: float, end: float) -> list[Mark]:
     while at < end:
         x = 100 * (at - begin) / (end - begin)
         if 3 <= x <= 97:
-            marks.append(Mark(round(x, 2), datetime.fromtimestamp(at, UTC).strftime(written)))
+            marks.append(Mark(round(x, 2), at, datetime.fromtimestamp(at, UTC).strftime(written)))
         at += step
     return marks
 

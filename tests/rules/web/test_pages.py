@@ -263,6 +263,16 @@ def test_queues_and_shards_that_nobody_works_are_warned_of(client: TestClient, a
     assert re.search(r"1 of 8 shards of Orders has no owner: 1 job", banners())
 
 
+def test_queues_with_the_same_trouble_share_a_banner(client: TestClient, app: lowq.Lowq) -> None:
+    for number in range(12):
+        app.queue(f"queue-{number:02d}", 1).push({"id": 1})
+    page = parse(client.get("/").text)
+    (banner,) = next(part for part in page.every() if part.attributes.get("id") == "part-banners").every("p")
+    assert banner.text.startswith("12 queues have no worker: queue-00, queue-01,")
+    assert "and 4 more. 12 jobs wait there" in banner.text
+    assert len(list(banner.every("a"))) == 9
+
+
 class TestNodes:
     def send(self, client: TestClient, node: str, what: str, **more: str) -> Any:
         return client.post("/nodes/command", data={"node": node, "do": what, **more})

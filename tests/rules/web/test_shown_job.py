@@ -164,3 +164,12 @@ def test_of_a_job_in_the_hands_of_a_consumer_nothing_is_said_that_would_stop_its
         assert re.search(r"(by|which) consumer session:", page)
         assert "TTIN" not in page
         job.ack()
+
+
+def test_of_many_payloads_the_first_are_shown_and_the_others_folded(client: TestClient, app: lowq.Lowq) -> None:
+    for count, folded in ((5, 0), (6, 1), (60, 55)):
+        job_id = f"job-{count}"
+        app.queue("Many", 1).push({"id": job_id, "payload": {"n": n}, "score": n, "delay": 60} for n in range(count))
+        page = Reader(client).page(f"/queues/Many/job?id={job_id}").find("main")
+        assert [len(list(details.every("pre"))) for details in page.every("details")] == ([folded] if folded else [])
+        assert len(list(page.every("pre"))) == count

@@ -13,6 +13,8 @@ from lowq_web.retry_clock import coming_retries
 
 #: Characters of a payload that are shown, more behind a link; and payloads.
 MAX_SHOWN, MAX_PAYLOADS = 4000, 100
+#: Payloads that are shown at once; the others are folded.
+MAX_UNFOLDED = 5
 
 
 def job(request: Request) -> Response:
@@ -30,6 +32,7 @@ def job(request: Request) -> Response:
         masked=context.redact,
         max_shown=MAX_SHOWN,
         max_payloads=MAX_PAYLOADS,
+        max_unfolded=MAX_UNFOLDED,
         pattern=like(job_id),
         hangs=_hangs(found),
         searched=job_id,

@@ -62,6 +62,8 @@
   });
   // In a column whose heading names the zone.
   const columnTime = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+  const clockTime = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", hour12: false });
+  const dayOf = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric" });
   const zoneName = Intl.DateTimeFormat().resolvedOptions().timeZone;
   // Touch screens and keyboards can't hover: a button shows all times exactly, and the choice is remembered.
   let exactly = false;
@@ -76,6 +78,12 @@
       time.title = exactTime.format(at);
       const ago = Math.abs(away) < 0.5 ? "now" : away > 0 ? `in ${duration(away)}` : `${duration(-away)} ago`;
       time.textContent = !exactly ? ago : time.closest("td") && time.closest("table").querySelector("[data-zone]") ? columnTime.format(at) : time.title;
+    }
+    // What the server has drawn has its times in UTC: they are in one zone with all others.
+    for (const mark of document.querySelectorAll("[data-local]")) {
+      const at = Number(mark.dataset.local) * 1000;
+      const text = !at ? `times are ${zoneName}` : mark.textContent.includes(":") ? clockTime.format(at) : dayOf.format(at);
+      if (mark.textContent !== text) mark.textContent = text;
     }
     for (const heading of document.querySelectorAll("[data-zone]")) {
       const named = heading.querySelector(".zone");

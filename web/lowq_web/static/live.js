@@ -95,7 +95,8 @@
       if (name === "open" || (node.localName === "time" && name !== "datetime")) continue;
       if (node.getAttribute(name) !== value) node.setAttribute(name, value);
     }
-    if (node.localName !== "time") children(node, fresh);
+    // Times, and marks of charts, are written by the clock here.
+    if (node.localName !== "time" && node.dataset.local === undefined) children(node, fresh);
   };
   // The nodes that are there stay, so that focus, selection and scrolling do.
   const children = (old, fresh) => {
