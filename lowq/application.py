@@ -28,13 +28,13 @@ from lowq.operate import audit as audit_log
 from lowq.operate.doctor import Examination
 from lowq.operate.findings import Finding
 from lowq.operate.job_filter import FilterOptions, JobFilter
-from lowq.operate.layouts import RegistryCheck
+from lowq.operate.jobs import FoundPage, pages_of_all
 from lowq.operate.nodes import StuckBatch, stuck_batches
 from lowq.operate.nodes import nodes as read_nodes
-from lowq.operate.paging import FoundPage, pages_of_all
 from lowq.operate.queries import shards_of_handle
+from lowq.operate.queues import RegistryCheck
 from lowq.operate.queues import queues as read_queues
-from lowq.operate.schedules import find_schedule, pause_schedule, resume_schedule
+from lowq.operate.schedules import find_schedule, pause_schedule
 from lowq.operate.schedules import schedules as read_schedules
 from lowq.operate.server import redis_info
 from lowq.operate.stats import ShardInfo, overview, read_shards
@@ -362,7 +362,7 @@ class Lowq:
         Raises:
             UnknownScheduleError, RedisUnavailable
         """
-        return pause_schedule(self, self.schedule(name, queue).queue, name, by)
+        return pause_schedule(self, self.schedule(name, queue).queue, name, True, by)
 
     def resume_schedule(self, name: str, queue: str | None = None) -> bool:
         """Ends a pause of a schedule; whether that changed anything. The ticks that came meanwhile count as missed.
@@ -370,7 +370,7 @@ class Lowq:
         Raises:
             UnknownScheduleError, RedisUnavailable
         """
-        return resume_schedule(self, self.schedule(name, queue).queue, name)
+        return pause_schedule(self, self.schedule(name, queue).queue, name, False)
 
     def shards(self, queue: str | Queue) -> list[ShardInfo]:
         """The shards of a queue: owner, length, lag."""

@@ -29,7 +29,7 @@ from lowq.operate.job_filter import FilterOptions, JobFilter, Snapshot
 from lowq.operate.layout_switch import ReshardProgress
 from lowq.operate.queries import Queries
 from lowq.operate.reshard import reshard, reshard_progress
-from lowq.operate.search import Search
+from lowq.operate.walk import Search
 from lowq.options import DURABILITY, TIMEOUT, QueueOptions
 from lowq.push.push import apush, push
 from lowq.push.target import Jobs, Target, check_jobs, reader_of
@@ -566,9 +566,8 @@ class Queue(Queries, Generic[P]):
         acted = Acted()
         while acted.done < count:
             some = min(count - acted.done, OLDEST_TOGETHER)
-            *_, places = Search(
-                self._shards.client, {self.name: self._shards.prefixes}, JobFilter("morgue"), some, None, None
-            ).find()
+            queues = dict.fromkeys(self._shards.prefixes, self.name)
+            *_, places = Search(self._shards.client, queues, JobFilter("morgue"), some).find()
             kicked = self.kick([decode_id(job_id) for *_, job_id in places])
             acted += kicked
             if not kicked.done:
@@ -584,14 +583,7 @@ class Queue(Queries, Generic[P]):
             UnknownQueueError, RedisUnavailable: call it again.
         """
         options = self._register(anew=True)
-        return sum(
-            release_all(
-                self._shards.client, self.name, layout.prefixes(self._shards.namespace, self.name),
-                shards_count=layout.shards_count, max_crash_count=options.max_crash_count,
-                lease_ttl=self._backend.config.lease_ttl,
-            )
-            for layout in self.layouts.all
-        )  # fmt: skip
+        return release_all(self._shards, options.max_crash_count)
 
     # --- the whole queue ---
 

@@ -33,7 +33,7 @@ from lowq.operate.actions import IN_FLIGHT, MISSING, Acted, ActionName
 from lowq.operate.bulk import STATES_OF, meant_by
 from lowq.operate.explain import ABSENT
 from lowq.operate.job_filter import ORDERS, STATES, JobFilter
-from lowq.operate.paging import MAX_LIMIT, FoundJob, FoundPage, Page
+from lowq.operate.jobs import MAX_LIMIT, FoundJob, FoundPage, Page
 from lowq.queue import Queue
 
 #: Up to as many ids the outcome of each one is reported.

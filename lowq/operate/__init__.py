@@ -3,23 +3,19 @@
 ::
 
     queries         the reading half of a queue's handle
-    queues          which queues there are, and where their jobs are
+    queues          which queues there are, their layouts, and where their jobs are
     nodes           which nodes live, what they perform, and which batches are stuck
     stats           queues and shards in figures
     job_filter      which jobs are meant
-    walk            positions of jobs in the sets of shards, in bounded calls
-    search          the first of these in the order of all shards
-    paging          pages of jobs of a queue, or of all
-    jobs            jobs by their ids
+    walk            positions of jobs in the sets of shards, in bounded calls, and in the order of all shards
+    jobs            jobs by their ids, and pages of jobs of a queue, or of all
     explain         why an id is not performed, and all that is known of it
     schedules       when schedules come, pause and resume
     actions         kick, bury, delete, perform now; release what dead holders left
     bulk            the same for all jobs that a filter admits, step by step
     background      bulk actions that run in the background of a process
-    reshard         another number of shards for a queue
-    layouts         the layouts of a queue in the registry, and as its shards tell them
+    reshard         another number of shards for a queue: how it begins, and the mover of its jobs
     layout_switch   what a reshard writes, confirmed by replicas
-    mover           brings the jobs of a reshard to their new shards
     audit           the log of what people did
     token_store     values that processes of the dashboard leave for each other
     doctor          an examination of everything, and repairs

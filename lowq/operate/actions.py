@@ -16,7 +16,7 @@ from lowq.job import JobId
 from lowq.observe.emit import QueueEvents
 from lowq.observe.events import JobEventKind
 from lowq.operate.queues import QueueShards
-from lowq.operate.walk import ask
+from lowq.operate.walk import ask, gather
 from lowq.sharding import Layout
 from lowq.shards.in_flight import log_poisoned
 from lowq.shards.lease import Lease, LeaseDenied, ShardLease
@@ -106,16 +106,17 @@ def attempt_all(client: Client, makes: Sequence[Callable[[str], Call[Any]]]) -> 
     attempt may have been done, or arrive later.
     """
     attempts = [secrets.token_hex(8) for _ in makes]
-    calls = [make(attempt) for make, attempt in zip(makes, attempts, strict=True)]
-    replies = client.run_many(calls, repeats=0)
-    for _ in range(REPEATS):
-        again = [i for i, reply in enumerate(replies) if may_repeat(reply)]
+    replies: list[Any] = [None] * len(makes)
+    again = list(range(len(makes)))
+    for _ in range(REPEATS + 1):
+        calls = [makes[i](attempts[i]) for i in again]
+        for i, reply in zip(again, client.run_many(calls, repeats=0), strict=True):
+            replies[i] = reply
+        again = [i for i in again if may_repeat(replies[i])]
         if not again:
             break
         for i in again:
             attempts[i] = f"{secrets.token_hex(8)} {attempts[i]}"
-        for i, reply in zip(again, client.run_many([makes[i](attempts[i]) for i in again], repeats=0), strict=True):
-            replies[i] = reply
     return replies
 
 
@@ -138,36 +139,28 @@ def act(client: Client, prefix: str, action: Action, ids: Sequence[bytes], not_a
     Raises:
         RedisUnavailable, RedisRefused, ScriptError: ``done`` is to how many it was done before.
     """
-    done = in_flight = missing = 0
-    left: list[tuple[str, str]] = []
+    acted = Acted()
     for start in range(0, len(ids), MAX_IDS):
         pending = ids[start : start + MAX_IDS]
         while pending:
             try:
                 reply = attempt(client, partial(action.call, prefix, pending, not_after))
             except LowqError as error:
-                error.done += done
+                error.done += acted.done
                 raise
+            codes = list(zip(pending, reply, strict=True))
+            done = [job_id for job_id, code in codes if code == shard_replies.DONE]
             if action.events is not None and action.events.follows_jobs and action.name in EVENT_KINDS:
-                finished = [job_id for job_id, code in zip(pending, reply, strict=True) if code == shard_replies.DONE]
-                action.events.jobs_changed(EVENT_KINDS[action.name], finished)
-            again = []
-            for job_id, code in zip(pending, reply, strict=True):
-                if code == shard_replies.DONE:
-                    done += 1
-                    continue
-                if code == shard_replies.AGAIN:
-                    again.append(job_id)
-                    continue
-                if code == shard_replies.IN_FLIGHT:
-                    in_flight += 1
-                else:
-                    missing += 1
-                if len(left) < MAX_LEFT:
-                    why = IN_FLIGHT if code == shard_replies.IN_FLIGHT else MISSING[action.name]
-                    left.append((decode_id(job_id), why))
-            pending = again
-    return Acted(done, in_flight, missing, tuple(left))
+                action.events.jobs_changed(EVENT_KINDS[action.name], done)
+            pending = [job_id for job_id, code in codes if code == shard_replies.AGAIN]
+            left = [
+                (decode_id(job_id), IN_FLIGHT if code == shard_replies.IN_FLIGHT else MISSING[action.name])
+                for job_id, code in codes
+                if code not in (shard_replies.DONE, shard_replies.AGAIN)
+            ]
+            in_flight = reply.count(shard_replies.IN_FLIGHT)
+            acted += Acted(len(done), in_flight, len(left) - in_flight, tuple(left))
+    return acted
 
 
 # --- ids of a queue ---
@@ -288,72 +281,47 @@ def _moments(client: Client, prefix: str, ids: Sequence[bytes]) -> tuple[float, 
 
 def _gathered(queue: QueueShards, ids: JobId | Iterable[JobId]) -> Iterator[tuple[str, list[bytes]]]:
     """The ids by their shards, some at a time."""
-    gathered: dict[str, list[bytes]] = defaultdict(list)
-    count = 0
-    for job_id in as_ids(ids):
-        encoded = lookup_id(job_id)
-        prefix = queue.prefixes_of(encoded)[0]
-        shard_ids = gathered[prefix]
-        shard_ids.append(encoded)
-        count += 1
-        if len(shard_ids) == MAX_IDS:
-            yield prefix, gathered.pop(prefix)
-            count -= MAX_IDS
-        elif count >= MAX_GATHERED:
-            yield from gathered.items()
-            gathered.clear()
-            count = 0
-    yield from gathered.items()
+    encoded = map(lookup_id, as_ids(ids))
+    for groups in gather(((queue.prefixes_of(job_id)[0], job_id) for job_id in encoded), MAX_IDS, MAX_GATHERED):
+        yield from groups
 
 
 #: Seconds that a shard is nobody else's should this process die in between.
 RELEASE_LEASE_TTL = 2.0
 
 
-def release_all(
-    client: Client, queue: str, prefixes: Sequence[str], *, shards_count: int, max_crash_count: int, lease_ttl: float
-) -> int:
+def release_all(queue: QueueShards, max_crash_count: int) -> int:
     """Releases each shard with jobs in flight whose lease has run out. Returns how many of them wait.
 
     Raises:
         RedisUnavailable, ShardsCountError
     """
     released = 0
-    counts = ask(client, [Command(prefix, "HLEN", f"{prefix}taken") for prefix in prefixes])
-    for index, (prefix, count) in enumerate(zip(prefixes, counts, strict=True)):
-        if count:
-            # Denied: its holder lives, or died less than a lease ago, which nobody can tell apart.
-            got = release_shard(
-                client, queue, index, prefix, shards_count=shards_count, max_crash_count=max_crash_count,
-                lease_ttl=lease_ttl,
-            )  # fmt: skip
-            released += got.restored
+    for layout in queue.layouts.all:
+        prefixes = layout.prefixes(queue.namespace, queue.name)
+        counts = ask(queue.client, [Command(prefix, "HLEN", f"{prefix}taken") for prefix in prefixes])
+        for shard, count in enumerate(counts):
+            if count:
+                # Denied: its holder lives, or died less than a lease ago, which nobody can tell apart.
+                released += release_shard(queue, layout, shard, max_crash_count).restored
     return released
 
 
-def release_shard(
-    client: Client,
-    queue: str,
-    index: int,
-    prefix: str,
-    *,
-    shards_count: int,
-    max_crash_count: int,
-    lease_ttl: float,
-) -> Lease | LeaseDenied:
+def release_shard(queue: QueueShards, layout: Layout, shard: int, max_crash_count: int) -> Lease | LeaseDenied:
     """Gets the lease of a shard, which is what charges the jobs of a dead holder and lets them wait again, and gives it
     up. Should this process die in between, the lease runs out, and nothing is in flight that anybody would be charged
-    for. Nobody is charged when Redis has been there for less than ``lease_ttl``, that of the application, in seconds:
-    it may be what their holder waits for.
+    for. Nobody is charged when Redis has been there for less than the ``lease_ttl`` of the application: it may be what
+    their holder waits for.
 
     Raises:
         RedisUnavailable, ShardsCountError
     """
     lease = ShardLease(
-        client, queue, prefix, shards_count=shards_count, nonce=secrets.token_hex(8), max_crash_count=max_crash_count
-    )
-    got = lease.acquire(RELEASE_LEASE_TTL, charge=client.server_age() > lease_ttl)
-    log_poisoned(queue, index, got.poisoned)
+        queue.client, queue.name, queue.prefix(layout, shard), shards_count=layout.shards_count,
+        nonce=secrets.token_hex(8), max_crash_count=max_crash_count,
+    )  # fmt: skip
+    got = lease.acquire(RELEASE_LEASE_TTL, charge=queue.client.server_age() > queue.backend.config.lease_ttl)
+    log_poisoned(queue.name, shard, got.poisoned)
     if not isinstance(got, LeaseDenied):
         with contextlib.suppress(LeaseLost):  # it has run out by itself
             lease.surrender()

@@ -4,6 +4,7 @@ what a program does through the library is not in it. Everybody may read it.
 
 import json
 import logging
+import math
 import re
 import secrets
 from collections.abc import Iterator, Mapping
@@ -137,12 +138,19 @@ def entries(
         ConfigError: the cursor is none. RedisUnavailable, RedisRefused
     """
     wanted = max(min(limit, KEPT), 1)
-    found = []
-    for entry in _older(_all(backend), after):
-        if since is not None and entry.at < since:
-            continue  # not the end: the server's clock may have stepped back
+    moment = math.inf if after is None else untrusted.finite(after.rpartition("-")[0])
+    if moment is None:
+        raise ConfigError(f"after={after!r:.50} is no cursor of an entry")
+    found: list[AuditEntry] = []
+    passed = False
+    for entry in _all(backend):
+        # Behind the one with the cursor; when that is gone, before its time.
+        is_older = passed or entry.at < moment
+        passed = passed or entry.cursor == after
         if (
-            (until is None or entry.at <= until)
+            is_older
+            and (since is None or entry.at >= since)  # not the end: the server's clock may have stepped back
+            and (until is None or entry.at <= until)
             and (who is None or who.casefold() in entry.who.casefold())
             and (action is None or entry.action == action)
             and (target is None or entry.target == target)
@@ -167,21 +175,6 @@ def _all(backend: Backend) -> Iterator[AuditEntry]:
             return
 
 
-def _older(found: Iterator[AuditEntry], cursor: str | None) -> Iterator[AuditEntry]:
-    """Those after the one with the cursor; when that is gone, those before its time."""
-    if cursor is None:
-        yield from found
-        return
-    moment = untrusted.finite(cursor.rpartition("-")[0])
-    if moment is None:
-        raise ConfigError(f"after={cursor!r:.50} is no cursor of an entry")
-    passed = False
-    for entry in found:
-        if passed or entry.at < moment:
-            yield entry
-        passed = passed or entry.cursor == cursor
-
-
 def _entry(raw: bytes) -> AuditEntry | None:
     head, _, said = raw.partition(b" ")
     at, says = untrusted.finite(head), untrusted.json_object(said) or {}
@@ -190,13 +183,7 @@ def _entry(raw: bytes) -> AuditEntry | None:
         untrusted.log_skipped("audit", raw[:100], "it is no entry of ours")
         return None
     detail, token = says.get("detail"), untrusted.text(says.get("token")) or ""
-    return AuditEntry(
-        at,
-        who,
-        action,
-        target,
-        untrusted.whole(says.get("count"), 0),
-        untrusted.plain(detail) if isinstance(detail, dict) else {},
-        untrusted.text(says.get("address")),
-        f"{at:.6f}-{token if _TOKEN.fullmatch(token) else ''}",
-    )
+    detail = untrusted.plain(detail) if isinstance(detail, dict) else {}
+    cursor = f"{at:.6f}-{token if _TOKEN.fullmatch(token) else ''}"
+    count, address = untrusted.whole(says.get("count"), 0), untrusted.text(says.get("address"))
+    return AuditEntry(at, who, action, target, count, detail, address, cursor)

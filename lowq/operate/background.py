@@ -194,25 +194,13 @@ def _decoded(task_id: str, parts: re.Match[bytes]) -> Task | None:
     shards_count = untrusted.whole(facts.get("shards_count"), 1, MAX_SHARDS)
     if wanted is None or (action not in ACTIONS and (action != "reshard" or shards_count is None)):
         return None
+    state: Any = parts["state"].decode()  # the pattern has only those that there are
     return Task(
-        task_id,
-        who,
-        queue,
-        action,
-        wanted,
-        owner,
-        began_at,
-        heartbeat_at,
-        _time(parts["ended_at"]),
-        parts["state"].decode(),  # type: ignore[arg-type]  # the pattern has only these
-        int(parts["done"]),
-        None if parts["total"] == b"-" else int(parts["total"]),
-        parts["cancel"] == b"1",
-        rest[size:].decode("utf-8", "backslashreplace") or None,
-        untrusted.text(facts.get("reason")),
-        facts.get("exact") is True,
-        shards_count,
-    )
+        task_id, who, queue, action, wanted, owner, began_at, heartbeat_at, _time(parts["ended_at"]), state,
+        done=int(parts["done"]), total=None if parts["total"] == b"-" else int(parts["total"]),
+        cancelling=parts["cancel"] == b"1", error=rest[size:].decode("utf-8", "backslashreplace") or None,
+        reason=untrusted.text(facts.get("reason")), exact=facts.get("exact") is True, shards_count=shards_count,
+    )  # fmt: skip
 
 
 def _time(raw: bytes) -> float | None:

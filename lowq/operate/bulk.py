@@ -38,13 +38,13 @@ from lowq.errors import ConfigError
 from lowq.job import State
 from lowq.operate.actions import MAX_IDS, Action, ActionName, act
 from lowq.operate.job_filter import JobFilter, Snapshot, fingerprint, new_salt
-from lowq.operate.jobs import admitted_by
+from lowq.operate.jobs import MAX_PAGE_BYTES, look_up
 from lowq.operate.queues import QueueShards
 from lowq.operate.walk import FURTHER_LEVELS, Scan, Walk, ask, bound, scan_shards
 from lowq.store import Call, Client
 from lowq.store.scripts import time_of
 from lowq.store.shard import ShardScripts
-from lowq.store.shard_replies import ScanReply
+from lowq.store.shard_replies import BoundsReply, ScanReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,29 +97,27 @@ class _Part(NamedTuple):
     """A range of a shard's set that is walked."""
 
     walk: Walk
-    #: None: the latest of each call.
+    #: None: the latest of each call. It is of jobs that were not due: told apart from newer ones job by job.
     not_after: str | None
     #: How many ids are looked at, at most.
     most: float
-    #: Jobs that were not due: told apart from newer ones job by job.
-    later: bool = False
 
 
-@dataclass(slots=True)
-class _Shard:
-    """A shard as it was when the action began. Scores are text, as Redis wrote them."""
+class _Shard(NamedTuple):
+    """A shard as it was when the action began; of one that uses priorities, one of these for each."""
 
     prefix: str
-    now: bytes
-    due_cutoff: bytes
-    clock: bytes
-    highest: bytes | None
-    upto_now: int
-    due: int
-    total: int
-    #: Whether the shard uses priorities: then there is one of these for each.
-    has_levels: int = 0
-    level: int | None = None
+    bounds: BoundsReply
+    #: None: the shard uses no priorities.
+    level: int | None
+
+    @property
+    def due_cutoff(self) -> float:
+        return float(self.bounds.due_cutoff)
+
+    @property
+    def highest(self) -> float:
+        return float(self.bounds.highest or -math.inf)
 
 
 def bulk(queue: QueueShards, action: Action, wanted: JobFilter) -> Iterator[Step]:
@@ -162,7 +160,6 @@ class _Bulk:
     def __init__(self, queue: QueueShards, prefixes: Sequence[str], action: Action, wanted: JobFilter) -> None:
         self._queue = queue
         self._action = action
-        self._admitted = admitted_by(queue, wanted, float(action.now) if action.now else None)
         self._in_morgue = wanted.state == "morgue"
         self._base = "morgue" if self._in_morgue else "due"
         # What is due needn't be made due.
@@ -186,34 +183,23 @@ class _Bulk:
         self._shards = self._look(prefixes, action.now if self._before is None else repr(self._before))
         if self._before is not None:
             # What was due by then ends at that moment, wherever the shard's clock is.
-            for shard in self._shards:
-                shard.due_cutoff, shard.due = shard.now, shard.upto_now
+            self._shards = [
+                shard._replace(bounds=shard.bounds._replace(due_cutoff=shard.bounds.now, due=shard.bounds.upto_now))
+                for shard in self._shards
+            ]
 
     def _look(self, prefixes: Iterable[str], now: str) -> list[_Shard]:
         """The shards, each priority that is used as one of its own."""
         shards = self._look_at([(prefix, None) for prefix in prefixes], now)
-        levelled = [shard for shard in shards if shard.has_levels]
-        for shard in levelled:
-            shard.level = 0
-        return shards + self._look_at([(shard.prefix, level) for shard in levelled for level in FURTHER_LEVELS], now)
+        levelled = [shard.prefix for shard in shards if shard.bounds.has_levels]
+        whole = [shard._replace(level=0) if shard.bounds.has_levels else shard for shard in shards]
+        return whole + self._look_at([(prefix, level) for prefix in levelled for level in FURTHER_LEVELS], now)
 
     def _look_at(self, places: Sequence[tuple[str, int | None]], now: str) -> list[_Shard]:
         low, high = bound(self._wanted.low), bound(self._wanted.high)
         calls = [ShardScripts(prefix).bulk_bounds(self._base, low, high, level, now) for prefix, level in places]
         replies = ask(self._queue.client, calls, 100)
-        return [
-            replace(_Shard(prefix, *reply), level=level) for (prefix, level), reply in zip(places, replies, strict=True)
-        ]
-
-    @property
-    def _whole_shards(self) -> list[_Shard]:
-        """For scans, which find all priorities together."""
-        whole: dict[str, _Shard] = {}
-        for shard in self._shards:
-            known = whole.setdefault(shard.prefix, shard)
-            if float(shard.highest or -math.inf) > float(known.highest or -math.inf):
-                whole[shard.prefix] = shard
-        return list(whole.values())
+        return [_Shard(prefix, reply, level) for (prefix, level), reply in zip(places, replies, strict=True)]
 
     def _untouched(self, clock: bytes) -> bool:
         """Whether a shard whose clock this is has got no push since ``before``: each push moves it beyond its time."""
@@ -227,15 +213,14 @@ class _Bulk:
         self._remembered = array("q")
         total = 0
         if self._scans:
-            for _, groups in self._scan(self._whole_shards):
-                total += sum(len(ids) for ids in groups.values())
+            *_, total = (0, *self._count_all(self._wanted))
         elif self._in_morgue:
-            total = sum(shard.upto_now for shard in self._shards)
+            total = sum(shard.bounds.upto_now for shard in self._shards)
         else:
-            total = sum(shard.due for shard in self._shards) if self._with_due else 0
+            total = sum(shard.bounds.due for shard in self._shards) if self._with_due else 0
             for shard in self._shards if self._with_later else ():
                 for part in self._parts(shard):
-                    if part.later:
+                    if part.not_after is None:
                         total += sum(len(ids) for ids, _ in self._walk_part(shard, part, 1000))
         found = self._remembered
         if len(found) > MAX_REMEMBERED:
@@ -262,9 +247,9 @@ class _Bulk:
         elif self._scans:
             yield from self._count_all(self._wanted)
         elif self._in_morgue:
-            yield sum(shard.upto_now for shard in self._shards)
+            yield sum(shard.bounds.upto_now for shard in self._shards)
         else:
-            total = sum(shard.due for shard in self._shards) if self._with_due else 0
+            total = sum(shard.bounds.due for shard in self._shards) if self._with_due else 0
             later = self._count_later() if self._with_later else 0
             if not self._with_later or self._wanted.state is None:
                 yield total + later
@@ -274,40 +259,39 @@ class _Bulk:
                 yield total + (failed if self._wanted.state == "retrying" else max(later - failed, 0))
 
     def _count_later(self) -> int:
-        if self._before is None:
-            return sum(shard.total - shard.due for shard in self._shards)
-        untouched = dict.fromkeys(shard.prefix for shard in self._shards if self._untouched(shard.clock))
-        now = self._look(untouched, self._action.now)
-        return sum(shard.total - shard.due for shard in now)
+        shards = self._shards
+        if self._before is not None:
+            untouched = dict.fromkeys(shard.prefix for shard in shards if self._untouched(shard.bounds.clock))
+            shards = self._look(untouched, self._action.now)
+        return sum(shard.bounds.total - shard.bounds.due for shard in shards)
 
     def _count_all(self, wanted: JobFilter) -> Iterator[int]:
         total = 0
-        for _, groups in self._scan(self._whole_shards, wanted):
+        for _, groups in self._scan(wanted):
             total += sum(len(ids) for ids in groups.values())
             yield total
 
     # --- by a pattern, or by what is in them ---
 
-    def _scan(
-        self, shards: Sequence[_Shard], wanted: JobFilter | None = None
-    ) -> Iterator[tuple[_Shard, dict[str, list[bytes]]]]:
-        """All that fits, some 1,000 ids at a time: not_after -> ids."""
-        wanted = wanted or self._wanted
+    def _scan(self, wanted: JobFilter) -> Iterator[tuple[str, dict[str, list[bytes]]]]:
+        """All that fits, some 1,000 ids of a shard at a time: not_after -> ids."""
         failed = wanted.asks_for_errors and wanted.state in (None, "due")  # nothing else has an error
         base = "retries" if failed or wanted.state == "retrying" else self._base
         order_by = "buried_at" if self._in_morgue else "perform_at"
         scan = Scan(base, wanted.pattern, order_by, past=wanted.past)
-        by_prefix = {shard.prefix: shard for shard in shards}
+        # All priorities of a shard are found together.
+        shards: dict[str, _Shard] = {}
+        for shard in sorted(self._shards, key=lambda shard: shard.highest, reverse=True):
+            shards.setdefault(shard.prefix, shard)
         for prefix, scanned in scan_shards(
-            lambda _, calls: ask(self._queue.client, calls),
-            by_prefix,
+            self._queue.client,
+            dict.fromkeys(shard.prefix for shard in self._shards),
             lambda prefix, cursor: scan.call(prefix, cursor, self._action.now),
         ):
-            yield by_prefix[prefix], self._fitting(by_prefix[prefix], wanted, scanned)
+            yield prefix, self._fitting(shards[prefix], wanted, scanned)
 
     def _fitting(self, shard: _Shard, wanted: JobFilter, scanned: ScanReply) -> dict[str, list[bytes]]:
-        due_cutoff, same_clock = scanned.due_cutoff, self._may_pass_now(shard) and scanned.clock == shard.clock
-        begun, highest = float(shard.due_cutoff), float(shard.highest or -math.inf)
+        same_clock = self._may_pass_now(shard) and scanned.clock == shard.bounds.clock
         with_due = wanted.state in (None, "due") and self._with_due
         with_later = wanted.state in (None, "scheduled", "retrying")
         groups: dict[str, list[bytes]] = {}
@@ -315,64 +299,71 @@ class _Bulk:
         found = [(value, job_id) for value, job_id in scanned.found if wanted.low <= value <= wanted.high]
         if wanted.looks_inside and found:
             # What changes from here on, until the action, is done with: it is the same job, or has another time.
-            admitted = self._admitted([job_id for _, job_id in found])
+            admitted = self._admitted([job_id for _, job_id in found], wanted)
             found = [(value, job_id) for value, job_id in found if job_id in admitted]
         for value, job_id in found:
-            if self._in_morgue or value <= begun:
-                not_after = shard.now if self._in_morgue else shard.due_cutoff
+            if self._in_morgue or value <= shard.due_cutoff:
+                not_after = shard.bounds.now if self._in_morgue else shard.bounds.due_cutoff
                 if value <= float(not_after) and (self._in_morgue or with_due):
                     groups.setdefault(not_after.decode(), []).append(job_id)
-            elif with_later and value <= highest:
+            elif with_later and value <= shard.highest:
                 if self._before is None:
-                    old = value > due_cutoff or same_clock
+                    old = value > scanned.due_cutoff or same_clock
                 else:
-                    old = self._is_old(shard, value, job_id, due_cutoff, scanned.clock)
+                    old = self._is_old(shard, value, job_id, scanned.due_cutoff, scanned.clock)
                 if old:
                     later.append((value, job_id))
         if later:
             groups[repr(max(later)[0])] = [job_id for _, job_id in later]
         return groups
 
+    def _admitted(self, ids: Sequence[bytes], wanted: JobFilter) -> set[bytes]:
+        """The ids whose job matches the content filter. Jobs are read in bounded batches."""
+        found, left = set[bytes](), ids
+        now = float(self._action.now) if self._action.now else None
+        while left:
+            jobs, missing = look_up(self._queue, left, wanted.where, now, MAX_PAGE_BYTES)
+            found |= {job_id for job_id, job in jobs.items() if wanted.admits(job)}
+            left = [job_id for job_id in left if job_id in missing]
+        return found
+
     def _may_pass_now(self, shard: _Shard) -> bool:
         """Whether what has become due since the beginning is surely old while the shard's clock stands still. Not
         when it is the action itself that makes jobs due now."""
-        return self._action.name != "perform_now" and shard.clock != b""
+        return self._action.name != "perform_now" and shard.bounds.clock != b""
 
     # --- in order ---
 
     def _parts(self, shard: _Shard) -> Iterator[_Part]:
+        prefix, bounds, level = shard
         low, high = self._wanted.low, self._wanted.high
         if self._in_morgue:
-            walk = Walk(shard.prefix, "morgue", bound(low), _lowest(shard.now, high))
-            yield _Part(walk, shard.now.decode(), math.inf)
+            yield _Part(Walk(prefix, "morgue", bound(low), _lowest(bounds.now, high)), bounds.now.decode(), math.inf)
             return
+        cutoff = bounds.due_cutoff.decode()
         if self._with_due:
-            walk = Walk(shard.prefix, "due", bound(low), _lowest(shard.due_cutoff, high), level=shard.level)
-            yield _Part(walk, shard.due_cutoff.decode(), math.inf)
-        if self._with_later and shard.highest is not None:
-            low_later = bound(low) if low > float(shard.due_cutoff) else f"({shard.due_cutoff.decode()}"
-            most = 2 * (shard.total - shard.due) + 1000
-            if self._before is None:
-                # Ahead of the clock, behind which new jobs arrive.
-                when, clock = "later", shard.clock if self._may_pass_now(shard) else b""
-            else:
-                # What has become due since is told apart by itself.
-                when, clock = "", b""
+            walk = Walk(prefix, "due", bound(low), _lowest(bounds.due_cutoff, high), level=level)
+            yield _Part(walk, cutoff, math.inf)
+        if self._with_later and bounds.highest is not None:
+            # Ahead of the clock, behind which new jobs arrive. After ``before`` what has become due is told apart job
+            # by job.
+            is_ahead = self._before is None
             walk = Walk(
-                shard.prefix, "due", low_later, _lowest(shard.highest, high), when=when, past=self._wanted.past,
-                clock=clock, level=shard.level,
+                prefix, "due", bound(low) if low > shard.due_cutoff else f"({cutoff}", _lowest(bounds.highest, high),
+                when="later" if is_ahead else "", past=self._wanted.past,
+                clock=bounds.clock if is_ahead and self._may_pass_now(shard) else b"", level=level,
             )  # fmt: skip
-            yield _Part(walk, None, most, later=True)
+            yield _Part(walk, None, 2 * (bounds.total - bounds.due) + 1000)
 
     def act_on_all(self) -> Iterator[int]:
         """Does it, and says after each call or so to how many jobs, be it none."""
         if self._scans:
-            for shard, groups in self._scan(self._whole_shards):
+            for prefix, groups in self._scan(self._wanted):
                 if not groups:
                     yield 0
                 for not_after, ids in groups.items():
                     for start in range(0, len(ids), MAX_IDS):
-                        yield self._act(shard.prefix, ids[start : start + MAX_IDS], not_after)
+                        yield self._act(prefix, ids[start : start + MAX_IDS], not_after)
             return
         walks = [(shard.prefix, self._walk_parts(shard)) for shard in self._shards]
         while walks:
@@ -391,7 +382,7 @@ class _Bulk:
 
     def _walk_part(self, shard: _Shard, part: _Part, limit: int) -> Iterator[tuple[list[bytes], str]]:
         walk, looked = part.walk, 0
-        judged = part.later and self._before is not None
+        judged = part.not_after is None and self._before is not None
         # Whether something was pushed is asked after the ids: what was read before is older, then.
         further = (
             [ShardScripts(shard.prefix).bulk_bounds("due", "+inf", "+inf", now=self._action.now)] if judged else []

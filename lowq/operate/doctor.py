@@ -20,7 +20,7 @@ from lowq.operate.actions import release_shard
 from lowq.operate.findings import Finding, Severity, make_finding
 from lowq.operate.integrity import SCAN_KEYS, JobScanner, Place, ShardSnapshot, literally, read_shard_snapshots
 from lowq.operate.nodes import STUCK_SECONDS, NodeEntries, read_node_entries, seconds_all_busy
-from lowq.operate.queues import find_queue, read_registry
+from lowq.operate.queues import QueueShards, find_queue, read_registry
 from lowq.operate.server import SAMPLE, check_channels, check_encoding, check_servers
 from lowq.options import QueueOptions
 from lowq.registrations import QueueInfo
@@ -384,7 +384,7 @@ class Examination:
         """Lets what a dead owner left in flight wait again, as after any other change of owner: the doctor is the new
         owner for a moment. Returns whether nothing is without an owner any more.
         """
-        queue, shard, _ = item.place
+        queue, shard, epoch = item.place
         count = untrusted.count(item.meta.get("shards_count"))
         if not 0 < count <= MAX_SHARDS:
             return False  # that must be put right first
@@ -392,10 +392,8 @@ class Examination:
         if info is not None:
             options = options.registered(info.options)
         try:
-            got = release_shard(
-                self._client, queue, shard, shard_prefix(self._namespace, *item.place), shards_count=count,
-                max_crash_count=options.max_crash_count, lease_ttl=self._backend.config.lease_ttl,
-            )  # fmt: skip
+            shards = QueueShards(self._backend, queue)
+            got = release_shard(shards, Layout(count, epoch), shard, options.max_crash_count)
         except (ShardsCountError, ScriptError):
             return False
         return not isinstance(got, LeaseDenied) or got.seconds < math.inf  # it is not being resharded

@@ -1,24 +1,25 @@
 """Why an id is not being performed right now, in a sentence, and all that is known of it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from lowq.codec import decode_id
 from lowq.duration import duration
 from lowq.job import Job, State
 from lowq.limits import Concurrency, Limit, Rate, registered_limits
 from lowq.operate.jobs import everywhere_calls, jobs_everywhere
-from lowq.operate.nodes import REGISTRY_CALLS, NodeInfo, Registries, registry_calls
-from lowq.operate.queues import QueueShards
+from lowq.operate.nodes import NodeInfo, RunningBatch, live_nodes
+from lowq.operate.queues import QueueShards, entry_call, entry_of
 from lowq.operate.stats import ShardInfo, by_nonce, shard_info
 from lowq.operate.walk import ask
 from lowq.registrations import QueueInfo
 from lowq.retry import MAX_RETRY_COUNT
-from lowq.store import Client, Command, untrusted
-from lowq.store.keys import limit_key
+from lowq.sharding import Layouts
+from lowq.store import Call, Client, Command, untrusted
+from lowq.store.keys import limit_key, nodes_key
 from lowq.store.scripts import time_of
 from lowq.store.shard import ShardScripts
 from lowq.store.shard_replies import Flight, WhyReply
@@ -114,23 +115,9 @@ def _held(record: bytes, now: float) -> int:
 #: behind      its time has come, and older jobs of its shard come first
 #: next        it is the next one of its shard
 Reason = Literal[
-    "absent",
-    "over_capacity",
-    "buried",
-    "expired",
-    "resharding",
-    "performing",
-    "not_due",
-    "debounced",
-    "retry_wait",
-    "paused",
-    "no_owner",
-    "busy",
-    "limited",
-    "no_thread",
-    "behind",
-    "next",
-]
+    "absent", "over_capacity", "buried", "expired", "resharding", "performing", "not_due", "debounced", "retry_wait",
+    "paused", "no_owner", "busy", "limited", "no_thread", "behind", "next",
+]  # fmt: skip
 #: Reasons behind which may be a limit.
 MAY_BE_LIMITED: tuple[Reason, ...] = ("behind", "next")
 #: Ids that are described in one round trip: each may bring three times the bytes of a reply.
@@ -213,49 +200,52 @@ class Description:
 def explain(found: WhyReply, place: tuple[str, int], node: NodeInfo | None, max_retry_count: int) -> Why:
     """All that decides, in words. ``place``: queue and shard; ``node``: that which holds it, if it is known."""
     _, shard = place
-    ownerless = found.now - found.leased_until
-    since = f" for {duration(ownerless)} now" if ownerless > 0 else ""
-    nobody = f"shard {shard} is leased to nobody{since}: all nodes of this queue are down or quiet, or none has it yet"
     owner = _Owner(node, found.lease, place)
+
+    def ago(moment: float) -> str:
+        return duration(found.now - moment)
+
+    since = f" for {ago(found.leased_until)} now" if found.now > found.leased_until else ""
     if found.taken_at is not None:
         waits = "; newer payloads wait for its next run" if found.perform_at is not None else ""
         if found.lease is None:
-            detail = (
-                f"its owner is gone{since}; whoever gets shard {shard} next puts it back and performs it again{waits}"
-            )
-            return Why("taken", "no_owner", None, detail)
-        thread = owner.thread()
-        by = f"{owner}, thread {thread}" if thread is not None else str(owner)
-        detail = f"taken {duration(found.now - found.taken_at)} ago by {by}{owner.batch_in_words()}{waits}"
-        return Why("taken", "performing", None, detail, owner.name, thread)
+            detail = f"its owner is gone{since}; whoever gets shard {shard} next puts it back and performs it again"
+            return Why("taken", "no_owner", None, detail + waits)
+        by = str(owner) if owner.thread is None else f"{owner}, thread {owner.thread}"
+        detail = f"taken {ago(found.taken_at)} ago by {by}{owner.batch_in_words()}{waits}"
+        return Why("taken", "performing", None, detail, owner.name, owner.thread)
     if found.perform_at is None:
-        if found.buried_at is None and found.full:
+        if found.buried_at is not None:
+            detail = f"buried {ago(found.buried_at)} ago; kick it to have it performed"
+            return Why("morgue", "buried", None, detail)
+        if found.full:
             detail = f"{ABSENT}; shard {shard} has reached the capacity of the queue, so it may wait to be pushed"
             return Why(None, "over_capacity", None, detail)
-        if found.buried_at is None:
-            return Why(None, "absent", None, ABSENT)
-        ago = duration(found.now - found.buried_at)
-        return Why("morgue", "buried", None, f"buried {ago} ago; kick it to have it performed")
+        return Why(None, "absent", None, ABSENT)
+    is_due = found.perform_at <= found.due_cutoff
     if found.expired and found.expires_at is not None:
-        ago = duration(found.now - found.expires_at)
-        detail = f"its ttl ended {ago} ago: it is not performed any more, and whoever holds shard {shard} removes it"
-        return Why("due" if found.perform_at <= found.due_cutoff else "scheduled", "expired", None, detail)
+        detail = (
+            f"its ttl ended {ago(found.expires_at)} ago: it is not performed any more, and whoever holds shard {shard} "
+            "removes it"
+        )
+        return Why("due" if is_due else "scheduled", "expired", None, detail)
     if found.sealed or found.fed:
         which = "those of its shard" if found.sealed else f"others to its new shard {shard}"
         detail = f"the queue is being resharded: jobs are being moved, {which}, and it rests until all of them are"
-        return Why("due" if found.perform_at <= found.due_cutoff else "scheduled", "resharding", None, detail)
+        return Why("due" if is_due else "scheduled", "resharding", None, detail)
     # The retry_count of a failed job counts from 0, people count from 1.
     retry = "" if found.retry_count is None else f"retry {found.retry_count + 1} of {max_retry_count}, "
     by = f" by {found.paused_by}" if found.paused_by else ""
-    if found.perform_at > found.due_cutoff:
-        halted = f"; the queue is paused{by}, too" if found.paused_at is not None else ""
-        detail = f"{retry}due in {duration(found.perform_at - found.now)}{halted}"
-        state, reason = ("retrying", "retry_wait") if retry else ("scheduled", "not_due")
+    if not is_due:
+        due_in = f"due in {duration(found.perform_at - found.now)}"
+        detail = retry + due_in
+        state: State = "retrying" if retry else "scheduled"
+        reason: Reason = "retry_wait" if retry else "not_due"
         if found.debounced is not None:
             reason, latest = "debounced", duration(found.debounced - found.now)
-            due_in = duration(found.perform_at - found.now)
-            detail = f"debounced: due in {due_in} unless more comes for it, in {latest} at the latest{halted}"
-        return Why(state, reason, found.perform_at, detail, owner.name, paused_by=found.paused_by)  # type: ignore[arg-type]  # literals
+            detail = f"debounced: {due_in} unless more comes for it, in {latest} at the latest"
+        halted = f"; the queue is paused{by}, too" if found.paused_at is not None else ""
+        return Why(state, reason, found.perform_at, detail + halted, owner.name, paused_by=found.paused_by)
     flight, ahead = found.flight, found.ahead
 
     def due(reason: Reason, detail: str, thread: int | None = None) -> Why:
@@ -266,44 +256,32 @@ def explain(found: WhyReply, place: tuple[str, int], node: NodeInfo | None, max_
         )  # fmt: skip
 
     if found.paused_at is not None:
-        since = duration(found.now - found.paused_at)
-        return due("paused", f"due, and the queue has been paused for {since}{by}; resume it")
+        return due("paused", f"due, and the queue has been paused for {ago(found.paused_at)}{by}; resume it")
     if found.lease is None:
-        return due("no_owner", nobody)
+        nodes = "all nodes of this queue are down or quiet, or none has it yet"
+        return due("no_owner", f"shard {shard} is leased to nobody{since}: {nodes}")
     older = "more urgent or older" if found.priority else "older"
     first = f"behind {ahead} {older} job{'s' * (ahead != 1)} of shard {shard}" if ahead else f"next of shard {shard}"
     if flight.number:
-        thread = owner.thread()
-        worked_by = str(owner) if thread is None else f"thread {thread} of {owner}"
-        return due("busy", f"{first}, which {worked_by} {_busy_with(flight, found.now)}", thread)
+        worked_by = str(owner) if owner.thread is None else f"thread {owner.thread} of {owner}"
+        return due("busy", f"{first}, which {worked_by} {_busy_with(flight, found.now)}", owner.thread)
     if owner.busy:
         return due("no_thread", f"{first}; no thread of {owner} is free ({owner.busy} of {owner.busy} busy)")
     if ahead:
-        level = f"; its priority is {found.priority}" if found.priority else ""
-        return due("behind", first + level)
+        return due("behind", first + (f"; its priority is {found.priority}" if found.priority else ""))
     return due("next", f"{first}, which {owner} works{', alone' if found.solo else ''}")
-
-
-def explain_limited(why: Why, limits: Sequence[LimitState]) -> Why:
-    """What keeps an id whose turn could come: the limit that is reached the longest, if there is one."""
-    reached = [state for state in limits if state.is_reached]
-    if not reached:
-        return why
-    latest = max(reached, key=lambda state: inf if state.wait is None else state.wait)
-    more = "when one ends" if latest.wait is None else f"in {duration(latest.wait)}"
-    return replace(
-        why, reason="limited", detail=f"{why.detail}; the limit of the queue over all nodes is reached: {latest}, "
-        f"more may begin {more}",
-    )  # fmt: skip
 
 
 def _busy_with(flight: Flight, now: float) -> str:
     """What its thread does with what is in flight."""
     seconds = 0.0 if flight.since is None else now - flight.since
     busy = f"has been busy with for {duration(seconds)}" if seconds >= 1 else "is busy with"
-    ids = [cut_id(decode_id(job_id)) for job_id in flight.ids]
-    more = flight.number - len(ids)
-    return f"{busy}: {', '.join(ids)}{f' and {more:,} more' if more > 0 else ''}"
+    return f"{busy}: {_some_ids(list(map(decode_id, flight.ids)), flight.number)}"
+
+
+def _some_ids(ids: Sequence[str], count: int) -> str:
+    more = count - len(ids)
+    return ", ".join(map(cut_id, ids)) + (f" and {more:,} more" if more > 0 else "")
 
 
 def cut_id(job_id: str) -> str:
@@ -315,45 +293,68 @@ class _Owner:
     """Who holds a shard, as far as its node's last heartbeat tells."""
 
     def __init__(self, node: NodeInfo | None, lease: bytes | None, place: tuple[str, int]) -> None:
-        self._node = node
-        self._nonce = "" if lease is None else lease.decode("utf-8", "replace").rpartition(":")[0]
-        self._place = place
-
-    @property
-    def name(self) -> str | None:
-        return None if self._node is None else self._node.name
-
-    def thread(self) -> int | None:
-        """A shard is worked by one thread at a time: the one that said so in the last heartbeat."""
-        if self._node is not None:
-            for number, performed in enumerate(self._node.performing):
-                if performed is not None and (performed.get("queue"), performed.get("shard")) == self._place:
-                    return number
-        return None
+        self.name = None if node is None else node.name
+        self._text = f"owner {(lease or b'').decode('utf-8', 'replace').rpartition(':')[0]}"
+        #: The thread that works the shard, from 0; None: a task of the event loop, or it was not told.
+        self.thread: int | None = None
+        self._batch: RunningBatch | None = None
+        #: How many threads the node has, if all of them performed something at its last heartbeat; otherwise 0.
+        self.busy = 0
+        if node is not None:
+            self._text = f"{node.kind} {node.name}"
+            self.busy = len(node.performing) if all(node.performing) else 0
+            for thread, batch in [*enumerate(node.performing), *((None, task) for task in node.longest_tasks)]:
+                if batch is not None and (batch["queue"], batch["shard"]) == place:
+                    self.thread, self._batch = thread, batch
+                    break
 
     def batch_in_words(self) -> str:
         """Which batch of the shard it performs, and for how long, where its last heartbeat has told."""
-        if self._node is None:
+        if self._batch is None:
             return ""
-        for performed in [*self._node.performing, *self._node.longest_tasks]:
-            if performed is not None and (performed["queue"], performed["shard"]) == self._place:
-                ids = [cut_id(job_id) for job_id in performed["ids"][:3]]
-                more = performed["count"] - len(ids)
-                others = f" and {more:,} more" if more > 0 else ""
-                return f"; it performs the batch of {', '.join(ids)}{others}, for {duration(performed['seconds'])} now"
-        return ""
-
-    @property
-    def busy(self) -> int:
-        """How many threads the node has, if all of them performed something at its last heartbeat; otherwise 0."""
-        performing = () if self._node is None else self._node.performing
-        return len(performing) if all(item is not None for item in performing) else 0
+        ids = _some_ids(self._batch["ids"][:3], self._batch["count"])
+        return f"; it performs the batch of {ids}, for {duration(self._batch['seconds'])} now"
 
     def __str__(self) -> str:
-        return f"owner {self._nonce}" if self._node is None else f"{self._node.kind} {self._node.name}"
+        return self._text
 
 
 # --- looking it up ---
+
+
+class _Registries(NamedTuple):
+    """What the registries say that concerns a queue."""
+
+    #: None: the queue has no entry, or none that can be read.
+    queue: QueueInfo | None
+    #: Those that live, by name.
+    nodes: list[NodeInfo]
+    #: The names of all, also of those that are silent.
+    node_names: list[bytes]
+
+    def holder(self, lease: bytes | None) -> NodeInfo | None:
+        """The node that lives and holds the lease with this token."""
+        nonce, _, _ = (lease or b"").decode("utf-8", "replace").rpartition(":")
+        # A node's name ends with the beginning of the nonce that it acquires with.
+        return next((node for node in self.nodes if node.name.endswith(":" + nonce[:6])), None) if nonce else None
+
+
+def _ask_all(
+    queue: QueueShards, calls_of: Callable[[Layouts], Iterable[Call[Any]]]
+) -> tuple[Layouts, _Registries, Iterator[Any]]:
+    """The layouts and registries, and the replies of some shards, in one round trip: another one if the layouts were
+    others than this process knew.
+    """
+    nodes = nodes_key(queue.namespace)
+    while True:
+        layouts = queue.presumed_layouts
+        # In a cluster these are in two slots.
+        registry = [entry_call(queue.namespace, queue.name), Command(nodes, "HGETALL", nodes), Command(nodes, "TIME")]
+        calls: list[Call[Any]] = [*registry, *calls_of(layouts)]
+        entry, raw, time, *replies = ask(queue.client, calls, len(calls))
+        info = entry_of(queue.name, entry)
+        if queue.are_confirmed(layouts, info):
+            return layouts, _Registries(info, live_nodes(raw, time_of(time)), raw[::2]), iter(replies)
 
 
 def describe_all(queue: QueueShards, ids: Sequence[bytes], now: float | None) -> Iterator[Description]:
@@ -363,51 +364,55 @@ def describe_all(queue: QueueShards, ids: Sequence[bytes], now: float | None) ->
 
 
 def _describe(queue: QueueShards, ids: Sequence[bytes], now: float | None) -> Iterator[Description]:
-    layouts = queue.presumed_layouts
-    calls = registry_calls(queue.namespace, queue.name)
-    for job_id in ids:
-        calls += everywhere_calls(queue, job_id, now, layouts)
-        for prefix in queue.prefixes_of(job_id, layouts):
-            calls += [ShardScripts(prefix).why(job_id, now), ShardScripts(prefix).stats(now)]
-    replies = iter(list(ask(queue.client, calls, len(calls))))
-    registries = Registries.of(queue.name, islice(replies, REGISTRY_CALLS))
-    if not queue.are_confirmed(layouts, registries.queue):
-        yield from _describe(queue, ids, now)
-        return
+    def calls_of(layouts: Layouts) -> Iterator[Call[Any]]:
+        for job_id in ids:
+            yield from everywhere_calls(queue, job_id, now, layouts)
+            for prefix in queue.prefixes_of(job_id, layouts):
+                yield from (ShardScripts(prefix).why(job_id, now), ShardScripts(prefix).stats(now))
+
+    layouts, registries, replies = _ask_all(queue, calls_of)
     both = len(layouts.all)
     for job_id in ids:
         jobs = jobs_everywhere(queue, job_id, islice(replies, 3 * both))
         found = list(islice(replies, 2 * both))
         number = _decisive(found[::2])
         why, stats, shard = found[2 * number], found[2 * number + 1], layouts.all[number].shard_of(job_id)
-        node = registries.holder(why.lease)
-        most = max_retry_count(registries.queue)
         yield Description(
             queue=queue.name,
             id=decode_id(job_id),
             at=why.now,
-            why=_with_limits(queue, explain(why, (queue.name, shard), node, most), registries.queue),
+            why=_explain(queue, why, shard, registries),
             jobs=tuple(jobs),
             shard=shard_info(shard, stats, by_nonce(registries.node_names)),
-            node=node,
-            max_retry_count=most,
+            node=registries.holder(why.lease),
+            max_retry_count=max_retry_count(registries.queue),
         )
 
 
 def read_why(queue: QueueShards, job_id: bytes, now: float | None) -> Why:
     """Why this id is not being performed right now."""
-    layouts = queue.presumed_layouts
-    calls = registry_calls(queue.namespace, queue.name)
-    calls += [ShardScripts(prefix).why(job_id, now) for prefix in queue.prefixes_of(job_id, layouts)]
-    replies = list(ask(queue.client, calls, len(calls)))
-    registries, whys = Registries.of(queue.name, replies[:REGISTRY_CALLS]), replies[REGISTRY_CALLS:]
-    if not queue.are_confirmed(layouts, registries.queue):
-        return read_why(queue, job_id, now)
+    layouts, registries, replies = _ask_all(
+        queue, lambda layouts: [ShardScripts(prefix).why(job_id, now) for prefix in queue.prefixes_of(job_id, layouts)]
+    )
+    whys = list(replies)
     number = _decisive(whys)
-    place = queue.name, layouts.all[number].shard_of(job_id)
-    node = registries.holder(whys[number].lease)
-    why = explain(whys[number], place, node, max_retry_count(registries.queue))
-    return _with_limits(queue, why, registries.queue)
+    return _explain(queue, whys[number], layouts.all[number].shard_of(job_id), registries)
+
+
+def _explain(queue: QueueShards, found: WhyReply, shard: int, registries: _Registries) -> Why:
+    most = max_retry_count(registries.queue)
+    why = explain(found, (queue.name, shard), registries.holder(found.lease), most)
+    if why.reason not in MAY_BE_LIMITED or registries.queue is None:
+        return why
+    limits = read_limits(queue.client, queue.namespace, queue.name, registries.queue.options)
+    reached = [state for state in limits if state.is_reached]
+    if not reached:
+        return why
+    # The limit that is reached the longest.
+    latest = max(reached, key=lambda state: inf if state.wait is None else state.wait)
+    more = "when one ends" if latest.wait is None else f"in {duration(latest.wait)}"
+    text = f"{why.detail}; the limit of the queue over all nodes is reached: {latest}, more may begin {more}"
+    return replace(why, reason="limited", detail=text)
 
 
 def _decisive(whys: Sequence[WhyReply]) -> int:
@@ -415,13 +420,6 @@ def _decisive(whys: Sequence[WhyReply]) -> int:
     moved.
     """
     return next((number for number, reply in enumerate(whys) if not reply.moved), len(whys) - 1)
-
-
-def _with_limits(queue: QueueShards, why: Why, entry: QueueInfo | None) -> Why:
-    """What keeps an id that could be performed, where it is a limit over all nodes."""
-    if why.reason not in MAY_BE_LIMITED or entry is None:
-        return why
-    return explain_limited(why, read_limits(queue.client, queue.namespace, queue.name, entry.options))
 
 
 def max_retry_count(entry: QueueInfo | None) -> int:

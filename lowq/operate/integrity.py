@@ -13,12 +13,12 @@ from functools import cache
 from typing import NamedTuple
 
 from lowq.operate.findings import MAX_NAMED
-from lowq.operate.walk import SCANS_TOGETHER, ask, scan_shards
+from lowq.operate.walk import SCANS_TOGETHER, ask, gather, scan_shards
 from lowq.sharding import queue_of_layout, shard_of
-from lowq.store import Client
+from lowq.store import Call, Client
 from lowq.store.keys import FORMAT, SHARD_KEYS, place_of, shard_prefix
 from lowq.store.shard import ShardScripts
-from lowq.store.shard_replies import AGAIN, DONE, SnapshotReply
+from lowq.store.shard_replies import AGAIN, DONE, ExamineReply, SnapshotReply
 
 #: Seconds that a shard's clock may be ahead of the server's: it runs ahead by a microsecond for each job of a push.
 CLOCK_TOLERANCE = 2.0
@@ -165,39 +165,34 @@ class Tally:
             self.ids[job_id] = None
 
 
+@dataclass
 class JobScanner:
-    """Examines ids and repairs them if told to, and keeps the tally. ``on_step`` gets how many ids or keys were looked
-    at.
-    """
+    """Examines ids and repairs them if told to, and keeps the tally."""
 
-    def __init__(
-        self, client: Client, namespace: str, *, repair: bool, on_step: Callable[[int], object], now: str = ""
-    ) -> None:
-        self._client = client
-        self._namespace = namespace
-        self._repair = repair
-        self._on_step = on_step
-        self._now = now
-        #: (queue, code) -> what was found.
-        self.tallies: defaultdict[tuple[str, str], Tally] = defaultdict(Tally)
-        #: Some payload keys that the scan came across, as (prefix, key).
-        self.sample: list[tuple[str, bytes]] = []
+    client: Client
+    namespace: str
+    repair: bool
+    #: Gets how many ids or keys were looked at.
+    on_step: Callable[[int], object]
+    #: Stands for the server's clock.
+    now: str = ""
+    #: (queue, code) -> what was found.
+    tallies: defaultdict[tuple[str, str], Tally] = field(default_factory=lambda: defaultdict(Tally))
+    #: Some payload keys that the scan came across, as (prefix, key).
+    sample: list[tuple[str, bytes]] = field(default_factory=list)
 
     # --- sets ---
 
     def examine_sets(self, places: Sequence[Place]) -> None:
         """Every entry of every set of these shards."""
         for what in SETS:
-            self._examine_set(what, places)
 
-    def _examine_set(self, what: str, places: Sequence[Place]) -> None:
-        for place, examined in scan_shards(
-            lambda _, calls: ask(self._client, calls),
-            places,
-            lambda place, cursor: self._scripts(place).examine(what, cursor),
-        ):
-            self._on_step(examined.looked)
-            self._note(place, what, examined.found)
+            def call(place: Place, cursor: bytes, what: str = what) -> Call[ExamineReply]:
+                return self._scripts(place).examine(what, cursor)
+
+            for place, examined in scan_shards(self.client, places, call):
+                self.on_step(examined.looked)
+                self._note(place, what, examined.found)
 
     # --- keys ---
 
@@ -212,32 +207,23 @@ class JobScanner:
         in ``shard_snapshots`` are added there. ``shards_count``: how many shards the layout of a shard has, 0 when that
         is not known. ``sample``: so many keys are kept.
         """
-        gathered: defaultdict[tuple[Place, bytes], list[bytes]] = defaultdict(list)
-        count = 0
-        shards_count = cache(shards_count)
-        for place, kind, job_id in self._payload_keys(wanted, shard_snapshots, sample):
-            expected = shards_count(place)
-            if place.shard < expected and shard_of(job_id, expected) != place.shard:
-                self.tallies[place.queue, "wrong_shard"].add(place, job_id)
-            ids = gathered[place, kind]
-            ids.append(job_id)
-            count += 1
-            if len(ids) == MAX_EXAMINED:
-                self._examine_ids([((place, kind), gathered.pop((place, kind)))])
-                count -= MAX_EXAMINED
-            elif count == MAX_GATHERED:
-                self._examine_ids(gathered.items())
-                gathered.clear()
-                count = 0
-        self._examine_ids(gathered.items())
+        keys = self._payload_keys(wanted, cache(shards_count), shard_snapshots, sample)
+        for groups in gather(keys, MAX_EXAMINED, MAX_GATHERED):
+            calls = [self._scripts(place).examine_ids(kind, ids) for (place, kind), ids in groups]
+            for ((place, kind), _), examined in zip(groups, ask(self.client, calls, SCANS_TOGETHER), strict=True):
+                self._note(place, kind.decode(), examined.found)
 
     def _payload_keys(
-        self, wanted: Collection[str] | None, shard_snapshots: dict[Place, ShardSnapshot], sample: int
-    ) -> Iterator[tuple[Place, bytes, bytes]]:
-        begin = f"{self._namespace}:{FORMAT}:{{"
+        self,
+        wanted: Collection[str] | None,
+        shards_count: Callable[[Place], int],
+        shard_snapshots: dict[Place, ShardSnapshot],
+        sample: int,
+    ) -> Iterator[tuple[tuple[Place, bytes], bytes]]:
+        begin = f"{self.namespace}:{FORMAT}:{{"
         places: dict[bytes, Place | None] = {}
-        for keys in self._client.scan(literally(begin) + "*", SCAN_KEYS):
-            self._on_step(len(keys))
+        for keys in self.client.scan(literally(begin) + "*", SCAN_KEYS):
+            self.on_step(len(keys))
             for key in keys:
                 head, _, tail = key[len(begin.encode()) :].partition(b"}:")
                 if head not in places:
@@ -246,25 +232,22 @@ class JobScanner:
                 if place is None or (wanted is not None and place.queue not in wanted):
                     continue
                 if place not in shard_snapshots:
-                    shard_snapshots |= read_shard_snapshots(self._client, self._namespace, [place])
+                    shard_snapshots |= read_shard_snapshots(self.client, self.namespace, [place])
                 kind = next((kind for kind in PAYLOADS if tail.startswith(kind)), None)
                 if kind is not None and not shard_snapshots[place].wrong:
                     if len(self.sample) < sample:
                         self.sample.append((self._prefix(place), key))
-                    yield place, kind, tail[len(kind) :]
+                    job_id, expected = tail[len(kind) :], shards_count(place)
+                    if place.shard < expected and shard_of(job_id, expected) != place.shard:
+                        self.tallies[place.queue, "wrong_shard"].add(place, job_id)
+                    yield (place, kind), job_id
                 elif kind is None and tail not in KNOWN_KEYS:
                     self.tallies[place.queue, "unknown_keys"].add(place, tail)
-
-    def _examine_ids(self, groups: Iterable[tuple[tuple[Place, bytes], list[bytes]]]) -> None:
-        listed = list(groups)
-        calls = [self._scripts(place).examine_ids(kind, ids) for (place, kind), ids in listed]
-        for ((place, kind), _), examined in zip(listed, ask(self._client, calls, SCANS_TOGETHER), strict=True):
-            self._note(place, kind.decode(), examined.found)
 
     # --- what was found ---
 
     def _note(self, place: Place, what: str, found: Sequence[tuple[bytes, str]]) -> None:
-        repaired = self._repair_ids(place, what, [job_id for job_id, _ in found]) if self._repair else set()
+        repaired = self._repair_ids(place, what, [job_id for job_id, _ in found]) if self.repair else set()
         for job_id, code in found:
             self.tallies[place.queue, code].add(place, job_id, repaired=job_id in repaired)
 
@@ -274,13 +257,13 @@ class JobScanner:
         for start in range(0, len(ids), MAX_REPAIRED):
             pending = list(ids[start : start + MAX_REPAIRED])
             while pending:
-                states = self._client.call(self._scripts(place).repair(what, pending, self._now))
+                states = self.client.call(self._scripts(place).repair(what, pending, self.now))
                 repaired.update(job_id for job_id, state in zip(pending, states, strict=True) if state in (0, DONE))
                 pending = [job_id for job_id, state in zip(pending, states, strict=True) if state == AGAIN]
         return repaired
 
     def _prefix(self, place: Place) -> str:
-        return shard_prefix(self._namespace, *place)
+        return shard_prefix(self.namespace, *place)
 
     def _scripts(self, place: Place) -> ShardScripts:
         return ShardScripts(self._prefix(place))

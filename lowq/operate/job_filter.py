@@ -7,7 +7,6 @@ import math
 import re
 import secrets
 import struct
-import sys
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -178,9 +177,9 @@ class Snapshot:
         return index < len(self._later) and self._later[index] == wanted
 
     def pack(self) -> bytes:
-        """As bytes, for another process. It is for one that remembers."""
+        """As bytes, for another process of the same byte order. It is for one that remembers."""
         head = json.dumps({"at": self.at, "total": self.total, "salt": self._salt.hex()})
-        return head.encode() + b"\n" + _little_endian(self._later or array("q")).tobytes()
+        return head.encode() + b"\n" + (self._later or array("q")).tobytes()
 
     @classmethod
     def unpack(cls, raw: bytes) -> "Snapshot | None":
@@ -195,7 +194,6 @@ class Snapshot:
             return None
         later = array("q")
         later.frombytes(body)
-        later = _little_endian(later)
         return cls(at, total, later, salt) if all(map(int.__le__, later, later[1:])) else None
 
 
@@ -213,14 +211,6 @@ def fingerprint(salt: bytes, prefix: str, perform_at: float, job_id: bytes) -> i
     """Of a job that is not due, with its time; 64 bits, the same in every process."""
     text = b"%b%b\0%b" % (_TIME.pack(perform_at), prefix.encode(), job_id)
     return int.from_bytes(hashlib.blake2b(text, digest_size=8, key=salt).digest(), "little", signed=True)
-
-
-def _little_endian(numbers: "array[int]") -> "array[int]":
-    if sys.byteorder == "little":
-        return numbers
-    swapped = array("q", numbers)
-    swapped.byteswap()
-    return swapped
 
 
 class FilterOptions(TypedDict, total=False):
@@ -389,21 +379,16 @@ class JobFilter:
         return math.inf if self.max is None or isinstance(self.max, str) else float(self.max)
 
     @cached_property
-    def low_id(self) -> bytes | None:
-        return self.min.encode("utf-8", "surrogateescape") if isinstance(self.min, str) else None
-
-    @cached_property
-    def high_id(self) -> bytes | None:
-        return self.max.encode("utf-8", "surrogateescape") if isinstance(self.max, str) else None
+    def _id_bounds(self) -> tuple[bytes, bytes | None]:
+        low, high = (encode_pattern(bound) if isinstance(bound, str) else None for bound in (self.min, self.max))
+        return low or b"", high
 
     def holds(self, value: float, job_id: bytes) -> bool:
         """Whether the bounds admit it."""
-        if self.order == "id":
-            return not (
-                (self.low_id is not None and job_id < self.low_id)
-                or (self.high_id is not None and job_id > self.high_id)
-            )
-        return self.low <= value <= self.high
+        if self.order != "id":
+            return self.low <= value <= self.high
+        low, high = self._id_bounds
+        return low <= job_id and (high is None or job_id <= high)
 
     @property
     def when(self) -> str:

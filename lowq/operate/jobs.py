@@ -1,15 +1,25 @@
-"""Jobs by their ids: looked up in bounded replies, and decoded."""
+"""Jobs by their ids, and pages of jobs of one queue or several, in bounded replies.
 
+A page is the next one after a place in the order, not after a number of jobs. A filter that asks what is in jobs has
+them read a few at a time, as no set in Redis knows that: such a page ends, with a cursor, after so many jobs, however
+few of them fit.
+"""
+
+import base64
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote, unquote
 
 from lowq.codec import MAX_PAYLOAD_DEPTH, decode_id, original_payload
+from lowq.errors import ConfigError
 from lowq.job import Job
 from lowq.operate.job_filter import JobFilter
 from lowq.operate.queues import QueueShards
-from lowq.operate.walk import ask
+from lowq.operate.walk import JobPlace, Search, ask
 from lowq.settings import Config
 from lowq.sharding import Layouts
 from lowq.store import Call, untrusted
@@ -24,6 +34,10 @@ MAX_IDS = 200
 LOOKS_TOGETHER = 3
 #: Bytes of payloads and errors after which a page ends, each payload counted as PAYLOAD_BYTES more: what it takes here.
 MAX_PAGE_BYTES, PAYLOAD_BYTES = 4 * 2**20, 100
+#: Most jobs of a page.
+MAX_LIMIT = 1000
+#: Jobs that are looked at for a page by what is in them, about, and in one step.
+MAX_LOOKED, STEP = 20_000, 200
 #: What a payload that can't be decoded is shown as: a str of this and the raw bytes, others than text escaped.
 UNDECODABLE = "undecodable payload: "
 
@@ -57,20 +71,6 @@ def look_up(
 def fetch_call(prefix: str, where: str, ids: Sequence[bytes], now: float | None) -> Call[list[Any]]:
     """Asks for jobs, as many as fit into a reply."""
     return ShardScripts(prefix).fetch_jobs(ids, where, MAX_PAYLOADS, MAX_BYTES, now)
-
-
-def admitted_by(shards: QueueShards, wanted: JobFilter, now: float | None) -> Callable[[Sequence[bytes]], set[bytes]]:
-    """A function that returns the ids whose job matches the content filter. Jobs are read in bounded batches."""
-
-    def admitted(ids: Sequence[bytes]) -> set[bytes]:
-        found, left = set[bytes](), ids
-        while left:
-            jobs, missing = look_up(shards, left, wanted.where, now, MAX_PAGE_BYTES)
-            found |= {job_id for job_id, job in jobs.items() if wanted.admits(job)}
-            left = [job_id for job_id in left if job_id in missing]
-        return found
-
-    return admitted
 
 
 # --- an id, everywhere ---
@@ -140,3 +140,235 @@ def _decode_error(config: Config, data: bytes) -> str:
         return config.load_error(data)
     except Exception:
         return data.decode("utf-8", "backslashreplace")
+
+
+# --- pages ---
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some jobs of a queue, in order."""
+
+    #: May be fewer than asked for, even none, before the end: jobs move while one looks.
+    jobs: list[Job]
+    #: Give it as ``after`` for the next page; None: this was the last.
+    cursor: str | None
+    #: How many jobs were looked at, where the filter asks what is in them.
+    looked: int | None = None
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self.jobs)
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundJob:
+    """A job, and the queue that it is in."""
+
+    queue: str
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPage:
+    """Some jobs of several queues, in order."""
+
+    #: As `Page.jobs`.
+    found: list[FoundJob]
+    cursor: str | None
+    looked: int | None = None
+
+    def __iter__(self) -> Iterator[FoundJob]:
+        return iter(self.found)
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+
+def pages_of_queue(
+    queue: QueueShards,
+    wanted: JobFilter,
+    *,
+    limit: int,
+    after: str | None,
+    interval: float = math.inf,
+    now: float | None = None,
+    redact: Callable[[Any], Any] | None = None,
+) -> Iterator[Page]:
+    """The page as far as it is known, at once and about every ``interval`` seconds; the last one is complete. While
+    nothing new is found the same page comes again. ``redact``: from a payload to what may be seen of it.
+
+    Raises:
+        ConfigError: it names what is allowed.
+    """
+    listing = _Listing({queue.name: queue}, wanted, limit, now, redact, is_lenient=False)
+    return _of_one_queue(listing.pages(after, interval))
+
+
+def _of_one_queue(pages: Iterator[FoundPage]) -> Iterator[Page]:
+    before, page = None, Page([], None)
+    for found in pages:
+        if found is not before:
+            before, page = found, Page([each.job for each in found], found.cursor, found.looked)
+        yield page
+
+
+def pages_of_all(
+    queues: Sequence[QueueShards],
+    wanted: JobFilter,
+    *,
+    limit: int,
+    after: str | None,
+    interval: float = math.inf,
+    redact: Callable[[Any], Any] | None = None,
+) -> Iterator[FoundPage]:
+    """As `pages_of_queue`, of several queues. One with a key of the wrong type is left out.
+
+    Raises:
+        ConfigError: it names what is allowed.
+    """
+    if wanted.shard is not None:
+        raise ConfigError(f"shard={wanted.shard!r}: which one is only a question within one queue")
+    listing = _Listing({queue.name: queue for queue in queues}, wanted, limit, None, redact, is_lenient=True)
+    return listing.pages(after, interval)
+
+
+def _encode_cursor(wanted: JobFilter, place: JobPlace) -> str:
+    """A place as text that people carry from page to page."""
+    value, queue, job_id = place
+    head = f"{_order_kind(wanted)}{value!r} {quote(queue, safe='')} "
+    return base64.urlsafe_b64encode(head.encode() + job_id).decode().rstrip("=")
+
+
+def _decode_cursor(wanted: JobFilter, cursor: str) -> JobPlace:
+    """The counterpart of `_encode_cursor`.
+
+    Raises:
+        ConfigError: it is no cursor, or one of a page in another order.
+    """
+    try:
+        data = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        head, queue, job_id = data.split(b" ", 2)
+        kind, value = head[:2].decode(), float(head[2:])
+        place = value, unquote(queue.decode(), errors="strict"), job_id
+        if not queue or not job_id or math.isnan(value):
+            raise ValueError
+    except (ValueError, TypeError):
+        raise ConfigError(f"after={cursor!r:.100} is no cursor; give the one that came with a page") from None
+    if kind != _order_kind(wanted):
+        raise ConfigError(
+            "after: the cursor is of a page in another order; order_by and reverse must be the same for all pages"
+        )
+    return place
+
+
+def _order_kind(wanted: JobFilter) -> str:
+    return f"{wanted.order[0]}{'-' if wanted.reverse else '+'}"
+
+
+#: Jobs at their places, in order.
+_Rows = list[tuple[JobPlace, Job]]
+
+
+@dataclass
+class _Listing:
+    """Jobs of some queues in one order."""
+
+    queues: Mapping[str, QueueShards]
+    wanted: JobFilter
+    limit: int
+    now: float | None
+    redact: Callable[[Any], Any] | None
+    #: A queue with a key of the wrong type is left out.
+    is_lenient: bool
+
+    def __post_init__(self) -> None:
+        if self.wanted.before is not None:
+            raise ConfigError("before: it bounds bulk actions, not listings")
+        limit: object = self.limit
+        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_LIMIT:
+            raise ConfigError(f"limit={limit!r}: a page holds 1 to {MAX_LIMIT} jobs")
+
+    def pages(self, cursor: str | None, interval: float) -> Iterator[FoundPage]:
+        after = None if cursor is None else _decode_cursor(self.wanted, cursor)
+        return self._look_inside(after, interval) if self.wanted.looks_inside else self._plain_pages(after, interval)
+
+    def _plain_pages(self, after: JobPlace | None, interval: float) -> Iterator[FoundPage]:
+        shown: tuple[list[JobPlace], bool] | None = None
+        found: list[JobPlace] = []
+        more, page = False, FoundPage([], None)
+        yielded_at = time.monotonic()
+        is_watched = interval < math.inf
+        for found, more in self._search(self.limit, after):
+            if is_watched and (time.monotonic() - yielded_at >= interval or (found and shown is None)):
+                if found and (found, more) != shown:
+                    rows, end, _ = self._read(found, more)
+                    page, shown = self._page(rows, end), (found, more)
+                yield page
+                yielded_at = time.monotonic()
+        if (found, more) != shown:
+            rows, end, _ = self._read(found, more)
+            yield self._page(rows, end)
+
+    def _look_inside(self, after: JobPlace | None, interval: float) -> Iterator[FoundPage]:
+        """The first ``limit`` jobs that the filter admits, after some 20,000 that were looked at at the latest."""
+        kept: _Rows = []
+        looked = 0
+        yielded_at = time.monotonic()
+        while True:
+            rows, after, count = self._read(*deque(self._search(STEP, after), 1).pop())
+            looked += count
+            for place, job in rows:
+                if self.wanted.admits(job, self.redact):
+                    kept.append((place, job))
+                    if len(kept) == self.limit:
+                        yield self._page(kept, place, looked)
+                        return
+            is_over = after is None or looked >= MAX_LOOKED
+            if is_over or time.monotonic() - yielded_at >= interval:
+                yield self._page(kept, after, looked)
+                yielded_at = time.monotonic()
+            if is_over:
+                return
+
+    def _page(self, rows: _Rows, after: JobPlace | None, looked: int | None = None) -> FoundPage:
+        cursor = None if after is None else _encode_cursor(self.wanted, after)
+        return FoundPage([FoundJob(place[1], job) for place, job in rows], cursor, looked)
+
+    def _search(self, limit: int, after: JobPlace | None) -> Iterator[tuple[list[JobPlace], bool]]:
+        """The first places after one, as far as they are known, and whether there are more."""
+        if not self.queues:
+            yield [], False
+            return
+        client = next(iter(self.queues.values())).client
+        queues = {prefix: name for name, queue in self.queues.items() for prefix in queue.prefixes_for(self.wanted)}
+        search = Search(client, queues, self.wanted, limit + 1, after, self.now, self.is_lenient)
+        for found in search.find():
+            yield found[:limit], len(found) > limit
+
+    def _read(self, places: list[JobPlace], more: bool) -> tuple[_Rows, JobPlace | None, int]:
+        """The jobs at these places that are still there, as far as they fit into a page; the place after which it goes
+        on, if anything follows; and how many places were looked at.
+        """
+        ids: dict[str, list[bytes]] = defaultdict(list)
+        for _, queue, job_id in places:
+            ids[queue].append(job_id)
+        room = max(MAX_PAGE_BYTES // max(len(ids), 1), 2**16)
+        jobs: dict[tuple[str, bytes], Job] = {}
+        left: set[tuple[str, bytes]] = set()
+        for queue, some in ids.items():
+            found, missing = look_up(self.queues[queue], some, self.wanted.where, self.now, room)
+            jobs |= {(queue, job_id): job for job_id, job in found.items()}
+            left |= {(queue, job_id) for job_id in missing}
+        if left:  # the page ends before the first of them
+            most = next(i for i, (_, *key) in enumerate(places) if tuple(key) in left)
+            places, more = places[:most], True
+        rows: _Rows = []
+        for place in places:
+            # Once each: one that moved while it was looked for was found at both places.
+            job = jobs.pop((place[1], place[2]), None)
+            if job is not None and self.wanted.state in (None, job.state):
+                rows.append((place, job))
+        return rows, places[-1] if more and places else None, len(places)

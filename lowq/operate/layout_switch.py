@@ -10,21 +10,15 @@ from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from lowq.backend import Backend
 from lowq.clock import now as monotonic
 from lowq.errors import LeaseLost, RedisRefused, RedisUnavailable, Resharding
 from lowq.logs import get_log
-from lowq.operate.layouts import (
-    announce,
-    layout_call,
-    layouts_of_shards,
-    set_layouts,
-)
-from lowq.operate.queues import find_queue
+from lowq.operate.queues import announce, find_queue, layout_call, layouts_of_shards, read_metas, set_layouts
 from lowq.sharding import Layout, Layouts
-from lowq.store import Call, Client, Command, NotConfirmed, Wait, slot_of
+from lowq.store import Call, Client, NotConfirmed, Wait, slot_of
 from lowq.store.keys import queues_key
 
 log = get_log("lowq.reshard")
@@ -68,6 +62,7 @@ class ReshardProgress:
         return self.before.shards_count
 
 
+R = TypeVar("R")
 #: What yields progress while it is under way, and returns something.
 Steps = Generator[ReshardProgress, None, Any]
 
@@ -135,7 +130,7 @@ class LayoutSwitch:
 
     # --- calls ---
 
-    def patiently(self, do: Callable[[], Any]) -> Any:
+    def patiently(self, do: Callable[[], R]) -> R:
         """Does it, again and again while Redis does not answer, for a while."""
         give_up_at = monotonic() + PATIENCE
         while True:
@@ -159,9 +154,9 @@ class LayoutSwitch:
             replies += self.patiently(partial(run, calls[start : start + WRITE]))
         return replies
 
-    def read_metas(self, prefixes: Iterable[str], *fields: str) -> list[list[bytes | None]]:
+    def read_metas(self, prefixes: Sequence[str], *fields: str) -> list[list[bytes | None]]:
         """These fields of ``meta`` of each shard."""
-        return self.run_all([Command(prefix, "HMGET", f"{prefix}meta", *fields) for prefix in prefixes])
+        return self.patiently(lambda: read_metas(self.backend, prefixes, *fields))
 
     def run_confirmed(self, calls: Sequence[Call[Any]], *, is_of_shards: bool = True) -> Steps:
         """Runs calls from which others go on, until as many replicas have confirmed each as its primary had when the

@@ -1,6 +1,6 @@
 """The nodes in the registry, read only: which of them live, what they perform, and which batches are stuck."""
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from math import inf, isfinite
 from typing import Any, NamedTuple, TypedDict
@@ -9,10 +9,9 @@ from lowq.backend import Backend
 from lowq.clock import Clock, now
 from lowq.errors import RedisRefused, RedisUnavailable
 from lowq.observe.histories import BOUNDS, TotalTimes, total_times
-from lowq.operate.queues import all_queues, entry_call, entry_of
+from lowq.operate.queues import all_queues
 from lowq.operate.walk import read_stats
-from lowq.registrations import QueueInfo
-from lowq.store import Call, Client, Command, untrusted
+from lowq.store import Client, untrusted
 from lowq.store.keys import MAX_SHARDS, is_queue_name, nodes_key
 from lowq.store.scripts import time_of
 
@@ -94,42 +93,10 @@ def _is_replica(client: Client) -> bool:
         return False
 
 
-def _live_nodes(raw: Sequence[bytes], now: float, *, on_replica: bool = False) -> list[NodeInfo]:
+def live_nodes(raw: Sequence[bytes], now: float, *, on_replica: bool = False) -> list[NodeInfo]:
+    """Those that live, by name, from the fields of the registry."""
     infos = [_node_info(name, data, now, on_replica) for name, data in zip(raw[::2], raw[1::2], strict=True)]
     return sorted((info for info in infos if info is not None), key=lambda info: info.name)
-
-
-class Registries(NamedTuple):
-    """What the registries say that concerns a queue."""
-
-    #: None: the queue has no entry, or none that can be read.
-    queue: QueueInfo | None
-    #: Those that live, by name.
-    nodes: list[NodeInfo]
-    #: The names of all, also of those that are silent.
-    node_names: list[bytes]
-
-    @classmethod
-    def of(cls, queue: str, replies: Iterable[Any]) -> "Registries":
-        """From the replies to `registry_calls`."""
-        entry, raw, time = replies
-        return cls(entry_of(queue, entry), _live_nodes(raw, time_of(time)), raw[::2])
-
-    def holder(self, lease: bytes | None) -> NodeInfo | None:
-        """The node that lives and holds the lease with this token."""
-        nonce, _, _ = (lease or b"").decode("utf-8", "replace").rpartition(":")
-        # A node's name ends with the beginning of the nonce that it acquires with.
-        return next((node for node in self.nodes if node.name.endswith(":" + nonce[:6])), None) if nonce else None
-
-
-#: How many calls these are.
-REGISTRY_CALLS = 3
-
-
-def registry_calls(namespace: str, queue: str) -> list[Call[Any]]:
-    """Asks what the registries say that concerns a queue; see `Registries`. In a cluster they are in two slots."""
-    nodes = nodes_key(namespace)
-    return [entry_call(namespace, queue), Command(nodes, "HGETALL", nodes), Command(nodes, "TIME")]
 
 
 class _Entry(NamedTuple):
@@ -176,9 +143,9 @@ def read_node_entries(backend: Backend) -> NodeEntries:
     key = nodes_key(backend.config.namespace)
     raw, time = backend.client.commands([("HGETALL", key), ("TIME",)], key=key)
     now = time_of(time)
-    live = _live_nodes(raw, now)
+    live = live_nodes(raw, now)
     if 2 * len(live) < len(raw) and _is_replica(backend.client):
-        live = _live_nodes(raw, now, on_replica=True)
+        live = live_nodes(raw, now, on_replica=True)
     silent, unreadable = {}, set()
     names = [name.decode("utf-8", "replace") for name in raw[::2]]
     for name, entry in zip(names, map(_Entry.read, raw[1::2]), strict=True):
@@ -187,6 +154,10 @@ def read_node_entries(backend: Backend) -> NodeEntries:
         elif now - entry.heartbeat_at > entry.silence:
             silent[name] = now - entry.heartbeat_at
     return NodeEntries(frozenset(names), live, silent, frozenset(unreadable))
+
+
+#: The details that are whole numbers; 0: it does not say.
+_NUMBERS = ("pid", "threads", "tasks", "concurrency", "memory", "written_off", "taken")
 
 
 def _node_info(name: bytes, data: bytes, now: float, on_replica: bool) -> NodeInfo | None:
@@ -199,48 +170,33 @@ def _node_info(name: bytes, data: bytes, now: float, on_replica: bool) -> NodeIn
     is_silent = now - heartbeat_at > entry.silence
     if is_silent and not on_replica:
         return None
+    is_consumer = details.get("kind") == "consumer"
+    refusal = "it is a consumer: restart its program" if is_consumer else details.get("reload_refusal")
+    said = details.get("schedules")
     return NodeInfo(
         name=name.decode("utf-8", "replace"),
         heartbeat_at=heartbeat_at,
         seconds_ago=max(now - heartbeat_at, 0.0),
         host=untrusted.text(details.get("host")) or "",
-        pid=untrusted.whole(details.get("pid"), 0) or 0,
-        threads=untrusted.whole(details.get("threads"), 0) or 0,
         version=untrusted.text(details.get("version")) or "",
         started_at=untrusted.number(details.get("started_at"), 0),
         queues=tuple(filter(is_queue_name, _list(details.get("queues")))),
         shards=_shards(details.get("shards")),
         performing=tuple(map(_performing, _list(details.get("performing")))),
-        tasks=untrusted.whole(details.get("tasks"), 0) or 0,
-        concurrency=untrusted.whole(details.get("concurrency"), 0) or 0,
         longest_tasks=tuple(filter(None, map(_performing, _list(details.get("longest_tasks"))))),
         quiet=bool(details.get("quiet")),
         waiting=is_silent,
-        memory=untrusted.whole(details.get("memory"), 0) or 0,
         late=untrusted.number(details.get("late"), 0) or 0.0,
-        written_off=untrusted.whole(details.get("written_off"), 0) or 0,
-        kind="consumer" if details.get("kind") == "consumer" else "node",
-        taken=untrusted.whole(details.get("taken"), 0) or 0,
-        reload_refusal=_reload_refusal(details),
+        kind="consumer" if is_consumer else "node",
+        reload_refusal=untrusted.text(refusal) or "",
         strict=details.get("strict") is True,
-        schedules=_schedules(details.get("schedules")),
+        schedules={
+            queue: {name: untrusted.plain(table) for name, table in tables.items() if isinstance(table, dict)}
+            for queue, tables in (said if isinstance(said, dict) else {}).items()
+            if is_queue_name(queue) and isinstance(tables, dict)
+        },
+        **{name: untrusted.whole(details.get(name), 0) or 0 for name in _NUMBERS},
     )
-
-
-def _schedules(said: Any) -> dict[str, dict[str, dict[str, Any]]]:
-    if not isinstance(said, dict):
-        return {}
-    return {
-        queue: {name: untrusted.plain(table) for name, table in tables.items() if isinstance(table, dict)}
-        for queue, tables in said.items()
-        if is_queue_name(queue) and isinstance(tables, dict)
-    }
-
-
-def _reload_refusal(details: Mapping[str, Any]) -> str:
-    if details.get("kind") == "consumer":
-        return "it is a consumer: restart its program"
-    return untrusted.text(details.get("reload_refusal")) or ""
 
 
 def _list(said: Any) -> list[Any]:

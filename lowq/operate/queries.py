@@ -25,8 +25,7 @@ from lowq.observe.histories import (
 from lowq.operate.actions import Pause, as_ids, find_pause
 from lowq.operate.explain import Description, LimitState, Why, describe_all, max_retry_count, read_limits, read_why
 from lowq.operate.job_filter import STATES, FilterOptions, JobFilter
-from lowq.operate.jobs import everywhere_calls, jobs_everywhere, look_up
-from lowq.operate.paging import Page, pages_of_queue
+from lowq.operate.jobs import Page, everywhere_calls, jobs_everywhere, look_up, pages_of_queue
 from lowq.operate.queues import QueueShards
 from lowq.operate.stats import (
     Forecast,
@@ -34,10 +33,10 @@ from lowq.operate.stats import (
     Statistics,
     Stats,
     node_names,
-    read_queue_stats,
+    read_forecast,
+    read_queue,
     read_statistics,
     shard_info,
-    stats_and_forecast,
 )
 from lowq.operate.walk import Silent, ask, read_stats
 from lowq.sharding import Layouts
@@ -107,8 +106,7 @@ class Queries:
         Raises:
             UnknownQueueError, RedisUnavailable
         """
-        stats, _ = read_queue_stats(self._shards, now)
-        return stats
+        return read_queue(self._shards, now).stats
 
     def forecast(self, *, now: float | None = None) -> Forecast:
         """When its backlog is gone, if it goes on as in the last 5 minutes, as its nodes have recorded them.
@@ -123,7 +121,8 @@ class Queries:
         """Both, of the same moment; see `stats` and `forecast`. ``silent``: shards whose primary does not answer are
         left out, and entered there.
         """
-        return stats_and_forecast(self._shards, now, silent)
+        found = read_queue(self._shards, now, silent)
+        return found.stats, read_forecast(self._shards, found, now, is_partial=bool(silent))
 
     def statistics(self, *, now: float | None = None) -> Statistics:
         """Tasks by state and calls by verb, in the words of Tarantool's queue module.

@@ -21,60 +21,33 @@ from lowq.store.shard import ShardScripts
 _TRIES = 20
 
 
-def pause_schedule(backend: Backend, queue: str, name: str, by: str = "") -> bool:
-    """No tick of the schedule is pushed from now on. Whether that changed anything.
+def pause_schedule(backend: Backend, queue: str, name: str, pauses: bool, by: str = "") -> bool:
+    """Pauses a schedule, so that no tick of it is pushed from now on, or ends that: its ``missed`` says what becomes of
+    ticks that came meanwhile. Returns whether that changed anything.
 
     Raises:
         UnknownScheduleError, UnknownQueueError, RedisUnavailable
     """
-
-    def paused(record: Record, now: float) -> Record | None:
-        return record.changed(paused_at=now, paused_by=by) if record.paused_at is None else None
-
-    return _change(backend, queue, name, paused)
-
-
-def resume_schedule(backend: Backend, queue: str, name: str) -> bool:
-    """Ends a pause of the schedule. Ticks that came meanwhile were missed: its ``missed`` says what becomes of them.
-    Whether that changed anything.
-
-    Raises:
-        UnknownScheduleError, UnknownQueueError, RedisUnavailable
-    """
-
-    def resumed(record: Record, _now: float) -> Record | None:
-        return None if record.paused_at is None else record.changed(paused_at=None, paused_by="")
-
-    changed = _change(backend, queue, name, resumed)
-    if changed:
-        look_now(backend, queue, [name])
-    return changed
-
-
-def look_now(backend: Backend, queue: str, names: list[str]) -> None:
-    """Has the nodes look at the time tables now, and not only at the next tick."""
-    backend.client.call(look_call(backend.config.namespace, queue, names))
-
-
-def look_call(namespace: str, queue: str, names: list[str]) -> Call[Any]:
-    """The call with which nodes look at the schedules of a queue now."""
-    return ShardScripts(shard_prefix(namespace, schedules_queue(queue), 0)).perform_now(
-        [name.encode() for name in names]
-    )
-
-
-def _change(backend: Backend, queue: str, name: str, make: Any) -> bool:
     find_queue(backend, queue)
     for _ in range(_TRIES):
         found = read_record(backend, queue, name)
         if found.record is None:
             raise UnknownScheduleError(f"there is no schedule {name!r} of the queue {queue!r}")
-        changed: Record | None = make(found.record, found.now)
-        if changed is None:
+        if (found.record.paused_at is not None) == pauses:
             return False
-        if set_record(backend, queue, name, found.raw, changed.encode()):
+        record = found.record.changed(paused_at=found.now if pauses else None, paused_by=by)
+        if set_record(backend, queue, name, found.raw, record.encode()):
+            if not pauses:
+                backend.client.call(look_call(backend.config.namespace, queue, [name]))
             return True
     raise RedisUnavailable(f"the schedule {name!r} changes all the time; nothing was done")
+
+
+def look_call(namespace: str, queue: str, names: list[str]) -> Call[Any]:
+    """Has the nodes look at the time tables of these schedules now, and not only at the next tick."""
+    return ShardScripts(shard_prefix(namespace, schedules_queue(queue), 0)).perform_now(
+        [name.encode() for name in names]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,18 +191,10 @@ def schedules(backend: Backend) -> list[ScheduleInfo]:
         next_at = _next(schedule, record, now, grace) if known and paused_at is None else None
         rows.append(
             ScheduleInfo(
-                name,
-                queue,
-                schedule.at,
-                schedule.tz,
-                schedule.missed,
-                next_at,
-                record.last,
-                paused_at,
-                paused_by,
-                known,
+                name, queue, schedule.at, schedule.tz, schedule.missed, next_at, record.last, paused_at, paused_by,
+                is_known=known,
             )
-        )
+        )  # fmt: skip
     return rows
 
 

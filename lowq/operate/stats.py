@@ -114,63 +114,50 @@ def shards_of(shards: Sequence[StatsReply | None], names: Mapping[bytes, bytes],
     ]
 
 
+#: Figures of shards of which a queue has the sum.
+_SUMMED = (
+    "length", "due", "retries", "taken", "morgue_length", "processed", "failed", "buried", "expired", "pushed",
+)  # fmt: skip
+#: Figures of shards as people see them, too.
+_SHOWN = ("length", "taken", "morgue_length", "lag", "paused", "sealed", "moved", "fed")
+
+
+def _totals(shards: Sequence[StatsReply]) -> dict[str, int]:
+    return {name: sum(getattr(shard, name) for shard in shards) for name in _SUMMED}
+
+
 def stats_of(name: str, shards: Sequence[StatsReply], options: Mapping[str, Any], layouts: Layouts) -> Stats:
     """The queue in figures, from those of its shards, and its options in the registry."""
-
-    def total(name: str) -> int:
-        return sum(getattr(shard, name) for shard in shards)
-
+    totals = _totals(shards)
     firsts = [(shard.oldest_at, shard.oldest_id) for shard in shards if shard.oldest_at is not None]
     oldest_at, oldest_id = min(firsts, default=(None, None))
-    length, due, retries = total("length"), total("due"), total("retries")
     return Stats(
         name=name,
         shards_count=layouts.current.shards_count,
-        length=length,
-        due=due,
-        scheduled=length - due,
-        fresh=length - retries,
-        retries=retries,
-        taken=total("taken"),
-        morgue_length=total("morgue_length"),
+        scheduled=totals["length"] - totals["due"],
+        fresh=totals["length"] - totals["retries"],
         lag=max(shard.lag for shard in shards),
-        processed=total("processed"),
-        failed=total("failed"),
-        buried=total("buried"),
         paused=any(shard.paused for shard in shards),
         oldest_id=_text(oldest_id),
         oldest_at=untrusted.finite(oldest_at),
-        expired=total("expired"),
-        pushed=total("pushed"),
         capacity=untrusted.whole(options.get("capacity"), 1),
         epoch=layouts.current.epoch,
         reshard_to=None if layouts.next is None else layouts.next.shards_count,
+        **totals,
     )
 
 
 def shard_info(index: int, stats: StatsReply, names: Mapping[bytes, bytes], epoch: int = 0) -> ShardInfo:
     """A shard, from its figures and `node_names`."""
-    owner: bytes | None = None
-    fence: int | None = None
-    if stats.lease is not None:
-        nonce, _, number = stats.lease.rpartition(b":")
-        owner = names.get(nonce[:6], nonce)
-        fence = untrusted.count(number) if number.isdigit() else None
+    nonce, _, fence = (stats.lease or b"").rpartition(b":")
     return ShardInfo(
         index=index,
-        length=stats.length,
-        taken=stats.taken,
-        morgue_length=stats.morgue_length,
-        lag=stats.lag,
-        owner=_text(owner),
-        fence=fence,
-        lease_seconds=None if owner is None else stats.lease_seconds,
-        paused=stats.paused,
+        owner=None if stats.lease is None else _text(names.get(nonce[:6], nonce)),
+        fence=untrusted.count(fence) if fence.isdigit() else None,
+        lease_seconds=None if stats.lease is None else stats.lease_seconds,
         oldest_id=_text(stats.oldest_id),
         epoch=epoch,
-        sealed=stats.sealed,
-        moved=stats.moved,
-        fed=stats.fed,
+        **{name: getattr(stats, name) for name in _SHOWN},
     )
 
 
@@ -281,20 +268,16 @@ def read_statistics(queue: QueueShards, now: float | None) -> Statistics:
     for prefix in queue.prefixes:
         reads += [ShardScripts(prefix).stats(now), Command(prefix, "HMGET", f"{prefix}meta", *_COUNTERS)]
     replies = list(ask(queue.client, reads, STATS_TOGETHER))
-    shards: list[StatsReply] = replies[::2]
-    counters = zip(*(map(untrusted.count, row) for row in replies[1::2]), strict=True)
-    take, release, kick, delete = map(sum, counters)
-    due, taken = sum(shard.due for shard in shards), sum(shard.taken for shard in shards)
-    length, buried = sum(shard.length for shard in shards), sum(shard.morgue_length for shard in shards)
-    ack = sum(shard.processed for shard in shards)
-    total, done = length + taken + buried, ack + delete + sum(shard.expired for shard in shards)
+    take, release, kick, delete = map(sum, zip(*(map(untrusted.count, row) for row in replies[1::2]), strict=True))
+    found = _totals(replies[::2])
+    tasks = {"ready": found["due"], "taken": found["taken"], "delayed": found["length"] - found["due"],
+             "buried": found["morgue_length"]}  # fmt: skip
     return Statistics(
         queue.name,
-        TaskCounts(ready=due, taken=taken, delayed=length - due, buried=buried, total=total, done=done),
+        TaskCounts(**tasks, total=sum(tasks.values()), done=found["processed"] + delete + found["expired"]),
         CallCounts(
-            put=sum(shard.pushed for shard in shards), take=take, ack=ack, release=release,
-            fail=sum(shard.failed for shard in shards), bury=sum(shard.buried for shard in shards), kick=kick,
-            delete=delete,
+            put=found["pushed"], take=take, ack=found["processed"], release=release, fail=found["failed"],
+            bury=found["buried"], kick=kick, delete=delete,
         ),
     )  # fmt: skip
 
@@ -353,16 +336,15 @@ class Forecast:
         return "steady" if self.performed_rate else "nothing is performed"
 
 
-def forecast_of(stats: Stats, flow: Flow | None, *, is_worked: bool) -> Forecast:
-    """The forecast of a queue from its figures and what its nodes have recorded; None: nothing. ``is_worked``: whether
-    somebody holds a shard of it.
-    """
-    backlog = stats.due + stats.taken
+def forecast_of(found: QueueOverview, flow: Flow | None) -> Forecast:
+    """The forecast of a queue from its figures and what its nodes have recorded; None: nothing."""
+    backlog = found.stats.due + found.stats.taken
+    is_worked = any(shard.owner is not None for shard in found.shards)
     if flow is None or not is_worked:
-        return Forecast(backlog, None, None, None if backlog else 0.0, None, is_worked, stats.paused)
+        return Forecast(backlog, None, None, None if backlog else 0.0, None, is_worked, found.stats.paused)
     pushed, performed, change = (number / flow.seconds for number in (flow.pushed, flow.processed, flow.change))
-    if backlog and (flow.growth is None or stats.paused):
-        return Forecast(backlog, pushed, performed, None, None, is_worked, stats.paused)
+    if backlog and (flow.growth is None or found.stats.paused):
+        return Forecast(backlog, pushed, performed, None, None, is_worked, found.stats.paused)
     if flow.growth is not None and abs(flow.growth - change) > abs(change) / 2:
         change = flow.growth  # many came or went at once, minutes ago: it does not go on like that
     drain_seconds, growing_rate = None, 0.0
@@ -379,12 +361,7 @@ def forecast_of(stats: Stats, flow: Flow | None, *, is_worked: bool) -> Forecast
 
 def forecasts_of(queues: Iterable[QueueOverview], flows: Mapping[str, Flow]) -> dict[str, Forecast]:
     """The forecast of each of these queues, by its name."""
-    return {
-        item.stats.name: forecast_of(
-            item.stats, flows.get(item.stats.name), is_worked=any(shard.owner is not None for shard in item.shards)
-        )
-        for item in queues
-    }
+    return {item.stats.name: forecast_of(item, flows.get(item.stats.name)) for item in queues}
 
 
 def _about(seconds: float) -> str:
@@ -402,9 +379,9 @@ def _rate(rate: float) -> str:
 # --- one queue ---
 
 
-def read_queue_stats(queue: QueueShards, now: float | None, silent: Silent | None = None) -> tuple[Stats, bool]:
-    """The queue in figures, and whether somebody holds a shard of it. ``silent``: shards whose primary does not answer
-    are left out, and entered there.
+def read_queue(queue: QueueShards, now: float | None, silent: Silent | None = None) -> QueueOverview:
+    """The queue in figures, and its shards, with nonces in place of nodes. ``silent``: shards whose primary does not
+    answer are left out, and entered there.
 
     Raises:
         UnknownQueueError, RedisUnavailable, RedisRefused, ScriptError
@@ -413,29 +390,27 @@ def read_queue_stats(queue: QueueShards, now: float | None, silent: Silent | Non
     calls: list[Call[Any]] = [ShardScripts(prefix).stats(now) for prefix in queue.prefixes_in(layouts)]
     calls.append(entry_call(queue.namespace, queue.name))
     missing: Silent = {}
-    *replies, entry = ask_some(queue.client, calls, STATS_TOGETHER, None if silent is None else missing)
-    if len(calls) - 1 in missing:
-        raise missing[len(calls) - 1]
-    info = entry_of(queue.name, entry)
-    if not queue.are_confirmed(layouts, info):
-        return read_queue_stats(queue, now, silent)
+    *shards, raw = ask_some(queue.client, calls, STATS_TOGETHER, None if silent is None else missing)
+    if len(shards) in missing:
+        raise missing[len(shards)]
+    entry = entry_of(queue.name, raw)
+    if not queue.are_confirmed(layouts, entry):
+        return read_queue(queue, now, silent)
     if silent is not None:
         silent.update(missing)
-    shards: list[StatsReply] = [reply for reply in replies if reply is not None]
-    stats = stats_of(queue.name, shards, {} if info is None else info.options, layouts)
-    return stats, any(shard.lease is not None for shard in shards)
+    known = [stats for stats in shards if stats is not None]
+    stats = stats_of(queue.name, known, {} if entry is None else entry.options, layouts)
+    return QueueOverview(stats, shards_of(shards, {}, layouts))
 
 
-def stats_and_forecast(queue: QueueShards, now: float | None, silent: Silent | None = None) -> tuple[Stats, Forecast]:
-    """As `read_queue_stats`, with when the backlog is gone."""
-    stats, is_worked = read_queue_stats(queue, now, silent)
+def read_forecast(queue: QueueShards, found: QueueOverview, now: float | None, *, is_partial: bool) -> Forecast:
+    """When its backlog is gone. ``is_partial``: some primaries are silent, and nothing is known where it is another."""
     try:
-        flow = read_flows(queue.backend, [queue.name], now).get(queue.name)
+        return forecast_of(found, read_flows(queue.backend, [queue.name], now).get(queue.name))
     except RedisUnavailable:
-        if not silent:
+        if not is_partial:
             raise
-        flow = None
-    return stats, forecast_of(stats, flow, is_worked=is_worked)
+        return forecast_of(found, None)
 
 
 def read_shards(queue: QueueShards, now: float | None = None, silent: Silent | None = None) -> list[ShardInfo]:

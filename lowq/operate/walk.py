@@ -6,19 +6,24 @@ there. A *scan* looks at all ids in no order: for patterns, for the order by id,
 go in calls that look at about 1,000 ids of one shard, fewer for a dear pattern, and a few calls go out together: other
 clients of Redis come in between.
 
-`lowq.operate.search` merges them over many shards.
+A *search* merges them over many shards: the first places in the order of all jobs of some queues.
 """
 
+import heapq
 import math
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
-from lowq.errors import RedisUnavailable
-from lowq.operate.job_filter import encode_pattern, ids_per_call
-from lowq.store import Call, Client
+from lowq.errors import RedisUnavailable, ScriptError
+from lowq.operate.job_filter import JobFilter, encode_pattern, ids_per_call
+from lowq.store import Call, Client, untrusted
 from lowq.store.calls import R_co
+from lowq.store.scripts import time_argument
 from lowq.store.shard import ShardScripts
-from lowq.store.shard_replies import Position, RangeReply, ScanReply, StatsReply
+from lowq.store.shard_replies import ExamineReply, Position, RangeReply, ScanReply, StatsReply
 
 #: Calls that go out together. Redis works what one client wrote in one piece, so these must be short as a whole:
 #: a walk takes well under a millisecond, a scan two or three, statistics some 20 microseconds a shard, and a command
@@ -85,32 +90,45 @@ def read_stats(client: Client, prefixes: Sequence[str], now: float | None) -> li
     return list(ask(client, [ShardScripts(prefix).stats(now) for prefix in prefixes], STATS_TOGETHER))
 
 
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+def gather(items: Iterable[tuple[K, V]], size: int, most: int) -> Iterator[list[tuple[K, list[V]]]]:
+    """The values by their keys: a group once it has so many, and all of them when there are ``most`` together, as with
+    many shards a call for a few ids of each would be slow.
+    """
+    groups: defaultdict[K, list[V]] = defaultdict(list)
+    count = 0
+    for key, value in items:
+        group = groups[key]
+        group.append(value)
+        count += 1
+        if len(group) == size:
+            yield [(key, groups.pop(key))]
+            count -= size
+        elif count >= most:
+            yield list(groups.items())
+            groups.clear()
+            count = 0
+    yield list(groups.items())
+
+
 # --- scans ---
 
 
-class _HasCursor(Protocol):
-    @property
-    def cursor(self) -> bytes | None:
-        """Where the set goes on; None: it is at its end."""
-        ...
-
-
 S = TypeVar("S", bound=Hashable)
-C = TypeVar("C", bound=_HasCursor)
+C = TypeVar("C", ScanReply, ExamineReply)
 
 
-def scan_shards(
-    ask: Callable[[Sequence[S], Sequence[Call[C]]], Iterable[C]],
-    shards: Iterable[S],
-    call: Callable[[S, bytes], Call[C]],
-) -> Iterator[tuple[S, C]]:
+def scan_shards(client: Client, shards: Iterable[S], call: Callable[[S, bytes], Call[C]]) -> Iterator[tuple[S, C]]:
     """Goes through a set of each of these shards, from the first shard to the last, a few at a time. ``call``: asks a
-    shard for what follows a cursor; b"0" begins. ``ask``: runs such calls to some shards.
+    shard for what follows a cursor; b"0" begins.
     """
     cursors = dict.fromkeys(shards, b"0")
     while cursors:
         some = list(cursors)[:SCANS_TOGETHER]
-        for shard, reply in zip(some, list(ask(some, [call(shard, cursors[shard]) for shard in some])), strict=True):
+        for shard, reply in zip(some, list(ask(client, [call(shard, cursors[shard]) for shard in some])), strict=True):
             if reply.cursor is None:
                 del cursors[shard]
             else:
@@ -189,3 +207,219 @@ class Walk:
 def bound(value: float) -> str:
     """A bound of scores as Redis takes it."""
     return {math.inf: "+inf", -math.inf: "-inf"}.get(value, repr(value))
+
+
+# --- searches ---
+
+#: Above this many shards a walk asks each for a few ids only. Then more calls go out together, unless each of them may
+#: have to look at 1,000 ids to find those few.
+MANY_SHARDS, MANY_TOGETHER = 100, 64
+
+#: Where a job is in the order of all: value, such as a time, then queue, then id, compared as bytes.
+JobPlace = tuple[float, str, bytes]
+
+
+def position_in(queue: str, place: JobPlace) -> Position:
+    """The position within a queue that a place of any queue is at: with the same value, queues come in the order of
+    their names.
+    """
+    value, name, job_id = place
+    if queue == name:
+        return value, job_id
+    # Before all ids with this value, or behind them.
+    return (value if queue > name else math.nextafter(value, math.inf)), b""
+
+
+@dataclass
+class Search:
+    """The first places after one, over all shards."""
+
+    client: Client
+    #: Prefix of a shard -> its queue.
+    queues: dict[str, str]
+    wanted: JobFilter
+    count: int
+    after: JobPlace | None = None
+    now: float | None = None
+    #: A queue with a key of the wrong type is left out, and the log says so.
+    is_lenient: bool = False
+
+    def find(self) -> Iterator[list[JobPlace]]:
+        """What is found so far, after each call or so: valid until the next. The last one is the result."""
+        while True:
+            try:
+                yield from self._find()
+                return
+            except ScriptError as error:
+                faulty = self.queues.get(error.key or "") if self.is_lenient else None
+                if faulty is None:
+                    raise
+                untrusted.log_skipped("queue", faulty, str(error))
+                self.queues = {prefix: queue for prefix, queue in self.queues.items() if queue != faulty}
+
+    def _find(self) -> Iterator[list[JobPlace]]:
+        wanted = self.wanted
+        base = {"morgue": "morgue", "retrying": "retries", "taken": "taken"}.get(wanted.state or "", "due")
+        if wanted.scanned:
+            yield from self._scan(base, wanted.past)
+        elif wanted.order == "retry_count":
+            yield from self._by_retry_count()
+        elif base == "retries" and self._few_fail():
+            yield from self._scan(base, wanted.past)
+        else:
+            yield from self._walk("due" if base == "retries" else base)
+
+    def _few_fail(self) -> bool:
+        """Whether all failed jobs are looked through sooner than those among all scheduled ones are found."""
+        calls = [ShardScripts(prefix).stats(self.now) for prefix in self.queues]
+        stats = list(ask(self.client, calls, STATS_TOGETHER))
+        return sum(item.retries for item in stats) * 4 < sum(item.length - item.due for item in stats)
+
+    def _by_retry_count(self) -> Iterator[list[JobPlace]]:
+        """Jobs that failed are sorted by it already; fresh ones all have -1, and only their ids order them."""
+        wanted, after = self.wanted, self.after
+        fresh = wanted.past != "failed" and wanted.low <= -1 <= wanted.high
+        failed = wanted.past != "fresh"
+        if after is not None:  # beyond the first of the two parts already?
+            if wanted.reverse:
+                failed = failed and after[0] > -1
+            else:
+                fresh = fresh and after[0] <= -1
+        parts: list[Iterator[list[JobPlace]]] = []
+        if fresh:
+            parts.append(self._scan("due", "fresh"))
+        if failed:
+            parts.append(self._walk("retries"))
+        if wanted.reverse:
+            parts.reverse()
+        found: list[JobPlace] = []
+        for part in parts:
+            if len(found) < self.count:
+                some: list[JobPlace] = []
+                for some in part:
+                    yield [*found, *some][: self.count]
+                found += some
+        yield found[: self.count]
+
+    # --- scans ---
+
+    def _scan(self, base: str, past: str) -> Iterator[list[JobPlace]]:
+        """The best places among the ids that were looked at so far, and at last among all. Never more of them are kept
+        than are wanted.
+        """
+        wanted, now = self.wanted, time_argument(self.now)
+        best: list[JobPlace] = []
+        scan = Scan(base, wanted.pattern, wanted.order, wanted.when, past)
+        for prefix, scanned in scan_shards(
+            self.client, self.queues, lambda prefix, cursor: scan.call(prefix, cursor, now)
+        ):
+            self._keep_best(best, self.queues[prefix], scanned.found)
+            yield best[::-1] if wanted.reverse else best[:]
+        yield best[::-1] if wanted.reverse else best
+
+    def _keep_best(self, best: list[JobPlace], queue: str, found: Sequence[Position]) -> None:
+        wanted, after = self.wanted, self.after
+        # Most of a million are worse than the worst of the best: they are sorted out first, and cheaply.
+        if len(best) == self.count:
+            worst = position_in(queue, best[0 if wanted.reverse else -1])
+            found = [item for item in found if (item > worst if wanted.reverse else item < worst)]
+        if after is not None:
+            begin = position_in(queue, after)
+            found = [item for item in found if (item < begin if wanted.reverse else item > begin)]
+        for value, job_id in found:
+            if not wanted.holds(value, job_id):
+                continue
+            place = value, queue, job_id
+            index = bisect_left(best, place)
+            if best[index : index + 1] == [place]:  # a scan may come across an id twice
+                continue
+            best.insert(index, place)
+            if len(best) > self.count:
+                best.pop(0 if wanted.reverse else -1)
+
+    # --- walks ---
+
+    def _walk(self, base: str) -> Iterator[list[JobPlace]]:
+        """Merges the walks of all shards; a shard is asked for more when what it gave is used up."""
+        wanted, count = self.wanted, self.count
+        # With many shards a page needs little of each: what is read of all of them together must stay small.
+        many = len(self.queues) > MANY_SHARDS
+        batch = max(min(count, 2 * count // max(len(self.queues), 1)), 4 if many else 16)
+        # Each of its calls may have to look at 1,000 ids to find those few.
+        skips = base == "retries" or bool(wanted.past)
+        together = MANY_TOGETHER if many and not skips else TOGETHER
+        walks = [self._walk_of(prefix, base, None) for prefix in self.queues]
+        heads: list[_Head] = []
+        found: list[JobPlace] = []
+        hungry = walks[:]
+        while True:
+            for _ in self._feed(walks, hungry, heads, batch, together):
+                if skips:
+                    yield self._so_far(found, walks)
+            if not heads or len(found) == count:
+                yield found
+                return
+            head = heapq.heappop(heads)
+            found.append(head.place)
+            walk = head.walk
+            walk.ready.pop()
+            hungry = [walk] if not walk.ready and not walk.finished else []
+            if walk.ready:
+                heapq.heappush(heads, self._head(walk))
+
+    def _walk_of(self, prefix: str, base: str, level: int | None) -> Walk:
+        wanted = self.wanted
+        after = None if self.after is None else position_in(self.queues[prefix], self.after)
+        return Walk(
+            prefix, base, bound(wanted.low), bound(wanted.high), reverse=wanted.reverse, when=wanted.when,
+            past=wanted.past, after=after, level=level,
+        )  # fmt: skip
+
+    def _head(self, walk: Walk) -> "_Head":
+        value, job_id = walk.ready[-1]
+        return _Head((value, self.queues[walk.prefix], job_id), walk, self.wanted.reverse)
+
+    def _feed(
+        self, walks: list[Walk], hungry: list[Walk], heads: "list[_Head]", batch: int, together: int
+    ) -> Iterator[None]:
+        """Asks the shards of these walks until each has something ready, which goes into ``heads``, or is at its end.
+        Yields after each round trip.
+        """
+        while hungry:
+            asked, hungry = hungry, []
+            for start in range(0, len(asked), together):
+                some = asked[start : start + together]
+                calls = [walk.call(batch, time_argument(self.now)) for walk in some]
+                for walk, reply in zip(some, ask(self.client, calls, together), strict=True):
+                    if walk.took(reply):
+                        # Each further priority is a walk of its own, with the same positions.
+                        others = [self._walk_of(walk.prefix, walk.base, level) for level in FURTHER_LEVELS]
+                        hungry += others
+                        walks += others
+                    if walk.ready:
+                        heapq.heappush(heads, self._head(walk))
+                    elif not walk.finished:
+                        hungry.append(walk)
+                yield
+
+    def _so_far(self, found: list[JobPlace], walks: list[Walk]) -> list[JobPlace]:
+        """Those that are certain, and the best of those that are known: others may come before these."""
+        known = sorted(
+            ((value, self.queues[walk.prefix], job_id) for walk in walks for value, job_id in walk.ready),
+            reverse=self.wanted.reverse,
+        )
+        return [*found, *known[: self.count - len(found)]]
+
+
+class _Head:
+    """The next place of a walk; forwards or backwards, the best is the least."""
+
+    __slots__ = ("place", "reverse", "walk")
+
+    def __init__(self, place: JobPlace, walk: Walk, reverse: bool) -> None:
+        self.place = place
+        self.walk = walk
+        self.reverse = reverse
+
+    def __lt__(self, other: "_Head") -> bool:
+        return other.place < self.place if self.reverse else self.place < other.place

@@ -101,12 +101,12 @@ def test_by_a_field_of_a_payload_or_what_is_shown_of_it(app: Lowq) -> None:
 def test_a_page_ends_after_so_many_jobs_and_steps_tell_how_far_it_is(
     app: Lowq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lowq.operate.paging.STEP", 10)
+    monkeypatch.setattr("lowq.operate.jobs.STEP", 10)
     pages: list[FoundPage] = list(app.jobs_in_steps(payload="customer:4", limit=50, interval=0))
     assert [page.looked for page in pages] == [10, 20, 30, 40, 50, 60]
     assert [len(page) for page in pages] == sorted(len(page) for page in pages)
-    monkeypatch.setattr("lowq.operate.paging.MAX_LOOKED", 6)
-    monkeypatch.setattr("lowq.operate.paging.STEP", 3)
+    monkeypatch.setattr("lowq.operate.jobs.MAX_LOOKED", 6)
+    monkeypatch.setattr("lowq.operate.jobs.STEP", 3)
     queue, found, looked = app.queue("Orders"), list[str](), list[int | None]()
     cursor: str | None = None
     while not looked or cursor:
