@@ -301,6 +301,20 @@ class TestNodes:
             node.stop(5.0)
         assert [entry.action for entry in app.audit()] == ["stop", "quiet"]
 
+    def test_stop_of_a_supervised_node_names_the_supervisor_that_replaces_it(
+        self, client: TestClient, app: lowq.Lowq
+    ) -> None:
+        by = "it is a process of a supervisor: send HUP to that one, pid 4711 on shop-1"  # as `lowq run` says it
+        heartbeat(app, "a", time.time(), reload_refusal=by)
+        heartbeat(app, "b", time.time(), reload_refusal=by)
+        heartbeat(app, "c", time.time())
+        page = parse(self.send(client, "a", "stop").text).text
+        for words in ("process 4711 on shop-1, starts another", "2 nodes", "kill -HUP 4711", "kill -TERM 4711"):
+            assert words in page
+        assert "can't be started again" not in page
+        alone = parse(self.send(client, "c", "stop").text).text
+        assert ("supervisor" in alone, "can't be started again" in alone) == (False, True)
+
     def test_a_node_is_reloaded_after_a_question_unless_it_can_not_be(self, client: TestClient, app: lowq.Lowq) -> None:
         heartbeat(app, "a", time.time())
         heartbeat(app, "b", time.time(), reload_refusal="ask its supervisor")
