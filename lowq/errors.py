@@ -104,6 +104,10 @@ class MiddlewareError(LowqError):
     """A middleware neither called the next one nor raised, or called it twice."""
 
 
+#: What to do when Redis was never reached, and how people say where it is.
+START_REDIS = "start Redis, or say where it is with {} or LOWQ_REDIS_URL"
+
+
 class RedisUnavailable(LowqError, ConnectionError):
     """Redis did not answer, or can't serve just now. The same call may succeed later."""
 

@@ -4,7 +4,15 @@ from typing import IO, Any
 
 import click
 
-from lowq.errors import ConfigError, JobError, LowqError, RedisUnavailable, ShardsCountError, UnknownQueueError
+from lowq.errors import (
+    START_REDIS,
+    ConfigError,
+    JobError,
+    LowqError,
+    RedisUnavailable,
+    ShardsCountError,
+    UnknownQueueError,
+)
 from lowq.logs import printable
 
 #: Something failed.
@@ -41,6 +49,6 @@ def failure_of(error: LowqError) -> Failure:
 def message_of(error: LowqError, or_else: str = "") -> str:
     """What went wrong; where nothing listens, also what to do about it. ``or_else``: one way more."""
     if isinstance(error, RedisUnavailable) and "does not answer" in str(error):
-        reason = str(error).rstrip(".")
-        return f"{reason}; start Redis, or say where it is with --redis-url or LOWQ_REDIS_URL{or_else}"
+        reason = str(error).removesuffix(f"; {START_REDIS.format('redis_url')}").rstrip(".")
+        return f"{reason}; {START_REDIS.format('--redis-url')}{or_else}"
     return str(error)

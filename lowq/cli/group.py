@@ -130,11 +130,11 @@ def setting_option(setting: str, *flags: str, metavar: str) -> Callable[[Command
     declared = SETTINGS[setting]
     meaning = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", declared.help).partition(";")[0].replace("`", "")
 
-    def check(_context: click.Context, param: click.Parameter, value: str | None) -> Any:
+    def check(context: click.Context, param: click.Parameter, value: str | None) -> Any:
         try:
             return None if value is None else declared.checked(value, name=param.opts[-1])
         except ConfigError as error:
-            raise click.BadParameter(str(error), param=param) from None
+            raise click.UsageError(str(error), context) from None
 
     return click.option(
         *flags, callback=check, metavar=metavar,

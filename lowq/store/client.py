@@ -10,7 +10,7 @@ from typing import Any
 from redis import exceptions
 
 from lowq import clock
-from lowq.errors import LowqError, RedisRefused, RedisUnavailable, ScriptError
+from lowq.errors import START_REDIS, LowqError, RedisRefused, RedisUnavailable, ScriptError
 from lowq.store.calls import Argument, Call, Command, Pipeline, R_co
 from lowq.store.connection import LoopConnection, ask, fits_loop, pack, parse_info
 from lowq.store.deadline import Deadline, Wait, deadlines
@@ -391,6 +391,11 @@ class Client:
 
     def _translate(self, error: Exception, call: Call[Any] | None) -> Exception:
         translated = translate(error, call, self.url)
+        what_to_do = f"; {START_REDIS.format('redis_url')}"
+        if "does not answer" in (text := str(translated)) and not text.endswith(what_to_do):
+            pool = self._topology.known_pool("" if call is None else call.key)
+            if not (self.is_known or (pool is not None and pool.has_answered)):
+                translated = RedisUnavailable(text.rstrip(".") + what_to_do)
         if translated is not error:
             # What it was, without where: the frames of the connection are many, and say nothing to whoever pushes.
             translated.__cause__, error.__context__ = error.with_traceback(None), None

@@ -270,6 +270,11 @@ class Pool:
                 raise reply
         self._prepared = True
 
+    @property
+    def has_answered(self) -> bool:
+        """Whether its server has answered: it is the right one."""
+        return self._prepared
+
     def check_rights(self, connection: Any, scripts: Iterable[tuple[str, str]]) -> None:
         """Checks that the user may run all commands of these scripts on their keys: one that Redis refused after its
         first write would leave a transition half done. Redis is asked once, and again after it has refused something.

@@ -2,6 +2,7 @@
 and what to do, and never a password.
 """
 
+import asyncio
 import os
 import socket
 import subprocess
@@ -92,6 +93,29 @@ def test_nobody_is_there(tmp_path: Path) -> None:
             text = refused_push(url, RedisUnavailable)
             assert text.startswith(f"Redis at {url.replace(f':{SECRET}@', '')}")
             assert said in text
+
+
+def test_a_script_that_pushes_without_redis_is_told_what_to_do() -> None:
+    said = (
+        f"Redis at redis://127.0.0.1:{NOBODY}/0 does not answer: Error 111 connecting to 127.0.0.1:{NOBODY}. "
+        "Connection refused; start Redis, or say where it is with redis_url or LOWQ_REDIS_URL"
+    )
+    with closing(lowq.Lowq(redis_url=f"redis://:{SECRET}@127.0.0.1:{NOBODY}/0")) as app:
+        queue = app.queue("Orders", 1)
+        for call in (lambda: queue.push(1), lambda: asyncio.run(queue.apush(1)), queue.stats, app.nodes):
+            with pytest.raises(RedisUnavailable) as caught:
+                call()
+            assert str(caught.value) == said
+
+
+def test_an_outage_is_not_taken_for_a_wrong_url() -> None:
+    with RedisServer() as server, closing(lowq.Lowq(redis_url=server.url, push_timeout=0.5)) as app:
+        queue = app.queue("Orders", 1)
+        assert queue.push(1) == 1
+        server.kill()
+        with pytest.raises(RedisUnavailable) as caught:
+            queue.push(2)
+        assert "start Redis" not in str(caught.value)
 
 
 def test_the_command_line_names_the_url_and_where_it_comes_from() -> None:
