@@ -74,6 +74,8 @@ def _with_keywords_of(
     return lambda method: method
 
 
+# More than 30 methods, in a long file: it is all that people ask of an application, each a line or two over what does
+# it, with what they need to know of it.
 class Lowq:
     """An application: settings, workers, and a connection to Redis that is made when first needed.
 

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 OLDEST_TOGETHER = 1000
 
 
+# More than 30 methods, in a long file: it is all that people do to a queue, each a line or two over what does it, with
+# what they need to know of it. Type checkers want each form of a push as an overload.
 class Queue(Queries, Generic[P]):
     """The handle of a queue. Safe for threads.
 

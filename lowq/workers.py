@@ -341,48 +341,28 @@ def _from_plain_class(target: type) -> type[Worker[Any]]:
         if name in vars(target):
             raise ConfigError(f"{target.__name__}.{name} hides what every worker has; give it another name")
     body: dict[str, Any] = {
-        "__module__": target.__module__,
-        "__qualname__": target.__qualname__,
-        "__doc__": target.__doc__,
-    }
+        "__module__": target.__module__, "__qualname__": target.__qualname__, "__doc__": target.__doc__
+    }  # fmt: skip
     if "queue_name" in vars(target):
         body["queue_name"] = vars(target)["queue_name"]
     return type(target.__name__, (target, Worker), body)
 
 
 def _from_function(target: Callable[..., Any]) -> type[Worker[Any]]:
-    _check_perform(target.__name__, target, _FORMS["perform"])
-    if not takes(target, 1):
-        return _from_function_of_two(target)
-
-    def perform(_self: Worker[Any], payloads_by_id: dict[str, list[Any]]) -> None:
-        return target(payloads_by_id)  # type: ignore[no-any-return]  # what must be None is checked where it is called
-
-    async def perform_awaiting(_self: Worker[Any], payloads_by_id: dict[str, list[Any]]) -> None:
-        return await target(payloads_by_id)  # type: ignore[no-any-return]
-
-    is_awaited = inspect.iscoroutinefunction(inspect.unwrap(target))
-    return _class_around(target, "perform", perform_awaiting if is_awaited else perform)
-
-
-def _from_function_of_two(target: Callable[..., Any]) -> type[Worker[Any]]:
-    if not takes(target, 2):
+    _check_runs(target.__name__, target, "write a def without it")
+    handler = "perform" if takes(target, 1) else "perform_one"
+    if handler == "perform_one" and not takes(target, 2):
         raise ConfigError(
             f"{target.__name__}{inspect.signature(target)}: a worker function takes one argument, payloads_by_id, or "
             "two, id and payloads"
         )
 
-    def perform_one(_self: Worker[Any], job_id: str, payloads: list[Any], /) -> None:
-        return target(job_id, payloads)  # type: ignore[no-any-return]  # what must be None is checked where it is called
+    def perform(_self: Worker[Any], *arguments: Any) -> Any:
+        return target(*arguments)  # what must be None is checked where it is called
 
-    async def perform_one_awaiting(_self: Worker[Any], job_id: str, payloads: list[Any], /) -> None:
-        return await target(job_id, payloads)  # type: ignore[no-any-return]
+    async def perform_awaiting(_self: Worker[Any], *arguments: Any) -> Any:
+        return await target(*arguments)
 
-    is_awaited = inspect.iscoroutinefunction(inspect.unwrap(target))
-    return _class_around(target, "perform_one", perform_one_awaiting if is_awaited else perform_one)
-
-
-def _class_around(target: Callable[..., Any], handler: str, method: Callable[..., Any]) -> type[Worker[Any]]:
     def __init__(_self: Worker[Any], *arguments: object, **named: object) -> None:  # noqa: N807 - that of the class
         if arguments or named:
             raise TypeError(
@@ -391,12 +371,10 @@ def _class_around(target: Callable[..., Any], handler: str, method: Callable[...
             )
 
     body = {
-        handler: method,
-        "__init__": __init__,
-        "__module__": target.__module__,
-        "__qualname__": target.__qualname__,
+        handler: perform_awaiting if inspect.iscoroutinefunction(inspect.unwrap(target)) else perform,
+        "__init__": __init__, "__module__": target.__module__, "__qualname__": target.__qualname__,
         "__doc__": target.__doc__,
-    }
+    }  # fmt: skip
     return type(target.__name__, (Worker,), body)
 
 
@@ -423,13 +401,15 @@ def _check_methods(worker: type[Worker[Any]]) -> None:
             f"{worker.__name__} has both perform and perform_one{_inherited(worker, given)}: keep perform, which gets "
             "a whole batch, or perform_one, which is called id by id"
         )
-    worker._handler = name = given[0]
-    _check_perform(f"{worker.__name__}.{name}", getattr(worker, name), _FORMS[name])
-    static = inspect.getattr_static(worker, name)
-    if inspect.isfunction(static) and not takes(static, 2 if name == "perform" else 3):
-        raise ConfigError(f"{worker.__name__}.{name}{inspect.signature(static)}: write def {_FORMS[name]}")
+    worker._handler = given[0]
+    _check_method(worker, given[0], _FORMS[given[0]])
     for name in ("setup", "teardown"):
-        _check_life(worker, name)
+        _check_method(worker, name, f"{name}(self)")
+        if inspect.iscoroutinefunction(inspect.unwrap(getattr(worker, name))) and not is_async(worker):
+            raise ConfigError(
+                f"{worker.__name__}.{name} is an async def and {worker.__name__}.{worker._handler} a plain def, which "
+                f"runs in a thread: write a plain def {name}(self)"
+            )
     static = inspect.getattr_static(worker, "retry_in")
     is_method = inspect.isfunction(static)
     worker._retry_in_takes_error = checked_retry_in(
@@ -443,21 +423,21 @@ def _check_methods(worker: type[Worker[Any]]) -> None:
             )
 
 
-def _check_life(worker: type[Worker[Any]], name: str) -> None:
+def _check_method(worker: type[Worker[Any]], name: str, form: str) -> None:
+    """Whether the method can be called as ``form`` says it is written."""
     method, whose = getattr(worker, name), f"{worker.__name__}.{name}"
     if not callable(method):
-        raise ConfigError(f"{whose} is no function; write def {name}(self)")
-    inner = inspect.unwrap(method)
-    if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
-        raise ConfigError(f"{whose} contains yield, so calling it would do nothing; write def {name}(self) without it")
-    if inspect.iscoroutinefunction(inner) and not is_async(worker):
-        raise ConfigError(
-            f"{whose} is an async def and {worker.__name__}.{worker._handler} a plain def, which runs in a thread: "
-            f"write a plain def {name}(self)"
-        )
+        raise ConfigError(f"{whose} is no function; write def {form}")
+    _check_runs(whose, method, f"write def {form} without it")
     static = inspect.getattr_static(worker, name)
-    if inspect.isfunction(static) and not takes(static, 1):
-        raise ConfigError(f"{whose}{inspect.signature(static)}: it is called without arguments; write def {name}(self)")
+    if inspect.isfunction(static) and not takes(static, form.count(",") + 1):
+        raise ConfigError(f"{whose}{inspect.signature(static)}: write def {form}")
+
+
+def _check_runs(whose: str, function: Callable[..., Any], what_to_do: str) -> None:
+    inner = inspect.unwrap(function)
+    if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+        raise ConfigError(f"{whose} contains yield, so calling it would do nothing; {what_to_do}")
 
 
 def _inherited(worker: type, names: Iterable[str]) -> str:
@@ -467,14 +447,6 @@ def _inherited(worker: type, names: Iterable[str]) -> str:
         if owner.__name__ != worker.__name__:
             return f" ({name} comes from {owner.__name__})"
     return ""
-
-
-def _check_perform(name: str, function: Callable[..., Any], form: str) -> None:
-    if not callable(function):
-        raise ConfigError(f"{name} is no function; write def {form}")
-    function = inspect.unwrap(function)
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise ConfigError(f"{name} contains yield, so calling it would do nothing; write a def without it")
 
 
 def is_async(worker: type[Worker[Any]]) -> bool:

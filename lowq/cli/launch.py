@@ -19,6 +19,7 @@ from click.core import ParameterSource
 
 from lowq import logs
 from lowq.cli.failure import USAGE, Failure, failure_of
+from lowq.cli.process import drop_broken_streams
 from lowq.errors import LowqError
 from lowq.logs import LogFormat
 from lowq.node.reload import NewCode
@@ -64,40 +65,44 @@ def typed_options(context: click.Context, names: Collection[str]) -> list[str]:
 
 @contextmanager
 def reporting(
-    supervised: str | None, log_format: LogFormat | None, kind: Callable[[str], Kind]
+    supervised: str | None, log_format: LogFormat | None, log_level: str | None, kind: Callable[[str], Kind]
 ) -> Iterator[Kind | None]:
-    """For a process of a supervisor: why it fails is reported to the supervisor, which logs it, and not to people."""
-    if supervised is None:
-        yield None
-        return
+    """Why the command fails is said to those who hear it: of a process of a supervisor, to that one, which logs it; in
+    the log where that is for machines, since who reads JSON gets nothing else; otherwise to people.
+    """
+    is_json = log_format == "json"
+    if is_json:  # and anew once the application, which may set up logging, is loaded
+        logs.configure(log_format, log_level)
+    child = None
     try:
-        child = kind(supervised)
+        child = None if supervised is None else _as_child(supervised, kind)
+        yield child
+    except (Failure, LowqError) as error:
+        failure = error if isinstance(error, Failure) else failure_of(error)
+        if is_json:
+            logs.configure(log_format, log_level)
+        trace = {"exception": failure.trace.rstrip()} if failure.trace else {}
+        record = {"event": "failed_to_start", **trace}
+        if child is not None:
+            if is_json and trace:  # it is too long for the pipe
+                log.error("%s", failure.message, extra=record)
+            elif trace:
+                click.echo(failure.trace, err=True, nl=False)
+            if child.failed(failure.message, passing=failure.passing):
+                click.get_current_context().exit(failure.exit_code)
+            failure.trace, record = "", {"event": "failed_to_start"}
+        if not is_json:
+            raise failure from None
+        log.critical("%s", failure.message, extra=record)
+        drop_broken_streams()
+        click.get_current_context().exit(failure.exit_code)
+
+
+def _as_child(supervised: str, kind: Callable[[str], Kind]) -> Kind:
+    try:
+        return kind(supervised)
     except ValueError:
         raise Failure(f"{OPTION} is for the processes of a supervisor: lowq run --processes N", USAGE) from None
-    try:
-        yield child
-    except LowqError as error:
-        _report(child, failure_of(error), log_format)
-    except Failure as failure:
-        _report(child, failure, log_format)
-
-
-def _report(child: Supervised, failure: Failure, log_format: LogFormat | None) -> None:
-    if failure.trace:  # it is too long for the pipe
-        if log_format == "json":
-            logs.configure(log_format, None)
-            log.error("%s", failure.message, extra={"event": "failed_to_start", **trace_of(failure)})
-        else:
-            click.echo(failure.trace, err=True, nl=False)
-    if not child.failed(failure.message, passing=failure.passing):
-        failure.trace = ""
-        raise failure
-    click.get_current_context().exit(failure.exit_code)
-
-
-def trace_of(failure: Failure) -> dict[str, str]:
-    """Where in the user's code it went wrong, for the log."""
-    return {"exception": failure.trace.rstrip()} if failure.trace else {}
 
 
 @dataclass(slots=True)

@@ -23,14 +23,12 @@ from lowq.store import DURABILITIES, Durability
 
 
 class Line(dict[str, Any]):
-    """A job that knows where it came from."""
+    """A job that knows which line it came from, counted from 1."""
 
-    __slots__ = ("number", "place")
+    __slots__ = ("number",)
 
-    def __init__(self, job: dict[str, Any], place: int, number: int) -> None:
+    def __init__(self, job: dict[str, Any], number: int) -> None:
         super().__init__(job)
-        #: Jobs are counted from 1; so are lines, which may be more: some are blank.
-        self.place = place
         self.number = number
 
 
@@ -51,11 +49,11 @@ class Source:
         self._on_bytes = on_bytes
         self._uncertain: deque[Line] = deque()
         self._stopped = False
-        #: Lines read so far.
-        self.number = 0
+        #: Lines read so far, and the jobs in them: some are blank.
+        self.number = self._jobs = 0
 
     def __iter__(self) -> Iterator[Line]:
-        place = size = 0
+        size = 0
         while not self._stopped and (raw := self._stream.readline(self._longest + 1)):
             size += len(raw)
             self.number += 1
@@ -67,9 +65,9 @@ class Source:
                 raw = raw.removeprefix(b"\xef\xbb\xbf")
             if not raw.strip():
                 continue
-            place += 1
-            line = Line(parse(raw, self.number), place, self.number)
+            line = Line(parse(raw, self.number), self.number)
             self._uncertain.append(line)
+            self._jobs += 1
             self._on_bytes(size)
             yield line
 
@@ -80,7 +78,7 @@ class Source:
 
     def accepted(self, count: int) -> None:
         """So many jobs are in, from the first one on."""
-        while self._uncertain and self._uncertain[0].place <= count:
+        while self._uncertain and self._jobs - len(self._uncertain) < count:
             self._uncertain.popleft()
 
     def stop(self) -> None:

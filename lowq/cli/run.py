@@ -3,8 +3,7 @@
 import os
 import signal
 import socket
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ from click.core import ParameterSource
 
 from lowq import logs
 from lowq.application import Lowq
-from lowq.cli.failure import FAILED, USAGE, Failure, failure_of, message_of
+from lowq.cli.failure import FAILED, USAGE, Failure, message_of
 from lowq.cli.group import metrics_options, set_up, setting_option, with_connection
-from lowq.cli.launch import Launch, program, reporting, supervised_option, trace_of, typed_options
+from lowq.cli.launch import Launch, program, reporting, supervised_option, typed_options
 from lowq.cli.loading import app_of_project, in_short, load_given, source_folder, users_traceback
 from lowq.cli.process import drop_broken_streams
 from lowq.cli.web import DASHBOARD_OPTIONS, Address, announce, dashboard, log_options, with_dashboard_options
@@ -90,11 +89,7 @@ def run(
     if embedded and redis_url is not None:
         raise Failure("--embedded brings its own store; leave out --redis-url", USAGE)
     launch = Launch()
-    with (
-        _in_format(log_format, log_level),
-        reporting(supervised, log_format, Supervised) as child,
-        ExitStack() as stack,
-    ):
+    with reporting(supervised, log_format, log_level, Supervised) as child, ExitStack() as stack:
         if processes is not None or reload:
             logs.configure(log_format, log_level)
             command = [*program(), "run", *typed_options(context, _PASSED_ON)]
@@ -223,20 +218,3 @@ def _run(node: Node) -> int:
 def _start_failure(error: Exception) -> Failure:
     """Of on_server_init, or of a worker's __init__."""
     return Failure(f"the node could not start ({in_short(error)}), see above", trace=users_traceback(error))
-
-
-@contextmanager
-def _in_format(log_format: LogFormat | None, log_level: str | None) -> Iterator[None]:
-    """All that the command says goes to the log when that is for machines: who reads JSON gets nothing else."""
-    if log_format == "json":  # and anew once the application, which may set up logging, is loaded
-        logs.configure(log_format, log_level)
-    try:
-        yield
-    except (Failure, LowqError) as error:
-        if log_format != "json":
-            raise
-        failure = error if isinstance(error, Failure) else failure_of(error)
-        logs.configure(log_format, log_level)
-        log.critical("%s", failure.message, extra={"event": "failed_to_start", **trace_of(failure)})
-        drop_broken_streams()
-        click.get_current_context().exit(failure.exit_code)

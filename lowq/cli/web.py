@@ -98,9 +98,7 @@ def web(
 
     LOWQ_WEB_USER and LOWQ_WEB_PASSWORD ask for a password; LOWQ_WEB_READ_USER and LOWQ_WEB_READ_PASSWORD may only look.
     """
-    if log_format == "json":  # and anew once the application, which may set up logging, is loaded
-        logs.configure(log_format, log_level)
-    with reporting(supervised, log_format, NodeWatcher) as node:
+    with reporting(supervised, log_format, log_level, NodeWatcher) as node:
         app = open_app(require, redis_url, namespace)
         logs.configure(log_format, log_level)  # also what people do on it
         server = _server(app, bind, health=None if node is None else node.trouble, **options)

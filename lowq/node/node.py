@@ -19,28 +19,20 @@ from lowq.application import Lowq
 from lowq.errors import EXIT_CUT_SHORT, EXIT_FAILED, EXIT_OK, EXIT_REPLACE, LowqError
 from lowq.logs import describe, flush, get_log
 from lowq.node import checks
+from lowq.node.broker import make_broker
 from lowq.node.performers import Performers
 from lowq.node.process_end import LEEWAY, ending_process_by
 from lowq.node.reload import NewCode, Reload
-from lowq.node.schedules import QueueSchedules, enter_all, former_schedules
+from lowq.node.schedules import QueueSchedules, former_schedules
 from lowq.node.signals import HeldSignals, Request, Signals
-from lowq.observe.error_groups import ErrorCounts, ErrorRecorder
-from lowq.observe.tallies import Recorder, node_source
+from lowq.observe.tallies import node_source
 from lowq.operate.queues import all_queues
 from lowq.registrations import QueueInfo
-from lowq.sharding import Layout, Layouts
 from lowq.shards.broker import Broker
-from lowq.shards.fairness import Share
-from lowq.shards.membership import Identity
 from lowq.shards.outage import Outage
-from lowq.shards.shard import Shard, lag_of, shards_of, take_inflow
-from lowq.version import VERSION
 from lowq.workers import (
     Worker,
     is_async,
-    limits_of,
-    payload_type_of,
-    queue_options_of,
     schedules_of,
 )
 
@@ -108,11 +100,6 @@ class Node:
         """Queue -> shards_count, as its code says it, of those that it works."""
         return {name: worker.shards_count for name, worker in self._all_workers.items()}
 
-    def _layouts_of(self, queue: str) -> Layouts:
-        """As the registry said at the start."""
-        routes = self.app.registrations.routes_of(queue)
-        return Layouts.plain(self.queues[queue]) if routes is None else routes.layouts
-
     @property
     def _all_workers(self) -> dict[str, type[Worker[Any]]]:
         """With those that perform schedules."""
@@ -161,7 +148,7 @@ class Node:
             ShardsCountError, RedisRefused; what on_server_init or a worker's __init__ raises. RedisUnavailable: also if
             it was stopped while it waited.
         """
-        app, config, nonce = self.app, self.app.config, self._nonce
+        app, config = self.app, self.app.config
         for worker in self._all_workers.values():
             self._when_ready(partial(app.registrations.enter, worker.queue_name, worker.shards_count, worker))
         registered: list[QueueInfo] = []
@@ -174,62 +161,27 @@ class Node:
         config.on_server_init()
         self._has_init = True
         self.client = app.connect(self.threads + 3 + bool(self._schedules))
-        maintenance_client = app.connect(2, socket_timeout=max(config.lease_ttl / 4, 0.1))
-        #: What goes into the histories of its queues.
-        self._recorder = Recorder(
-            config.namespace, self._workers, lambda queue: lag_of(self.broker.shards, queue),
-            take_inflow=lambda queue: take_inflow(shard for shard in self.broker.shards if shard.queue == queue),
+        self.broker, recorder = make_broker(
+            app, self._nonce, self.client, self._workers, self._schedules, self._performers,
+            more_details=self._details, on_ready=self._on_ready, on_command=self._on_command, on_fatal=self.fail,
+            resumes=self._resumes,
         )  # fmt: skip
-        failed = {name: ErrorCounts(config.load_error) for name in self._workers}
-
-        def make_shards(queue: str, layout: Layout) -> list[Shard]:
-            worker, events = self._all_workers[queue], app.events_of(queue)
-            return shards_of(
-                self.client, config, worker, nonce, layout=layout,
-                events=events.joined_by(failed[queue]) if queue in failed else events,
-                payload_type=payload_type_of(worker),
-            )  # fmt: skip
-
-        layouts = {name: self._layouts_of(name) for name in self._all_workers}
-        shards = [shard for name, each in layouts.items() for layout in each.all for shard in make_shards(name, layout)]
-        shards_count = sum(shard.queue in self._workers for shard in shards)
-        served = {layout.name(name): layout.shards_count for name, each in layouts.items() for layout in each.all}
-        identity = Identity(nonce, served, self.threads, VERSION)
-        self.name = identity.name
-        self.broker = Broker(
-            identity, shards, self.client, maintenance_client, config,
-            splitter=checks.new_splitter(config, self.threads),
-            groups=self._performers.groups({item.worker.queue_name: item.worker for item in self._schedules}),
-            shares={
-                name: Share(worker.weight, worker.max_threads, limits_of(worker), worker.batch_size)
-                for name, worker in self._workers.items()
-            },
-            activities=self._performers.activities,
-            queues=[queue_options_of(worker) for worker in self._workers.values()],
-            registrations=lambda: [
-                app.registrations.call(worker.queue_name, worker.shards_count, worker)
-                for worker in self._all_workers.values()
-            ],
-            chore=partial(enter_all, self._schedules) if self._schedules else None,
-            layouts=layouts, make_shards=make_shards, read_layouts=app.registrations.layouts_in,
-            heartbeat_extras=[self._recorder, ErrorRecorder(config.namespace, failed, app.events_of)],
-            more_details=self._details,
-            on_ready=self._on_ready, on_command=self._on_command, on_fatal=self.fail, resumes=self._resumes,
-        )  # fmt: skip
-        self._performers.make(self.client, self.broker, self._recorder)
+        self.name = self.broker.name
+        self._performers.make(self.client, self.broker, recorder)
         self._when_ready(partial(checks.warn, app, self.client, registered))
         performers = [f"{self.threads} threads"] if self.threads else []
         if any(map(is_async, self._workers.values())):
             performers.append(f"an event loop for {config.concurrency} shards at once")
         log.info(
             "node %s starts%s: %s, %d shards of %s, namespace %r on %s",
-            self.name, " with new code" if self._resumes else "", " and ".join(performers), shards_count,
+            self.name, " with new code" if self._resumes else "", " and ".join(performers),
+            sum(shard.queue in self._workers for shard in self.broker.shards),
             ", ".join(self._workers), config.namespace, app.store_name,
             extra={"event": "start", "node": self.name},
         )  # fmt: skip
         self._performers.start(self.broker.start, lambda: self._signals.stop_requested or self.stopping.is_set())
         self._stop_export = app.export_metrics(
-            node_source(self._recorder.tallies, lambda: self.broker.shards, self._performers.activities, self.threads)
+            node_source(recorder.tallies, lambda: self.broker.shards, self._performers.activities, self.threads)
         )
         for request in self._too_early:
             self._signals.wake(request)

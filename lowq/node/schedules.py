@@ -273,8 +273,3 @@ def former_schedules(
                 with suppress(QueueInUse):  # of a node that started before
                     former.drop()
     return found
-
-
-def enter_all(schedules: Sequence[QueueSchedules], client: Client, _now: float) -> float:
-    """`QueueSchedules.enter` of each: the chore of a node's maintenance loop."""
-    return min(item.enter(client) for item in schedules)

@@ -78,9 +78,7 @@ class Supervisor:
         os.set_blocking(self._wakeup_write, False)
         # The processes inherit the end for reading, and see it end with this process, however that dies.
         self._life_read, self._life_write = os.pipe()
-        weakref.finalize(
-            self, _close, self._wakeup_read, self._wakeup_write, self._life_read, self._life_write
-        )  # fmt: skip
+        weakref.finalize(self, _close, self._wakeup_read, self._wakeup_write, self._life_read, self._life_write)
 
     # --- life ---
 
@@ -218,9 +216,7 @@ class Supervisor:
                 for child in generation.children():
                     if child.hear():
                         generation.became_ready()
-                        log.info(
-                            "%s is ready", child, extra={"event": "process_ready", "child": child.process.pid}
-                        )  # fmt: skip
+                        log.info("%s is ready", child, extra={"event": "process_ready", "child": child.process.pid})
         for child in self._leaving:
             child.hear()  # or its pipe would stay readable
 
@@ -348,8 +344,8 @@ class Supervisor:
         def note(number: int, _frame: FrameType | None) -> None:
             self._signals.append(number)
 
-        numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2, signal.SIGCHLD]
-        numbers += [signal.SIGTSTP, signal.SIGTTIN]
+        names = ("TERM", "INT", "HUP", "USR2", "CHLD", "TSTP", "TTIN")
+        numbers = [signal.Signals[f"SIG{name}"] for name in names]
         before = {number: signal.signal(number, note) for number in numbers}
         wakeup_before = signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
 

@@ -213,7 +213,7 @@ WRONG_CLASSES: list[tuple[str, str, str]] = [
     ("", "def perform_one(self, job_id): ...", r"Sync\.perform_one\(self.*write def perform_one\(self, id, payloads\)"),
     ("", "def perform_one(self, job_id, payloads): yield job_id", r"Sync\.perform_one contains yield"),
     ("", "perform_one = 1", r"Sync\.perform_one is no function; write def perform_one\(self, id, payloads\)"),
-    ("Plain", "def setup(self, database): ...", r"Sync\.setup\(self, database.*: it is called without arguments"),
+    ("Plain", "def setup(self, database): ...", r"Sync\.setup\(self, database.*: write def setup\(self\)"),
     ("Plain", "async def setup(self): ...", r"Sync\.setup is an async def and Sync\.perform a plain def.*a plain def"),
     ("Plain", "def setup(self): yield 1", r"Sync\.setup contains yield, so calling it would do nothing"),
     ("Plain", "teardown = 'close'", r"Sync\.teardown is no function; write def teardown\(self\)"),
