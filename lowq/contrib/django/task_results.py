@@ -37,19 +37,13 @@ class TaskRecords:
         kind: type = import_string(settings.CACHES[self.alias]["BACKEND"])
         return not issubclass(kind, LocMemCache | DummyCache)
 
-    def add(self, result: Any) -> None:
-        """Keeps what was enqueued, unless a worker was faster."""
-        self._call("add", result)
-
-    def save(self, result: Any) -> None:
-        """Keeps its state."""
-        self._call("set", result)
-
-    def _call(self, verb: str, result: Any) -> None:
+    def save(self, result: Any, *, only_new: bool = False) -> None:
+        """Keeps its state. ``only_new``: unless there is a record, as a worker was faster."""
         if self.alias is None:
             return
         try:
-            getattr(caches[self.alias], verb)(_key(result.id), record_of(result), self.ttl)
+            cache = caches[self.alias]
+            (cache.add if only_new else cache.set)(_key(result.id), record_of(result), self.ttl)
         except Exception:
             log.exception(
                 "the record of task %s could not be written", result.id, extra={"event": "task_record_failed"}

@@ -160,30 +160,30 @@ class LowqBackend(BaseTaskBackend):
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
         """Pushes the task, at the commit if there is a transaction."""
-        result, job = self._prepare(task, args, kwargs)
+        result, job_id, payload, options = self._prepare(task, args, kwargs)
         worker = self._workers[task.queue_name]
         if self._on_commit:
-            push_on_commit(worker, *job[0], using=self._using, **job[1])
+            push_on_commit(worker, job_id, payload, using=self._using, **options)
             transaction.on_commit(partial(self._note_enqueued, result), using=self._using)
         else:
-            worker.push(*job[0], **job[1])
+            worker.push(job_id, payload, **options)
             self._note_enqueued(result)
         return result
 
     async def aenqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
         """As `enqueue`, from async code."""
-        result, job = self._prepare(task, args, kwargs)
+        result, job_id, payload, options = self._prepare(task, args, kwargs)
         worker = self._workers[task.queue_name]
         if self._on_commit:
-            await apush_on_commit(worker, *job[0], using=self._using, **job[1])
+            await apush_on_commit(worker, job_id, payload, using=self._using, **options)
             await sync_to_async(transaction.on_commit)(partial(self._note_enqueued, result), using=self._using)
         else:
-            await worker.apush(*job[0], **job[1])
+            await worker.apush(job_id, payload, **options)
             await sync_to_async(self._note_enqueued)(result)
         return result
 
-    def _prepare(self, task: Any, args: Any, kwargs: Any) -> tuple[Any, tuple[tuple[Any, Any], dict[str, Any]]]:
-        """The result, and what it is pushed with."""
+    def _prepare(self, task: Any, args: Any, kwargs: Any) -> tuple[Any, str, dict[str, Any], dict[str, Any]]:
+        """The result, and the id, payload and options that it is pushed with."""
         self.validate_task(task)
         result = _new_result(task, get_random_string(32), args, kwargs, self.alias)
         payload = {
@@ -196,15 +196,13 @@ class LowqBackend(BaseTaskBackend):
             options["priority"] = _priority(task.priority)
         if task.run_after is not None:
             payload["run_after"] = options["perform_at"] = _timestamp(task.run_after)
-        key = getattr(task, "key", None)
-        if key is None:
-            return result, ((result.id, payload), options)
-        job_id = self._id_of(task, key, args, kwargs)
-        if task.run_after is None:
-            return result, ((job_id, payload), options)
-        # An id that waits has one time. So until then the call waits by itself, and holds up no others of its key.
-        payload["key"] = job_id
-        return result, ((result.id, payload), options)
+        key, job_id = getattr(task, "key", None), result.id
+        if key is not None and task.run_after is None:
+            job_id = self._id_of(task, key, args, kwargs)
+        elif key is not None:
+            # An id that waits has one time. So until then the call waits by itself, and holds up no others of its key.
+            payload["key"] = self._id_of(task, key, args, kwargs)
+        return result, job_id, payload, options
 
     def _id_of(self, task: Any, key: Any, args: Any, kwargs: Any) -> str:
         if callable(key):
@@ -222,7 +220,7 @@ class LowqBackend(BaseTaskBackend):
 
     def _note_enqueued(self, result: Any) -> None:
         object.__setattr__(result, "enqueued_at", timezone.now())
-        self.records.add(result)
+        self.records.save(result, only_new=True)
         task_enqueued.send_robust(type(self), task_result=result)
 
     # --- results ---
@@ -239,10 +237,6 @@ class LowqBackend(BaseTaskBackend):
         if record is None:
             raise TaskResultDoesNotExist(result_id)
         return _result_of(record)
-
-    async def aget_result(self, result_id: str) -> Any:
-        """As `get_result`."""
-        return await sync_to_async(self.get_result)(result_id)
 
     # --- checks ---
 
