@@ -20,7 +20,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from itertools import repeat
 from typing import Any, NamedTuple, get_origin
 from uuid import UUID
 
@@ -29,12 +28,12 @@ from msgspec import inspect as types
 
 from lowq.codec.payloads import MAX_PAYLOAD_DEPTH, check_json
 from lowq.codec.structure import (
-    OBJECTS,
     contains,
     has_fields,
     info_of,
     is_json,
     named_in,
+    parts_with_values,
     tagged_members,
     tags_of,
     type_name,
@@ -136,7 +135,13 @@ def _has_no_order(info: types.Type) -> bool:
 
 def _is_rewritten(info: types.Type) -> bool:
     """Whether `_normal` has something to do."""
-    return isinstance(info, types.DataclassType | types.DateTimeType) or _has_other_keys(info) or _has_no_order(info)
+    is_kind = isinstance(info, types.DataclassType | types.DateTimeType) or _omits_defaults(info)
+    return is_kind or _has_other_keys(info) or _has_no_order(info)
+
+
+def _omits_defaults(info: types.Type) -> bool:
+    """Whether it is a Struct that leaves out defaults: msgspec leaves out the very object, and not what equals it."""
+    return isinstance(info, types.StructType) and (get_origin(info.cls) or info.cls).__struct_config__.omit_defaults
 
 
 def _needs_more(info: types.Type) -> bool:
@@ -144,7 +149,7 @@ def _needs_more(info: types.Type) -> bool:
     checked one by one, and of classes that say themselves what is equal, or that leave defaults to the class.
     """
     if isinstance(info, types.StructType):
-        return info.cls.__eq__ is not msgspec.Struct.__eq__
+        return info.cls.__eq__ is not msgspec.Struct.__eq__ or _omits_defaults(info)
     return isinstance(info, types.AnyType | types.DataclassType) or _has_other_keys(info) or _has_no_order(info)
 
 
@@ -294,6 +299,11 @@ def _normal(value: Any) -> Any:
     made = copy.copy(value)
     for name in names:
         msgspec.structs.force_setattr(made, name, _normal(getattr(value, name)))
+    if kind.__struct_config__.omit_defaults:
+        for name, default in zip(reversed(names), reversed(kind.__struct_defaults__), strict=False):
+            item = getattr(made, name)
+            if type(item) is type(default) and encode_sorted(item) == encode_sorted(default):
+                msgspec.structs.force_setattr(made, name, default)
     return made
 
 
@@ -367,43 +377,9 @@ def _check_any(info: types.Type, with_any: frozenset[int], value: Any, path: str
         except PayloadError as error:
             raise PayloadError(f"{error} - at `{path}`") from None
         return
-    for part, item, more in _parts_with_values(info, value):
+    for part, item, more in parts_with_values(info, value):
         if id(part) in with_any:
             _check_any(part, with_any, item, path + more)
-
-
-def _parts_with_values(info: types.Type, value: Any) -> Iterator[tuple[types.Type, Any, str]]:
-    """The types that a type is made of, with what a value has there, and what its path goes on with."""
-    if isinstance(info, types.Metadata):
-        yield info.type, value, ""
-    elif isinstance(info, types.UnionType):
-        yield from ((member, value, "") for member in info.types if _may_be(member, value))
-    elif isinstance(info, OBJECTS | types.NamedTupleType):
-        for number, field in enumerate(info.fields, isinstance(info, types.StructType) and info.tag is not None):
-            if isinstance(value, dict):
-                item = value.get(field.encode_name, msgspec.UNSET)
-            elif isinstance(value, list | tuple):
-                item = value[number] if number < len(value) else msgspec.UNSET
-            else:
-                item = getattr(value, field.name, msgspec.UNSET)
-            if item is not msgspec.UNSET:  # or a type that is part of itself would have no end
-                yield field.type, item, f".{field.encode_name}"
-    elif isinstance(info, types.DictType) and isinstance(value, Mapping):
-        yield from ((info.value_type, item, f"[{key!r:.100}]") for key, item in value.items())
-    elif isinstance(info, types.TupleType | types.CollectionType) and isinstance(value, list | tuple | set | frozenset):
-        parts = info.item_types if isinstance(info, types.TupleType) else repeat(info.item_type)
-        yield from ((part, item, f"[{number}]") for number, (part, item) in enumerate(zip(parts, value, strict=False)))
-
-
-def _may_be(info: types.Type, value: Any) -> bool:
-    """Whether a value may be one of this member of a union. Those that have fields are told apart by their class, or by
-    a tag.
-    """
-    if not isinstance(info, OBJECTS):
-        return True
-    if isinstance(value, dict) and isinstance(info, types.StructType) and info.tag_field is not None:
-        return bool(value.get(info.tag_field) == info.tag)
-    return isinstance(value, (dict, list, get_origin(info.cls) or info.cls))
 
 
 def _refuse_lost(tree: Any, made: Any, path: str) -> None:

@@ -1,6 +1,7 @@
 """What a type is made of: how msgspec sees it, its names for people, and why it has no form in JSON."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from itertools import repeat
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -95,6 +96,40 @@ def parts_of(info: types.Type) -> Iterator[tuple[str, types.Type]]:
         yield "[...]", info.item_type
     elif isinstance(info, types.Metadata):
         yield "", info.type
+
+
+def parts_with_values(info: types.Type, value: Any) -> Iterator[tuple[types.Type, Any, str]]:
+    """The types that a type is made of, with what a value has there, and what its path goes on with."""
+    if isinstance(info, types.Metadata):
+        yield info.type, value, ""
+    elif isinstance(info, types.UnionType):
+        yield from ((member, value, "") for member in info.types if _may_be(member, value))
+    elif isinstance(info, OBJECTS | types.NamedTupleType):
+        for number, field in enumerate(info.fields, isinstance(info, types.StructType) and info.tag is not None):
+            if isinstance(value, dict):
+                item = value.get(field.encode_name, msgspec.UNSET)
+            elif isinstance(value, list | tuple):
+                item = value[number] if number < len(value) else msgspec.UNSET
+            else:
+                item = getattr(value, field.name, msgspec.UNSET)
+            if item is not msgspec.UNSET:  # or a type that is part of itself would have no end
+                yield field.type, item, f".{field.encode_name}"
+    elif isinstance(info, types.DictType) and isinstance(value, Mapping):
+        yield from ((info.value_type, item, f"[{key!r:.100}]") for key, item in value.items())
+    elif isinstance(info, types.TupleType | types.CollectionType) and isinstance(value, list | tuple | set | frozenset):
+        parts = info.item_types if isinstance(info, types.TupleType) else repeat(info.item_type)
+        yield from ((part, item, f"[{number}]") for number, (part, item) in enumerate(zip(parts, value, strict=False)))
+
+
+def _may_be(info: types.Type, value: Any) -> bool:
+    """Whether a value may be one of this member of a union. Those that have fields are told apart by their class, or by
+    a tag.
+    """
+    if not isinstance(info, OBJECTS):
+        return True
+    if isinstance(value, dict) and isinstance(info, types.StructType) and info.tag_field is not None:
+        return bool(value.get(info.tag_field) == info.tag)
+    return isinstance(value, (dict, list, get_origin(info.cls) or info.cls))
 
 
 def contains(info: types.Type, is_meant: Callable[[types.Type], bool], seen: set[int] | None = None) -> bool:

@@ -98,6 +98,12 @@ class Short(msgspec.Struct, omit_defaults=True, rename="camel", tag="short"):
     at: datetime | None = None
 
 
+class Sparse(msgspec.Struct, omit_defaults=True):
+    rate: float = 1000.5
+    name: str = "as always"
+    at: datetime = NOON
+
+
 class Listed(msgspec.Struct, array_like=True, tag="listed"):
     number: int
     at: datetime
@@ -237,6 +243,7 @@ SAME: list[Same] = [
     # What a struct says of its form.
     (Short, [Short(), {"someNumber": 1}], b'{"type":"short"}'),
     (Short, [Short(2, NOON_IN_CET)], b'{"at":"2026-05-01T12:00:00Z","someNumber":2,"type":"short"}'),
+    (Sparse, [Sparse(), {"rate": 1000.5}, {"name": "as always"}, Sparse(at=NOON_IN_CET)], b"{}"),
     (Listed, [Listed(1, NOON_IN_CET, [1]), ["listed", 1, NOON, [1]]], b'["listed",1,"2026-05-01T12:00:00Z",[1]]'),
     # Sets are sorted, also of what Python has no order for.
     (set[Annotated[str, msgspec.Meta(max_length=10)]], [TAGS], SORTED_TAGS),
