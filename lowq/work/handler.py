@@ -37,7 +37,7 @@ from lowq.options import MergeFunction, merged
 from lowq.settings import Config
 from lowq.verdicts import STOPS
 from lowq.work.execution import Execution, current
-from lowq.work.outcome import RAISED, Performer
+from lowq.work.outcome import RAISED
 from lowq.workers import Worker, handler_of, is_async, time_limits_of
 
 log = get_log("lowq.node")
@@ -60,7 +60,7 @@ class WorkerRuntime:
     middlewares around it.
     """
 
-    instance: Performer
+    instance: Worker[Any]
     #: Emits the events of its batches.
     events: QueueEvents
     #: Performs payloads_by_id, with ``context=`` in that. In a thread everything that it awaits is done at once.

@@ -61,7 +61,7 @@ PREFETCH_SECONDS = 0.005
 
 @dataclass(slots=True)
 class BatchActivity(Activity):
-    """What a thread, or a task of the event loop, shows to others: what it performs, and until when."""
+    """Shows other threads the batch of a thread, or of a task of the event loop."""
 
     #: The batch that it performs. A batch that was written off stays here.
     batch: Execution | None = None
@@ -69,7 +69,8 @@ class BatchActivity(Activity):
     @property
     def limits(self) -> TimeLimits | None:
         """The time limits of the batch; None: it has none."""
-        return None if self.batch is None else self.batch._limits
+        batch = self.batch  # read once: the performer may replace it meanwhile
+        return None if batch is None else batch._limits
 
 
 class Loop:
@@ -109,11 +110,11 @@ class Loop:
         raise NotImplementedError
 
     def interrupt(self, _activity: BatchActivity) -> Interrupt | None:
-        """What interrupts the batch that begins; None: nobody watches the time."""
+        """Returns how the batch that begins is interrupted; None: nobody watches the time."""
         return None
 
     def on_earlier_limit(self) -> None:
-        """The deadline of a batch that is being performed is nearer than it was."""
+        """Called when the deadline of a running batch has moved nearer."""
 
     def is_leaving(self, shard: Shard) -> bool:
         """Whether nothing more of the shard is to begin, and the rest waits again."""
@@ -124,10 +125,10 @@ class Loop:
         return not self.is_leaving(shard)
 
     def look_again(self, shard: Shard) -> None:
-        """Something of the shard waits again."""
+        """Has the dispatcher look at the shard, of which something waits again."""
 
     def on_unacknowledged(self) -> None:
-        """A batch begins while something of the same delivery is finished and not acknowledged."""
+        """Called when a batch begins and earlier ones of its delivery are not acknowledged yet."""
 
     def ended(self, shard: Shard, jobs: list[TakenJob], outcome: Outcome) -> None:
         """Tells observers and the log what went wrong, once the outcome is written or can't be any more."""
@@ -279,7 +280,11 @@ class Loop:
     def _decide(
         self, runtime: WorkerRuntime, batch: Execution, error: BaseException | None, context: Context
     ) -> Outcome:
-        """What becomes of the jobs of a batch, of which some have not simply finished."""
+        """Decides the outcome of a batch that has not simply finished.
+
+        Raises:
+            asyncio.CancelledError: the task was cancelled.
+        """
         try:
             error = None if error is None else as_raised(error)
             if runtime.is_async and issubclass(type(error), asyncio.CancelledError):
@@ -301,7 +306,7 @@ class Loop:
             del error
 
     async def _conclude(self, shard: Shard, jobs: list[TakenJob], runtime: WorkerRuntime, outcome: Outcome) -> None:
-        """Has what did not simply finish written, then notifies the worker, then tells the others.
+        """Writes what did not simply finish, then notifies the worker, then tells the others.
 
         Should the process die before that is written, the jobs are restored and performed again.
         """

@@ -7,7 +7,7 @@ which catches everything; and neither worker nor log learns of it before it is w
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from lowq.codec import MAX_TIME, original_payload
 from lowq.duration import duration
@@ -19,7 +19,6 @@ from lowq.observe.emit import ObservedBatch
 from lowq.observe.events import BatchResult, JobFailure, Verdict
 from lowq.retry import (
     MAX_RETRY_COUNT,
-    RetryIn,
     checked_retry_in,
     default_retry_in,
     find_policy,
@@ -42,20 +41,6 @@ RAISED = "raised"
 #: Seconds until a job is tried again whose handler found no Redis, the first time in a row, the second ...; None: at
 #: once. After them it is charged a retry: Redis answers the node all the while, so it is something else.
 NO_REDIS_PAUSES: tuple[float | None, ...] = (None, 1.0, 5.0, 15.0, 30.0)
-
-
-class Performer(Protocol):
-    """What is needed of a worker's instance."""
-
-    @property
-    def max_retry_count(self) -> int: ...
-
-    def perform(self, payloads_by_id: dict[str, list[Any]]) -> object: ...
-
-    @property
-    def retry_in(self) -> RetryIn: ...
-
-    def retries_exhausted(self, jobs: list[Job]) -> object: ...
 
 
 class Outcome(Remarks):
@@ -108,7 +93,7 @@ class Outcome(Remarks):
         self.remarks = ()
 
 
-def outcome_of(worker: Performer, batch: Execution, error: BaseException | None, config: Config) -> Outcome:
+def outcome_of(worker: Worker[Any], batch: Execution, error: BaseException | None, config: Config) -> Outcome:
     """What becomes of each job, given the outcomes that the handler has set and what it raised. Should something of the
     application's break that, it is decided without.
     """
@@ -134,7 +119,7 @@ _PLAIN_CONFIG = Config()
 
 
 def _decide(
-    worker: Performer,
+    worker: Worker[Any],
     batch: Execution,
     outcomes: dict[str, tuple[str, Any]],
     error: BaseException | None,
@@ -194,7 +179,7 @@ def _decide(
     return outcome
 
 
-def write_off(worker: Performer, shard: Shard, batch: Execution, config: Config) -> Outcome:
+def write_off(worker: Worker[Any], shard: Shard, batch: Execution, config: Config) -> Outcome:
     """What becomes of a delivery whose handler did not come back within ``ttr``. What it has said of single ids holds,
     the others of its batch are charged a crash, and the batches after it wait again.
 
@@ -222,7 +207,9 @@ def found_no_redis_in(error: BaseException | None) -> bool:
     return type(error) in (RedisUnavailable, RedisNotReady)
 
 
-def _charge(outcome: Outcome, worker: Performer, job: TakenJob, error: BaseException | str, config: Config) -> Failure:
+def _charge(
+    outcome: Outcome, worker: Worker[Any], job: TakenJob, error: BaseException | str, config: Config
+) -> Failure:
     most = outcome.ask(
         "max_retry_count is not to be had; the default is used", lambda: int(worker.max_retry_count), MAX_RETRY_COUNT
     )
@@ -236,7 +223,7 @@ def _charge(outcome: Outcome, worker: Performer, job: TakenJob, error: BaseExcep
 
 
 def _retry_delay(
-    outcome: Outcome, worker: Performer, config: Config, job_id: str, retry_count: int, error: BaseException | str
+    outcome: Outcome, worker: Worker[Any], config: Config, job_id: str, retry_count: int, error: BaseException | str
 ) -> float:
     kind, default = type(worker), config.retry_in
     call = f"{kind.__name__}.retry_in({retry_count})"
@@ -275,13 +262,13 @@ def reports_of(shard: Shard, outcome: Outcome, now: float | None = None) -> list
     return reports
 
 
-async def notify_worker(outcome: Outcome, worker: Performer, config: Config) -> None:
+async def notify_worker(outcome: Outcome, worker: Worker[Any], config: Config) -> None:
     """Tells the worker what was given up, once that is written. ``retries_exhausted`` of an async worker may be an
     async def.
     """
     if not outcome.exhausted:
         return
-    kind: type[Worker[Any]] = type(worker)  # type: ignore[assignment]  # whatever performs
+    kind = type(worker)
     typed = payload_type_of(kind)
     load_payload = config.load_payload if typed is None else typed.load
     buried = [_buried(outcome, job, failure, config, load_payload) for job, failure in outcome.exhausted]
@@ -307,7 +294,7 @@ def _buried(
     return Job(job.id, "morgue", [(payload, float(score))], None, failure.retry_count, text, payloads_count=1)
 
 
-def log_failure(shard: Shard, jobs: list[TakenJob], outcome: Outcome, worker: Performer) -> None:
+def log_failure(shard: Shard, jobs: list[TakenJob], outcome: Outcome, worker: Worker[Any]) -> None:
     """What was raised, and what becomes of each id. What will be tried again is one line, however often it fails; what
     goes to the morgue is an error with its traceback.
     """
