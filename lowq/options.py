@@ -91,8 +91,8 @@ def number(
     return kind(f"a number of {bound}, and at most {most:,.0f}", is_right, optional=optional, read=float)
 
 
-def seconds(*, zero: bool = False) -> Kind:
-    """A length of time, in seconds or as a timedelta, or None. ``zero``: whether it may be 0."""
+def seconds(*, zero: bool = False, optional: bool = True) -> Kind:
+    """A length of time, in seconds or as a timedelta. ``zero``: whether it may be 0."""
 
     def is_right(value: Any) -> bool:
         length = value.total_seconds() if isinstance(value, timedelta) else value
@@ -101,7 +101,8 @@ def seconds(*, zero: bool = False) -> Kind:
         return (length >= 0 if zero else length > 0) and length <= MAX_TIME
 
     bound = "0 or more" if zero else "more than 0"
-    return kind(f"seconds, or a timedelta, of {bound}, and under 272 years", is_right, optional=True, plain=seconds_of)
+    must_be = f"seconds, or a timedelta, of {bound}, and under 272 years"
+    return kind(must_be, is_right, optional=optional, plain=seconds_of)
 
 
 def seconds_of(value: float | timedelta | None) -> float | None:

@@ -38,12 +38,13 @@ from typing import Any, Self
 
 from lowq.backend import Backend, Reading
 from lowq.codec import decode_id
-from lowq.consumer.hand import ConsumerJob, Hand, seconds_of
+from lowq.consumer.hand import ConsumerJob, Hand
 from lowq.consumer.takes import Caller, Taker
 from lowq.errors import ConfigError, LowqError, RedisUnavailable, SessionInUse
 from lowq.logs import describe, get_log
 from lowq.observe.error_groups import ErrorCounts, ErrorRecorder
 from lowq.options import QueueOptions
+from lowq.options import seconds as seconds_kind
 from lowq.settings import Config
 from lowq.sharding import Layout, Layouts
 from lowq.shards.broker import Broker, WorkerGroup
@@ -73,6 +74,7 @@ def _close_all() -> None:
             log.exception("consumer %s could not be closed at the end of the process", consumer.name)
 
 
+TTR = seconds_kind()
 #: Connections of a consumer: as many of its callers speak to Redis at the same moment.
 CONNECTIONS = 4
 #: Seconds until overdue jobs are looked for again when another thread is with them.
@@ -181,10 +183,10 @@ class Consumer:
         ttr: float | timedelta | None = None,
         session: str | None = None,
     ) -> None:
-        ttr = options.ttr if ttr is None else seconds_of("ttr", ttr)
+        seconds = options.ttr if ttr is None else TTR.check("", "ttr", ttr)
         self.queue = options.queue_name
         self._config, self._client = backend.config, backend.connect(CONNECTIONS)
-        self._hand = Hand(options, self._config, self._client, inf if ttr is None else ttr, self.close)
+        self._hand = Hand(options, self._config, self._client, inf if seconds is None else seconds, self.close)
         self._taker = Taker(self._hand, self._config, self)
         #: When the session is to be kept, monotonic.
         self._session_due = 0.0
@@ -494,5 +496,4 @@ def check_consumer(ttr: object, session: object) -> None:
         ConfigError
     """
     checked_name(session)
-    if ttr is not None:
-        seconds_of("ttr", ttr)
+    TTR.check("", "ttr", ttr)

@@ -16,9 +16,10 @@ from datetime import timedelta
 from math import inf
 from typing import Any, NamedTuple
 
+from lowq import options
 from lowq.clock import now as monotonic
 from lowq.codec import MAX_TIME, future_delay
-from lowq.errors import ConfigError, ConsumerClosed, LeaseLost, LowqError, NotTaken, RedisUnavailable
+from lowq.errors import ConsumerClosed, LeaseLost, LowqError, NotTaken, RedisUnavailable
 from lowq.logs import get_log
 from lowq.options import QueueOptions
 from lowq.retry import default_retry_in
@@ -33,6 +34,7 @@ from lowq.verdicts import Remarks, charge, error_bytes, log_lost
 
 log = get_log("lowq.consumer")
 
+_TIME = options.seconds(optional=False)
 #: Jobs that one call gives back: it must not hold Redis for long.
 RELEASED_TOGETHER = 100
 
@@ -134,10 +136,10 @@ class Hand:
     dispatcher: Dispatcher
 
     def __init__(
-        self, options: QueueOptions, config: Config, client: Client, ttr: float, close: Callable[[], object]
+        self, queue_options: QueueOptions, config: Config, client: Client, ttr: float, close: Callable[[], object]
     ) -> None:
-        self.queue = options.queue_name
-        self.options = options
+        self.queue = queue_options.queue_name
+        self.options = queue_options
         self.client = client
         self.ttr = ttr
         self._config = config
@@ -352,7 +354,7 @@ class Hand:
             )
 
     def touch(self, receipt: str, seconds: float | timedelta) -> None:
-        more = seconds_of("touch: seconds", seconds)
+        more: float = _TIME.check("touch: ", "seconds", seconds)
         with self.lock:
             held = self.find(receipt)
             if held.deadline < inf:
@@ -447,18 +449,3 @@ def _log_overdue(shard: Shard, ids: Sequence[str]) -> None:
         )  # fmt: skip
     if len(ids) > 3:
         log.error("... and so has that of %d more", len(ids) - 3)
-
-
-def seconds_of(name: str, value: object, least: float | None = None) -> float:
-    """A length of time in seconds, from a number or a timedelta; more than 0, or at least ``least``.
-
-    Raises:
-        ConfigError
-    """
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= MAX_TIME:
-        bound = "more than 0" if least is None else "0 or more"
-        raise ConfigError(f"{name}={value!r:.100} must be seconds, or a timedelta, of {bound}, and under 272 years")
-    if least is None and seconds == 0:
-        raise ConfigError(f"{name}={value!r:.100} must be seconds, or a timedelta, of more than 0")
-    return float(seconds)

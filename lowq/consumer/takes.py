@@ -14,11 +14,12 @@ from math import inf
 from typing import Any
 
 from lowq.clock import now as monotonic
-from lowq.consumer.hand import ConsumerJob, Hand, seconds_of
+from lowq.consumer.hand import ConsumerJob, Hand
 from lowq.coroutines import at_once
-from lowq.errors import ConfigError, ConsumerClosed, LeaseLost, LowqError, NotTaken, RedisUnavailable
+from lowq.errors import ConsumerClosed, LeaseLost, LowqError, NotTaken, RedisUnavailable
 from lowq.logs import get_log
-from lowq.options import MergeFunction, merged
+from lowq.options import MergeFunction, merged, whole
+from lowq.options import seconds as seconds_kind
 from lowq.settings import Config
 from lowq.shards.delivery import Delivery
 from lowq.shards.in_flight import Report
@@ -29,7 +30,8 @@ from lowq.verdicts import bury_undecodable
 log = get_log("lowq.consumer")
 
 #: Jobs that one take may be asked for.
-MAX_TAKEN = 10_000
+LIMIT = whole(1, 10_000)
+TIMEOUT = seconds_kind(zero=True)
 #: Seconds for which a shard is left alone when its script fails.
 TROUBLE_SECONDS = 1.0
 #: So many jobs taken one by one, each at once after the last was acknowledged: then the next one is taken with the
@@ -133,11 +135,9 @@ class Taker:
         """`take`, for somebody who may be cancelled. ``finished``: receipts to be acknowledged with it. Those
         without an answer are left in there.
         """
-        given: object = limit
-        if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= MAX_TAKEN:
-            raise ConfigError(f"limit={limit!r:.100} must be a whole number from 1 to {MAX_TAKEN:,}")
-        now = monotonic()
-        until = inf if timeout is None else now + seconds_of("timeout", timeout, least=0.0)
+        LIMIT.check("", "limit", limit)
+        seconds, now = TIMEOUT.check("", "timeout", timeout), monotonic()
+        until = inf if seconds is None else now + seconds
         self._one_by_one = self._one_by_one + 1 if limit == 1 and now - self._acked_at < AHEAD_GAP else 0
         self._callers.add(caller)
         try:
