@@ -148,12 +148,6 @@ class Taker:
         finally:
             self._callers.discard(caller)
 
-    def _pause(self, failures: int) -> float:
-        """Seconds after so many failures in a row. In a cluster a shard rests whose primary does not answer, and others
-        may have jobs.
-        """
-        return 0.05 if self._client.has_several_primaries else 0.05 * 2.0 ** min(failures, 5)
-
     def _take_until(self, limit: int, until: float, receipts: list[str], caller: Caller) -> list[ConsumerJob]:
         failures = 0
         has_looked = False  # in Redis, whether there is nothing indeed
@@ -167,10 +161,11 @@ class Taker:
                 failures = 0
             except RedisUnavailable as error:
                 self._hand.broker.outage.begin(error)
-                failures += 1
                 if monotonic() >= until:
                     raise
-                time.sleep(min(self._pause(failures), max(until - monotonic(), 0.0)))
+                # In a cluster a shard rests whose primary does not answer, and others may have jobs.
+                failures = 0 if self._client.has_several_primaries else min(failures + 1, 5)
+                time.sleep(min(0.05 * 2.0**failures, max(until - monotonic(), 0.0)))
                 shards = ()
                 continue
             if jobs or has_looked:

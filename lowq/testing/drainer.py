@@ -30,7 +30,7 @@ from lowq.shards.shard import Shard, shards_of
 from lowq.work.handler import Instances, WorkerRuntime, has_life
 from lowq.work.loop import BatchActivity, Loop
 from lowq.work.outcome import Outcome
-from lowq.work.time_limits import TimeLimits, WrittenOff
+from lowq.work.time_limits import WrittenOff
 from lowq.workers import Worker, is_async, payload_type_of, schedules_of
 
 T = TypeVar("T")
@@ -94,15 +94,6 @@ def drain(*workers: type, now: float | None = None, limit: int | None = None, ra
         return _drain_here(workers, now, limit, raises=raises)
     finally:
         _flush_events(workers)
-
-
-def _raise_or_forget(outcome: Outcome, *, raises: bool) -> None:
-    """Raises what stops a process, and with ``raises`` what a handler raised."""
-    if outcome.stop is not None:
-        raise outcome.stop
-    if raises and outcome.error is not None:
-        raise outcome.error
-    outcome.forget()
 
 
 def _drain_here(workers: Sequence[type], now: float | None, limit: int | None, *, raises: bool) -> Drained:
@@ -177,7 +168,11 @@ async def _drain(
                     failed += len(outcome.failures) + len(outcome.crashed)
                     if outcome.error is not None and len(errors) < ERRORS_KEPT:
                         errors.append(describe(outcome.error))  # which is safe, whatever the error's own repr does
-                    _raise_or_forget(outcome, raises=raises)
+                    if outcome.stop is not None:
+                        raise outcome.stop
+                    if raises and outcome.error is not None:
+                        raise outcome.error
+                    outcome.forget()
                 busy = drainer.push_ticks() or busy  # those that its queue had no room for
     finally:
         for drainer in drainers:
@@ -356,8 +351,3 @@ class _Drainer(Loop):
                     shard.lease.surrender(leave=0.001)
                 except LowqError:
                     continue
-
-
-def limits_unwatched(time_limit: float | None, ttr: float | None) -> TimeLimits | None:
-    """What ``deadline`` and ``touch`` go by. Nobody watches, so nothing is enforced."""
-    return None if time_limit is None and ttr is None else TimeLimits(time_limit, ttr)

@@ -255,7 +255,7 @@ class Loop:
                 if batch._observed is not None:
                     context.run(batch._observed.left)
             if self.is_cancelled is not None and (task := asyncio.current_task()) is not None and task.cancelling():
-                error = await _take_back_cancels(task, self.is_cancelled) or error
+                error = await _take_back_cancels(task, self.is_cancelled, error)
             if error is None and not (batch._outcomes or in_flight.found_no_redis):
                 outcome = Outcome(ids, observed=batch._observed)
             else:
@@ -321,12 +321,14 @@ class Loop:
             self.ended(shard, jobs, outcome)
 
 
-async def _take_back_cancels(task: "asyncio.Task[Any]", is_cancelled: Callable[[], bool]) -> BaseException | None:
+async def _take_back_cancels(
+    task: "asyncio.Task[Any]", is_cancelled: Callable[[], bool], error: BaseException | None
+) -> BaseException | None:
     """A handler may have cancelled its own task: what is awaited from here on is not to be cancelled for that. Returns
-    the error if the task was cancelled meanwhile by others.
+    the error of the batch: its own, or the cancellation if the task was cancelled by others meanwhile.
     """
     if is_cancelled():
-        return None
+        return error
     try:
         await asyncio.sleep(0)  # one that has not struck yet strikes here
     except asyncio.CancelledError as raised:
@@ -334,7 +336,7 @@ async def _take_back_cancels(task: "asyncio.Task[Any]", is_cancelled: Callable[[
             return raised
     while task.uncancel():
         pass
-    return None
+    return error
 
 
 def backoff(failures: int) -> float:
