@@ -59,7 +59,7 @@ class _Bounded(H11Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]  # uvicorn wants the narrower type
-        if len(self.connections) > self.most and not self._make_room():
+        if len(self.connections) > self.most and not self.make_room():
             if len(self.connections) > self.most + SPARE:
                 self.transport.write(_REFUSAL)
                 self.transport.close()
@@ -67,7 +67,7 @@ class _Bounded(H11Protocol):
             self.app = _HealthOnly(self.app)
         self.awaited.update()
 
-    def _make_room(self) -> bool:
+    def make_room(self) -> bool:
         """Closes the oldest other connection without a whole request; whether there was one."""
         others: set[Any] = self.connections
         idle = [other for other in others if other is not self and not other.is_answered()]
