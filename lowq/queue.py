@@ -135,7 +135,7 @@ class Queue(Queries, Generic[P]):
         on_progress = None
         if args or options or type(jobs) is not dict:  # one job, as a mapping, is what most pushes are
             jobs, on_progress = self._meant_jobs(jobs, args, options)
-        seconds = TIMEOUT.check("", "timeout", timeout)
+        seconds = None if timeout is None else TIMEOUT.check("", "timeout", timeout)
         target = self._present_target()
         if target is None:
             self._check(jobs)
@@ -194,7 +194,7 @@ class Queue(Queries, Generic[P]):
         on_progress = None
         if args or options or type(jobs) is not dict:  # one job, as a mapping, is what most pushes are
             jobs, on_progress = self._meant_jobs(jobs, args, options)
-        seconds = TIMEOUT.check("", "timeout", timeout)
+        seconds = None if timeout is None else TIMEOUT.check("", "timeout", timeout)
         target = self._present_target()
         if target is None:
             self._check(jobs)
@@ -247,7 +247,7 @@ class Queue(Queries, Generic[P]):
         # Everything is entered anew after the registry was lost or the queue was dropped.
         if target is None or target.group is not self._backend.group_for(self.name, target.shards_count):
             return None
-        return None if target.routes.is_doubtful else target
+        return None if target.routes.sealed and target.routes.is_doubtful else target
 
     def _durable(self, target: Target, durability: Durability | None) -> Target:
         """The same target for pushes that wait for this, or for what the queue says.

@@ -61,13 +61,12 @@ class DirectPush:
 
 
 class ThreadRequest(Request):
-    """A request of a thread."""
+    """A request of a thread, which waits on a lock that is held until the outcomes are known."""
 
-    __slots__ = ("waiter",)
+    __slots__ = ()
 
-    def __init__(self, parts: list[Part], jobs_count: int, size: int, seconds: float, room_until: float = 0.0) -> None:
-        super().__init__(parts, jobs_count, size, seconds, room_until)
-        #: Held until the outcomes are known.
+    def expect(self) -> None:
+        """Says that its caller is going to wait."""
         self.waiter = threading.Lock()
         self.waiter.acquire()
 
@@ -92,6 +91,7 @@ class ThreadPushes:
         is_busy = self._is_crowded or self._waiting or self._direct() is not None
         # Where no thread runs any more but this one, or none can be started, each sends for itself.
         if is_busy and not sys.is_finalizing() and self._flusher.start():
+            request.expect()
             self._waiting.append(request)
             self._flusher.wake()
             return
@@ -104,7 +104,8 @@ class ThreadPushes:
             write = Write(self._writer, [request])
             write.share_calls()
             write.send()
-            if not request.is_settled:
+            if request.again:
+                request.expect()
                 self._router.take(self._writer, request, by_caller=True)
         finally:
             del right  # an exception would keep it as long as somebody keeps the exception
@@ -204,7 +205,8 @@ class GroupCommit:
                 begun.append((pushes, some))
                 pushes.begin(some)
             for pushes, some in begun:
-                pushes.wait(some)
+                if some.waiter is not None:
+                    pushes.wait(some)
         except BaseException:
             # Before the flusher has taken it nothing was written. Otherwise the jobs may be in.
             for _, some in begun:
@@ -216,6 +218,7 @@ class GroupCommit:
         write.settle(results)
         for request in write.requests:
             if not request.is_settled:
+                request.expect()
                 try:
                     self.router.take(self.writer, request, by_caller=True)
                     self._threads[None].wait(request)

@@ -20,7 +20,7 @@ from itertools import chain
 from typing import Any, Protocol, Self, TypeGuard, TypeVar, Union
 
 from lowq.codec import EncodedJob
-from lowq.errors import RedisUnavailable
+from lowq.errors import PayloadError, RedisUnavailable
 from lowq.sharding import Layout
 from lowq.store import Call, Refusal, caller_deadline
 from lowq.store.shard import PushCall
@@ -116,6 +116,7 @@ class Request:
         "parts",
         "room_until",
         "size",
+        "waiter",
         "was_taken",
     )
 
@@ -138,6 +139,8 @@ class Request:
         self.abandoned = False
         #: Whether it is in a write.
         self.was_taken = False
+        #: What its caller waits on.
+        self.waiter: Any = None
 
     def some(self, parts: list[Part]) -> Self:
         """A request for some of the parts. The outcomes are those of this request, too."""
@@ -232,11 +235,10 @@ class SharedCall(PushCall):
         self.data[2] = b"1"  # has Redis look whether it carried the call out already
         return self if self.members else None
 
-    def set_outcome(self, outcome: bool | Exception) -> None:
-        """Sets the outcome of all its parts."""
-        is_copied = len(self.members) > 1 and isinstance(outcome, Exception)
+    def fail(self, error: Exception) -> None:
+        """Sets the error as the outcome of all its parts."""
         for owner, part in self.members:
-            owner.outcomes[part] = copy_of(outcome) if is_copied else outcome  # type: ignore[type-var]
+            owner.outcomes[part] = copy_of(error)
 
 
 def new_token() -> bytes:
@@ -307,3 +309,22 @@ def is_misscored(result: object) -> TypeGuard[Refusal]:
 def is_out_of_turn(result: object) -> TypeGuard[Refusal]:
     """Whether the call that had to come before was not carried out. Nothing was written."""
     return isinstance(result, Refusal) and result.code == "OUTOFTURN"
+
+
+def wrong_scores(part: Part, refusal: Refusal) -> PayloadError:
+    """What the caller is told of a part that `is_misscored`."""
+    kind, *positions = refusal.detail.split()
+    job = part.jobs[int(positions[0]) if positions else 0]
+    if kind == "missing":
+        why = (
+            "has no score, and others of the queue have versions: its score would be the time, which is above all "
+            "of them, so it would come last and count as the newest. Push it with score=..., or declare where "
+            "that is, once: the option score='version' of the worker, if that is the field's name"
+        )
+    else:
+        why = (
+            f"has a score, {part.items[int(positions[0])][2].decode()}, and others of its shard wait or run that "
+            "were pushed without: their score is the time, so they would come after it and count as newer. Push "
+            "all with scores, once what was pushed without is performed, or deleted"
+        )
+    return PayloadError(f"queue {part.target.queue!r}: job {job['id']!r:.100} {why}; nothing was written")

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any
 
 from lowq.push.background import run_in_own_thread
-from lowq.push.calls import Part, Request
+from lowq.push.calls import Request
 from lowq.push.router import Router
 from lowq.push.write import GRACE, Write, Writer
 from lowq.store import Deadline, LoopConnection
@@ -25,16 +25,17 @@ Server = tuple[str, int] | None
 
 
 class LoopRequest(Request):
-    """A request of a coroutine."""
+    """A request of a coroutine, which waits on a future."""
 
-    __slots__ = ("alarm", "future")
+    __slots__ = ("alarm",)
 
-    def __init__(self, parts: list[Part], jobs_count: int, size: int, seconds: float, room_until: float = 0.0) -> None:
-        super().__init__(parts, jobs_count, size, seconds, room_until)
-        #: Done when the outcomes are known.
-        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        #: Ends it when its caller has less time than others.
-        self.alarm: asyncio.TimerHandle | None = None
+    #: Ends it when its caller has less time than others.
+    alarm: asyncio.TimerHandle | None
+
+    def expect(self) -> None:
+        """Says that its caller is going to wait."""
+        self.waiter = asyncio.get_running_loop().create_future()
+        self.alarm = None
 
     def end(self) -> None:
         """Its caller waits for it no longer."""
@@ -44,15 +45,15 @@ class LoopRequest(Request):
 
     def is_abandoned(self) -> bool:
         # When a task is cancelled its future is at once, and its coroutine runs a little later.
-        return self.future.done() or super().is_abandoned()
+        return self.waiter.done() or super().is_abandoned()
 
     def wake_caller(self) -> None:
-        if not self.future.done():
-            self.future.set_result(None)
+        if not self.waiter.done():
+            self.waiter.set_result(None)
 
     def wake_caller_from_thread(self) -> None:
         try:
-            self.future.get_loop().call_soon_threadsafe(self.wake_caller, context=Context())
+            self.waiter.get_loop().call_soon_threadsafe(self.wake_caller, context=Context())
         except RuntimeError:
             pass  # the loop was closed: nobody waits any more
 
@@ -75,19 +76,22 @@ class EventLoopPushes:
 
     async def push(self, writer: Writer, server: Server, request: LoopRequest) -> None:
         """Pushes with others, and waits until the outcome of each part is known."""
+        request.expect()
         try:
             self._begin(writer, server, request)
-            await request.future
+            await request.waiter
         finally:
             request.end()
 
     async def push_to_several(self, writer: Writer, requests: Mapping[Server, LoopRequest]) -> None:
         """The same for what goes to several servers."""
+        for request in requests.values():
+            request.expect()
         try:
             for server, request in requests.items():
                 self._begin(writer, server, request)
             for request in requests.values():
-                await request.future
+                await request.waiter
         finally:
             for request in requests.values():
                 request.end()
@@ -127,7 +131,7 @@ class EventLoopPushes:
         try:
             while held:
                 others, request = held.popleft()
-                if request.future.done():  # its time is up, or it was cancelled
+                if request.waiter.done():  # its time is up, or it was cancelled
                     continue
                 try:
                     self._add_or_hold(others, request)
@@ -378,11 +382,11 @@ class ServerPushes:
         now = time.monotonic()
         self._wake_callers()
         self._end_overdue(now)
-        self._refused = [request for request in self._refused if not request.future.done()]
+        self._refused = [request for request in self._refused if not request.waiter.done()]
         ends = [
             request.give_up_at + GRACE
             for request in [*self._sent, *self._waiting, *self._refused]
-            if not request.future.done()
+            if not request.waiter.done()
         ]
         if self._sent:
             ends += [self._attempt_ends, max(request.give_up_at for request in self._sent) + GRACE]
@@ -404,7 +408,7 @@ class ServerPushes:
 
     def give_up(self, request: LoopRequest) -> None:
         """Its time is up, or it will not be sent."""
-        if not request.future.done():
+        if not request.waiter.done():
             self._writer.give_up(request)
             request.wake_caller()
 

@@ -25,7 +25,6 @@ from lowq.coroutines import plain
 from lowq.errors import (
     JobError,
     NotReplicated,
-    PayloadError,
     PushError,
     PushInterrupted,
     QueueFull,
@@ -36,11 +35,11 @@ from lowq.middleware import all_async, wrap
 from lowq.observe.emit import observed_push
 from lowq.push.background import in_own_thread
 from lowq.push.batcher import ThreadRequest
-from lowq.push.calls import Outcome, Part, Request, Settled, is_misscored, is_out_of_turn
+from lowq.push.calls import Outcome, Part, Request, Settled, is_misscored, is_out_of_turn, wrong_scores
 from lowq.push.event_loop import LoopRequest
 from lowq.push.target import Jobs, Target, as_iterable, of_queue
 from lowq.push.write import PUSH_BYTES, PUSH_JOBS, Write, missed_deadline
-from lowq.store import NotConfirmed, Refusal, caller_deadline
+from lowq.store import NotConfirmed, caller_deadline
 
 #: Jobs that are validated and written together.
 CHUNK_JOBS = 5000
@@ -423,7 +422,7 @@ class Push:
             # Unless somebody has said so, it may be in or not.
             error = outcome if isinstance(outcome, Exception) else RedisUnavailable("the outcome is not known")
             if is_misscored(error):
-                error = self._wrong_scores(part, error)
+                error = wrong_scores(part, error)
             if reason is None or not is_out_of_turn(error):
                 reason = error
         if self._on_progress is not None:
@@ -439,23 +438,6 @@ class Push:
         push_error = self.error([job for part in failed for job in part.jobs] + following, reason)
         push_error.unsafe = [job for part, _ in unsafe for job in part.jobs]
         raise push_error from reason
-
-    def _wrong_scores(self, part: Part, refusal: Refusal) -> PayloadError:
-        kind, *positions = refusal.detail.split()
-        job = part.jobs[int(positions[0]) if positions else 0]
-        if kind == "missing":
-            why = (
-                "has no score, and others of the queue have versions: its score would be the time, which is above all "
-                "of them, so it would come last and count as the newest. Push it with score=..., or declare where "
-                "that is, once: the option score='version' of the worker, if that is the field's name"
-            )
-        else:
-            why = (
-                f"has a score, {part.items[int(positions[0])][2].decode()}, and others of its shard wait or run that "
-                "were pushed without: their score is the time, so they would come after it and count as newer. Push "
-                "all with scores, once what was pushed without is performed, or deleted"
-            )
-        return PayloadError(f"queue {self._target.queue!r}: job {job['id']!r:.100} {why}; nothing was written")
 
     def _not_replicated(
         self, unsafe: list[tuple[Part, NotConfirmed]], following: list[Mapping[str, Any]]

@@ -8,7 +8,7 @@
                     +---------------+
 
 One thread does so for all callers of a queue, in the order in which they pushed: as long as jobs of an id are not in,
-whatever comes later for that id stays behind them, also of other callers (`Write.share_calls` asks `Resender.has`).
+whatever comes later for that id stays behind them, also of other callers: `Write.share_calls` looks at `by_id`.
 A call is carried out as a whole or not at all, so a repeat after a lost reply can't count anything twice.
 """
 
@@ -167,12 +167,12 @@ class Resender:
     def __init__(self, client: Client) -> None:
         self._client = client
         #: Of what follows. Nobody waits for it for long, and goes on without: a signal handler may push that has
-        #: interrupted who holds it. What may go wrong then is that a set of `_by_id` is dropped as it is filled.
+        #: interrupted who holds it. What may go wrong then is that a set of `by_id` is dropped as it is filled.
         self._lock = threading.RLock()
         #: In the order in which they came; the values mean nothing. Others add, the thread takes out.
         self._pushes: dict[RefusedPush, None] = {}
         #: Id -> those of them that have it.
-        self._by_id: dict[bytes, set[RefusedPush]] = {}
+        self.by_id: dict[bytes, set[RefusedPush]] = {}
         self._thread = OnDemandThread(self._work, IDLE)
         #: Hears where there is room, while somebody waits for it.
         self._listener = OnDemandThread(self._listen, IDLE)
@@ -182,16 +182,12 @@ class Resender:
         #: Of those in which there may be some.
         self._free: deque[str] = deque()
 
-    def has(self, part: Part) -> bool:
-        """Whether something of one of its ids is not in yet."""
-        return bool(self._by_id) and any(item[0] in self._by_id for item in part.items)
-
     def add(self, push: RefusedPush) -> None:
         """Has it sent again, behind those that were added before."""
         try:
             with self._locked_briefly():
                 for job_id in push.ids:
-                    self._by_id.setdefault(job_id, set()).add(push)
+                    self.by_id.setdefault(job_id, set()).add(push)
                 self._pushes[push] = None
         except BaseException:  # of a signal handler
             self._remove(push)
@@ -216,10 +212,10 @@ class Resender:
         with self._locked_briefly():
             self._pushes.pop(push, None)
             for job_id in push.ids:
-                pushes = self._by_id.get(job_id, set())
+                pushes = self.by_id.get(job_id, set())
                 pushes.discard(push)
                 if not pushes:
-                    self._by_id.pop(job_id, None)
+                    self.by_id.pop(job_id, None)
 
     def _work(self) -> float | None:
         pushes, now = list(self._pushes), clock.now()  # all that is known was heard before
@@ -373,5 +369,8 @@ def _send(batch: Sequence[tuple[RefusedPush, SharedCall]]) -> None:
         except Exception as error:
             results = [copy_of(interrupted(error)) for _ in some]
         for (push, call), result in zip(some, results, strict=True):
-            call.set_outcome(result if isinstance(result, Exception) else True)
+            if isinstance(result, Exception):
+                call.fail(result)
+            else:
+                push.outcomes[call.first] = True
             push.was_resent = True

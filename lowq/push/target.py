@@ -97,7 +97,7 @@ class Target:
 
     def parts(
         self, layout: Layout, shard: int, items: list[EncodedJob], jobs: list[Mapping[str, Any]], clock: bytes, *,
-        made: str = "", hops: int = 0,
+        made: str = "",
     ) -> Iterator[Part]:  # fmt: skip
         """The parts for jobs of a shard, none of which takes Redis long. ``made``: the prefix of a shard that is to be
         made if it is not there.
@@ -111,7 +111,7 @@ class Target:
             while end < len(items) and end - start < CALL_JOBS and (size < CALL_BYTES):
                 size += len(items[end][1])
                 end += 1
-            yield Part(self, layout, shard, prefix, items[start:end], jobs[start:end], words, hops)
+            yield Part(self, layout, shard, prefix, items[start:end], jobs[start:end], words)
             start = end
 
     def note_misrouted(self, part: Part, refusal: Refusal, refused_at: float = math.inf) -> bool:
@@ -148,7 +148,7 @@ class Target:
         return [
             other
             for (layout, shard, clock), (items, jobs) in groups.items()
-            for other in self.parts(layout, shard, items, jobs, clock, made=made, hops=part.hops + 1)
+            for other in self.parts(layout, shard, items, jobs, clock, made=made)
         ]
 
     def prefix(self, layout: Layout, shard: int) -> str:

@@ -9,7 +9,7 @@ from lowq.codec import dump_payload, encode_id
 from lowq.codec.types import PayloadType
 from lowq.errors import MiddlewareError, QueueFull, Resharding
 from lowq.push.batcher import ThreadRequest
-from lowq.push.calls import is_full, is_misrouted
+from lowq.push.calls import SharedCall, is_full, is_misrouted
 from lowq.push.push import Push
 from lowq.push.target import ANEW, Target
 from lowq.push.write import Write
@@ -50,7 +50,7 @@ def push_ticks(
         )
     request = ThreadRequest(parts, 1, 0, math.inf)
     write = Write(target.group.writer, [request])
-    write.add_call(request, part, b"")
+    write.calls = [SharedCall(request, part, b"")]
     write.send()
     refusal, outcome = request.again.get(part), request.outcomes.get(part)
     if is_misrouted(refusal):

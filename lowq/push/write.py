@@ -52,8 +52,9 @@ R = TypeVar("R", bound=Request)
 class Refused(Protocol):
     """The pushes of a queue that were refused and are sent again."""
 
-    def has(self, part: Part) -> bool:
-        """Whether something of one of its ids is not in yet."""
+    @property
+    def by_id(self) -> Mapping[bytes, object]:
+        """Those of each id."""
         ...
 
 
@@ -126,7 +127,11 @@ class Write(Generic[R]):
             request.was_taken = True
             for part in request.parts:
                 refused = self.writer.refused.get(part.target.queue)
-                if refused is not None and (refused.has(part) or (behind and not behind.isdisjoint(part.keys()))):
+                if (
+                    refused is not None
+                    and (refused.by_id or behind)
+                    and (any(item[0] in refused.by_id for item in part.items) or not behind.isdisjoint(part.keys()))
+                ):
                     behind |= part.keys()
                     request.again[part] = None
                     continue
@@ -137,15 +142,10 @@ class Write(Generic[R]):
                     or call.first.layout.shards_count != part.layout.shards_count
                     or call.members[-1][0] is request
                 ):
-                    last[part.prefix] = self.add_call(request, part, b"" if call is None else call.token)
+                    call = last[part.prefix] = SharedCall(request, part, b"" if call is None else call.token)
+                    self.calls.append(call)
                 else:
                     call.members.append((request, part))
-
-    def add_call(self, owner: Owner, part: Part, after: bytes) -> SharedCall:
-        """Adds a call for a part."""
-        call = SharedCall(owner, part, after)
-        self.calls.append(call)
-        return call
 
     def begin(self) -> Deadline:
         """Prepares the calls, and begins the time of the write: it lasts no longer than its callers wait, with an
@@ -191,7 +191,8 @@ class Write(Generic[R]):
                 break
         for call, result in zip(self.calls, results, strict=True):
             if not isinstance(result, Exception):
-                call.set_outcome(bool(result))
+                for owner, part in call.members:
+                    owner.outcomes[part] = bool(result)
             elif is_misrouted(result) or (is_full(result) and len(call.members) == 1):
                 for owner, part in call.members:
                     _again(owner, part, result)
@@ -199,7 +200,7 @@ class Write(Generic[R]):
                 for owner, part in call.members:
                     _again(owner, part, None)
             else:
-                call.set_outcome(result)
+                call.fail(result)
 
     def fail(self, error: BaseException) -> None:
         """Ends it with what nobody expected: what has no outcome yet may be in or not."""
