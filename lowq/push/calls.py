@@ -251,19 +251,17 @@ def push_arguments(
     """What a call of the script is given. ``keep``: seconds for which Redis remembers it. ``words``: of the queue's
     options.
     """
-    width = PLAIN
+    data = [b"", token, b"", b"%d" % shards_count, b"%d" % PLAIN + words, keep, after]
     for item in items:
         if item[2] or item[3] or len(item) == EXTENDED:
-            width = max(width, TIMED if len(item) == TIMED else EXTENDED)
-    data = [b"", token, b"", b"%d" % shards_count, b"%d" % width + words, keep, after]
-    if width == PLAIN:
-        for item in items:
-            data += item[:2]
-    elif width == TIMED:
-        data += chain.from_iterable(items)
+            break
+        data += item[:2]
     else:
-        for item in items:
-            data += item if len(item) == EXTENDED else (*item, b"=", b"=")
+        return data  # as mostly
+    width = max(map(len, items))
+    data[4:] = [b"%d" % width + words, keep, after]
+    for item in items:
+        data += item if len(item) == width else (*item, b"=", b"=")
     return data
 
 
