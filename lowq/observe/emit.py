@@ -64,15 +64,15 @@ class QueueEvents:
         self.follows_batches = False
 
     def joined_by(self, *own: Observer) -> "QueueEvents":
-        """Those events, also for these observers of what becomes of jobs."""
+        """The same, also for these observers of what becomes of jobs."""
         return QueueEvents(self.queue, self.observers, (*self._own, *own))
 
     def counted_by(self, tally: Observer, server_offset: Callable[[], float | None] = lambda: None) -> "QueueEvents":
-        """Those events, also for a tally. ``server_offset``: as of `ServerClock`."""
+        """The same, counted by a tally. ``server_offset``: as of `ServerClock`."""
         return QueueEvents(self.queue, self.observers, self._own, tally=tally, server_offset=server_offset)
 
     def unobserved(self) -> "QueueEvents":
-        """Those events of a push that is observed already."""
+        """The same without observers of pushes and batches: of a push that is observed already."""
         return QueueEvents(self.queue, (), self._own)
 
     def jobs_changed(
@@ -159,7 +159,7 @@ class ObservedPush:
 
 @contextmanager
 def observed_push(observers: Sequence[Observer], queue: str, jobs: object) -> Iterator[ObservedPush]:
-    """Has the observers follow a push, in this thread or task."""
+    """Emits the beginning and the end of a push, in this thread or task."""
     observations = _tell_all(observers, "push_began", queue, jobs)
     traces = [call_observer(partial(_trace_of, observation)) for observation in observations]
     push = ObservedPush(next((trace for trace in traces if trace), ""))
