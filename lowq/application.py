@@ -98,7 +98,8 @@ class Lowq:
         self._registry_check = RegistryCheck(self)
         #: The queues that this process has entered in the registry.
         self.registrations = self._new_registrations()
-        self._queues: dict[str, Queue] = {}
+        #: The handles of workers, which another application with these workers does not see replaced.
+        self._queues: dict[str, tuple[type[Worker[Any]], Queue]] = {}
         self._exporter = MetricsExporter(self.config)
         self._callbacks = Callbacks()
         #: Those who follow pushes and batches: `lowq.contrib` adds them, at any time.
@@ -143,7 +144,6 @@ class Lowq:
             )
         check_codec(worker, self.config)
         self.workers[worker.queue_name] = worker
-        self._queues.pop(worker.queue_name, None)
         return worker
 
     @property
@@ -251,11 +251,11 @@ class Lowq:
 
     def queue_of(self, worker: type[Worker[Any]]) -> Queue:
         """The handle of a worker's queue."""
-        queue = self._queues.get(worker.queue_name)
-        if queue is None:
-            kind = _queue_class(worker.driver)
-            queue = self._queues[worker.queue_name] = kind(self, worker.queue_name, worker.shards_count, worker)
-        return queue
+        known = self._queues.get(worker.queue_name)
+        if known is None or known[0] is not worker:
+            queue = _queue_class(worker.driver)(self, worker.queue_name, worker.shards_count, worker)
+            known = self._queues[worker.queue_name] = worker, queue
+        return known[1]
 
     def group_for(self, name: str, shards_count: int) -> GroupCommit | None:
         """The pushes on our connections, if the queue was entered in the registry already. It is asked at each push."""
@@ -516,10 +516,6 @@ class _WithOwnPool(Lowq):
             self._client.close()
         if self._group is not None:
             self._group.close()
-
-    def queue_of(self, worker: type[Worker[Any]]) -> Queue:
-        # Nothing is kept: the other application does not tell when a worker takes another one's place.
-        return _queue_class(worker.driver)(self, worker.queue_name, worker.shards_count, worker)
 
 
 def _queue_class(driver: str | None) -> type[Queue]:
