@@ -15,25 +15,22 @@ when a scheduler of the application's own has declined a shard that is ready, id
 import random
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from heapq import heapify, heappop, heappush
 from itertools import count as count_up
 from itertools import islice
 from math import inf
-from typing import NamedTuple, TypeVar
 
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.duration import LONGEST_WAIT
 from lowq.shards.delivery import Delivery, urgent_level
-from lowq.shards.fairness import QueuePermits, QueueUse, Share, next_queue
+from lowq.shards.fairness import Demand, QueuePermits, QueueUse, Share, Shares
 from lowq.shards.scheduler import LagScheduler, Scheduler, SeqScheduler, place
 from lowq.shards.shard import Shard
 
 #: Seconds after which a scheduler that declined a shard that is ready is asked again, at the latest.
 ASK_AGAIN = 0.1
-#: Seconds for which a thread waits for the answer whether a queue whose turn it is may begin a batch, at most: Redis is
-#: asked just then. If it went on with another queue at once, permits would come while all threads are busy, each time.
-ANSWER_SECONDS = 0.5
 #: The claim on a shard that no thread may pick: an event loop works it, or its lease is being replaced.
 _NOBODY = -1
 #: No thread: what is ready for it is ready for any.
@@ -41,21 +38,9 @@ _ANY = -2
 #: Seconds for which a shard rests whose primary in a cluster did not answer, at least and at most.
 SILENT_SECONDS = (0.1, 0.3)
 
-T = TypeVar("T")
 Schedule = Scheduler[Shard]
 #: A thread's schedulers: queue -> the one that chooses among its shards.
 Schedules = Mapping[str, Schedule]
-
-
-class Demand(NamedTuple):
-    """What a queue with limits over all nodes could do with more permits."""
-
-    #: Its batches that run.
-    running: int
-    #: How many could begin besides.
-    ready: int
-    #: How many threads are asleep. The others look what to work next when they come back.
-    idle: int
 
 
 class Dispatcher:
@@ -81,28 +66,16 @@ class Dispatcher:
         # lowq's own choose one of those that are ready whenever there is one.
         own = (LagScheduler, SeqScheduler)
         self._may_decline = any(type(made) not in own for each in schedules for made in each.values())
-        self._uses = {
-            queue: QueueUse(
-                queue,
-                share,
-                QueuePermits(share.limits, share.batch_size, ask_for_permits, clock) if share.limits else None,
-            )
-            for queue, share in shares.items()
-        }
-        #: Those of the queues that may have all the threads that they may have.
-        self._bounded = {
-            queue: use for queue, use in self._uses.items() if use.max_threads is not None or use.permits is not None
-        }
+        self._shares = Shares(shares, ask_for_permits, clock)
+        self._uses = self._shares.uses
         #: Of the only queue, when all threads are for it: then nothing is counted.
-        self._only_use = next(iter(self._uses.values())) if len(self._uses) == 1 and not self._bounded else None
+        self._only_use = next(iter(self._uses.values())) if len(shares) == 1 and not self._shares.bounded else None
         #: Of the shards that there are: their places in order. Of equals in a heap the first one is next.
         self._places: dict[Shard, int] = {}
         #: Numbers the entries of the heaps.
         self._entries = count_up()
         #: The shard that a thread was given last.
         self._latest: dict[int, Shard] = {}
-        #: Shards that count in `running` of their queues: those that somebody works and has not ended with.
-        self._at_work: set[Shard] = set()
         self._on_left = on_left
         self._changed = threading.Condition()
         #: How many are asleep, and the thread among them that wakes up when the next job is due.
@@ -141,7 +114,7 @@ class Dispatcher:
                 due = inf
                 if self._leader == thread or self._may_decline:
                     due = min([use.next_due for use in self._uses.values()], default=inf)
-                for use in self._bounded.values():
+                for use in self._shares.bounded.values():
                     if use.permits is not None and use.awaits_answer(now):
                         due = min(due, use.permits.answer_until)
                 self._idle += 1
@@ -202,83 +175,34 @@ class Dispatcher:
             ready = self._ready(self._only_use, thread, count, now)
             picked += islice(self._choices(self._only_use.queue, thread, ready, now), count)
         else:
-            self._pick_fairly(picked, thread, count, mine, now)
+            picked = self._pick_fairly(thread, count, mine, now)
         for shard in picked:
             shard.dispatch.claimed_by = claimed_by
             self._latest[thread] = shard
         return picked
 
-    def _pick_fairly(self, picked: list[Shard], thread: int, count: int, mine: Collection[Shard], now: float) -> None:
+    def _pick_fairly(self, thread: int, count: int, mine: Collection[Shard], now: float) -> list[Shard]:
         """Each of the queue whose turn it is; of another queue if its scheduler declines."""
         # What the caller comes from doesn't count: it may go on with that.
-        came_from = [shard for shard in mine if shard in self._at_work]
-        for shard in came_from:
-            self._end_work(shard, now)
-        ready: dict[QueueUse, list[Shard]] = {}
+        left = {self._uses[shard.queue] for shard in mine if self._shares.end(shard, now)}
+        found: dict[QueueUse, list[Shard]] = {}
         for use in self._uses.values():
-            if use.running:
-                use.count_until(now)
             if not use.heap or use.heap[0][0] > now:  # most have nothing due
                 use.next_due = use.heap[0][0] if use.heap else inf
-                continue
-            ready[use] = self._ready(use, thread, count, now)
+            else:
+                found[use] = self._ready(use, thread, count, now)
+        picked: list[Shard] = []
         try:
-            self._share_out(picked, ready, thread, count, now)
-        except BaseException:  # of the application's scheduler: nothing was picked
-            for shard in picked:
-                self._end_work(shard, now)
-            raise
+            picked = self._shares.share_out(
+                found, lambda use: self._choices(use.queue, thread, found[use], now), count, self._idle, now
+            )
+            return picked
         finally:
-            for use in self._bounded.values():
+            for use in self._shares.bounded.values():
                 if use.is_full:  # whoever leaves it wakes a thread
                     use.next_due = inf
-            queues = {shard.queue for shard in picked}
-            for shard in came_from:
-                if shard.queue not in queues:
-                    self._wake_for_place(self._uses[shard.queue])
-
-    def _share_out(
-        self, picked: list[Shard], ready: dict[QueueUse, list[Shard]], thread: int, count: int, now: float
-    ) -> None:
-        counts = {use: len(found) for use, found in ready.items()}
-        choices: dict[QueueUse, Iterator[Shard]] = {}
-        kept: list[QueueUse] = []  # for which a place is kept until it is known whether they may begin
-        try:
-            while len(picked) + len(kept) < count:
-                waiting = [use for use, left in counts.items() if left and self._may_wait(use, left, now)]
-                if not waiting:
-                    break
-                use = next_queue(waiting)
-                counts[use] -= 1
-                if use.is_full:
-                    use.running += 1
-                    kept.append(use)
-                    continue
-                if use not in choices:
-                    choices[use] = self._choices(use.queue, thread, ready[use], now)
-                chosen = next(choices[use], None)
-                if chosen is None:
-                    counts[use] = 0
-                    continue
-                for other in self._uses.values():
-                    # It had no use for a thread now: it cannot claim it later.
-                    if other.virtual_time < use.virtual_time and other not in waiting:
-                        other.virtual_time = use.virtual_time
-                use.begin(now)
-                if use.permits is not None:
-                    chosen.dispatch.allowance = use.permits.begin()
-                self._at_work.add(chosen)
-                picked.append(chosen)
-        finally:
-            for use in kept:
-                use.running -= 1
-
-    def _may_wait(self, use: QueueUse, ready_count: int, now: float) -> bool:
-        """Whether a queue with so many ready shards may begin a batch, or perhaps may in a moment."""
-        if not use.is_full:
-            return True
-        self._ask_for_permits(use, ready_count + self._idle)
-        return use.awaits_answer(now)
+            for use in left - {self._uses[shard.queue] for shard in picked}:
+                self._wake_for_place(use)
 
     def _ready(self, use: QueueUse, thread: int, most: int, now: float) -> list[Shard]:
         """The shards of a queue that are ready for the thread and whose jobs have waited longest, up to so many."""
@@ -343,26 +267,20 @@ class Dispatcher:
         # must set its alarm anew.
         if due > self._clock() or self._may_decline:
             self._changed.notify_all()
-        elif use.queue not in self._bounded or not use.is_full:
+        elif use.queue not in self._shares.bounded or not use.is_full:
             self._changed.notify()
         else:
-            self._ask_for_permits(use, 1)
+            self._shares.ask_for_permits(use, 1)
 
     def _enter_all(self, use: QueueUse) -> None:
         dues = [(shard.dispatch.next_due, shard) for shard in self._by_queue.get(use.queue, ())]
         use.heap = [(due, self._places[shard], next(self._entries), shard) for due, shard in dues if due is not None]
         heapify(use.heap)
 
-    def _end_work(self, shard: Shard, now: float) -> None:
-        """Nobody works it any more, as its queue's share counts it."""
-        self._at_work.remove(shard)
-        self._settle(shard, 0)
-        self._uses[shard.queue].end(now)
-
     def _leave_queue(self, shard: Shard) -> None:
         """Whoever worked it goes on without another shard of its queue."""
-        self._end_work(shard, self._clock())
-        self._wake_for_place(self._uses[shard.queue])
+        if self._shares.end(shard, self._clock()):
+            self._wake_for_place(self._uses[shard.queue])
 
     def _wake_for_place(self, use: QueueUse) -> None:
         # If the queue was full, nobody was woken for its shards, and no alarm is set for them: this is what makes up
@@ -372,22 +290,10 @@ class Dispatcher:
 
     # --- limits over all nodes ---
 
-    def _ask_for_permits(self, use: QueueUse, batches: int) -> None:
-        """So many batches of the queue could begin."""
-        if use.permits is not None and not use.permits.wanted and not use.has_all_threads:
-            use.permits.wanted = batches
-            use.permits.answer_until = self._clock() + ANSWER_SECONDS
-            use.permits.ask()
-
-    def _settle(self, shard: Shard, used: int) -> None:
-        allowance, shard.dispatch.allowance = shard.dispatch.allowance, None
-        permits = self._uses[shard.queue].permits
-        if allowance is not None and permits is not None:
-            permits.settle(allowance, used)
-
-    def change_permits(self, queue: str, change: Callable[[QueuePermits, Demand], T]) -> T:
-        """For `permits`: calls ``change`` under the lock with what the queue may begin and what it could. Wakes whoever
-        may begin a batch after that.
+    @contextmanager
+    def changing_permits(self, queue: str) -> Iterator[tuple[QueuePermits, Demand]]:
+        """For `permits`: holds the lock while what the queue may begin is changed, and says what it could begin. Wakes
+        whoever may begin a batch after that.
         """
         with self._changed:
             use, now = self._uses[queue], self._clock()
@@ -399,11 +305,10 @@ class Dispatcher:
                 if use.max_threads is not None:
                     ready = min(ready, max(use.max_threads - use.running, 0))
             answer_until = permits.answer_until
-            result = change(permits, Demand(use.running, ready, self._idle))
+            yield permits, Demand(use.running, ready, self._idle)
             is_answered = permits.answer_until != answer_until  # who waited for that goes on with other queues
             if self._idle and (is_answered or (ready and not use.is_full)):
                 self._changed.notify_all()
-            return result
 
     # --- what is known of the shards ---
 
@@ -423,7 +328,7 @@ class Dispatcher:
                 state.next_due = None if delivery.delay is None else now + delivery.delay
             state.paused = delivery.paused and not is_older
             if state.allowance is not None:
-                self._settle(shard, len(delivery.jobs))
+                self._shares.settle(shard, len(delivery.jobs))
 
     def _note_levels(self, shard: Shard, wakes: int, levels: Mapping[int, float] | None, now: float) -> None:
         known = {level: now + delay for level, delay in (levels or {}).items()}
@@ -463,7 +368,7 @@ class Dispatcher:
         """The caller has finished with the shard."""
         with self._changed:
             shard.dispatch.claimed_by = None
-            if shard in self._at_work:
+            if self._only_use is None:
                 self._leave_queue(shard)
             self._enter(shard)
         if shard.dispatch.leaving:
@@ -480,8 +385,7 @@ class Dispatcher:
         """The caller has finished with the shard, and no thread may have it before somebody calls `unclaim`."""
         with self._changed:
             shard.dispatch.claimed_by = _NOBODY
-            if shard in self._at_work:  # nobody may come for another shard
-                self._leave_queue(shard)
+            self._leave_queue(shard)  # nobody may come for another shard
 
     # --- for the maintenance loop and the listener ---
 

@@ -15,7 +15,7 @@ is served.
 Nothing here reads a clock or holds a lock: all of it belongs to the lock of the dispatcher.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple
@@ -23,6 +23,10 @@ from typing import NamedTuple
 from lowq.clock import Clock
 from lowq.limits import Concurrency, Limit, Rate
 from lowq.shards.shard import Allowance, Shard
+
+#: Seconds for which a thread waits for the answer whether a queue whose turn it is may begin a batch, at most: Redis is
+#: asked just then. If it went on with another queue at once, permits would come while all threads are busy, each time.
+ANSWER_SECONDS = 0.5
 
 
 class Share(NamedTuple):
@@ -36,6 +40,17 @@ class Share(NamedTuple):
     limits: tuple[Limit, ...] = ()
     #: Jobs of one batch.
     batch_size: int = 1
+
+
+class Demand(NamedTuple):
+    """What a queue with limits over all nodes could do with more permits."""
+
+    #: Its batches that run.
+    running: int
+    #: How many could begin besides.
+    ready: int
+    #: How many threads are asleep. The others look what to work next when they come back.
+    idle: int
 
 
 class QueuePermits:
@@ -161,6 +176,113 @@ class QueueUse:
         self.running -= 1
         if self.permits is not None:
             self.permits.end()
+
+
+class Shares:
+    """What all queues of a dispatcher have of its threads."""
+
+    def __init__(self, shares: Mapping[str, Share], ask_for_permits: Callable[[], object], clock: Clock) -> None:
+        self._clock = clock
+        self.uses = {
+            queue: QueueUse(
+                queue,
+                share,
+                QueuePermits(share.limits, share.batch_size, ask_for_permits, clock) if share.limits else None,
+            )
+            for queue, share in shares.items()
+        }
+        #: Those of the queues that may have all the threads that they may have.
+        self.bounded = {
+            queue: use for queue, use in self.uses.items() if use.max_threads is not None or use.permits is not None
+        }
+        #: Shards that count in `running` of their queues: those that somebody works and has not ended with.
+        self._at_work: set[Shard] = set()
+
+    def share_out(
+        self,
+        found: Mapping[QueueUse, list[Shard]],
+        choose: Callable[[QueueUse], Iterator[Shard]],
+        count: int,
+        idle: int,
+        now: float,
+    ) -> list[Shard]:
+        """Up to so many shards for threads that begin now. ``found``: of each queue shards that are ready; ``choose``:
+        those of a queue as its scheduler chooses them; ``idle``: threads that are asleep.
+        """
+        for use in self.uses.values():
+            if use.running:
+                use.count_until(now)
+        left = {use: len(shards) for use, shards in found.items()}
+        choices: dict[QueueUse, Iterator[Shard]] = {}
+        picked: list[Shard] = []
+        kept: list[QueueUse] = []  # for which a place is kept until it is known whether they may begin
+        try:
+            while len(picked) + len(kept) < count:
+                waiting = [use for use, ready in left.items() if ready and self._may_wait(use, ready + idle, now)]
+                if not waiting:
+                    break
+                use = next_queue(waiting)
+                left[use] -= 1
+                if use.is_full:
+                    use.running += 1
+                    kept.append(use)
+                    continue
+                if use not in choices:
+                    choices[use] = choose(use)
+                chosen = next(choices[use], None)
+                if chosen is None:
+                    left[use] = 0
+                    continue
+                self._begin(use, chosen, waiting, now)
+                picked.append(chosen)
+        except BaseException:  # of the application's scheduler: nothing was picked
+            for shard in picked:
+                self.end(shard, now)
+            raise
+        finally:
+            for use in kept:
+                use.running -= 1
+        return picked
+
+    def _may_wait(self, use: QueueUse, batches: int, now: float) -> bool:
+        """Whether a queue that could begin so many batches may begin one, or perhaps may in a moment."""
+        if not use.is_full:
+            return True
+        self.ask_for_permits(use, batches)
+        return use.awaits_answer(now)
+
+    def _begin(self, use: QueueUse, shard: Shard, waiting: Sequence[QueueUse], now: float) -> None:
+        for other in self.uses.values():
+            # It had no use for a thread now: it cannot claim it later.
+            if other.virtual_time < use.virtual_time and other not in waiting:
+                other.virtual_time = use.virtual_time
+        use.begin(now)
+        if use.permits is not None:
+            shard.dispatch.allowance = use.permits.begin()
+        self._at_work.add(shard)
+
+    def end(self, shard: Shard, now: float) -> bool:
+        """Nobody works it any more, as its queue's share counts it; whether somebody did."""
+        if shard not in self._at_work:
+            return False
+        self._at_work.remove(shard)
+        self.settle(shard, 0)
+        self.uses[shard.queue].end(now)
+        return True
+
+    def settle(self, shard: Shard, used: int) -> None:
+        """Of the jobs that were allowed for the shard so many begin."""
+        allowance, shard.dispatch.allowance = shard.dispatch.allowance, None
+        permits = self.uses[shard.queue].permits
+        if allowance is not None and permits is not None:
+            permits.settle(allowance, used)
+
+    def ask_for_permits(self, use: QueueUse, batches: int) -> None:
+        """So many batches of the queue could begin."""
+        if use.permits is not None and not use.permits.wanted and not use.has_all_threads:
+            use.permits.wanted = batches
+            use.permits.answer_until = self._clock() + ANSWER_SECONDS
+            use.permits.ask()
 
 
 def next_queue(waiting: Sequence[QueueUse]) -> QueueUse:

@@ -25,8 +25,8 @@ from lowq.clock import now as clock_now
 from lowq.errors import LowqError, RedisUnavailable
 from lowq.limits import Concurrency, Rate
 from lowq.logs import get_log
-from lowq.shards.dispatcher import Demand, Dispatcher
-from lowq.shards.fairness import QueuePermits, Share
+from lowq.shards.dispatcher import Dispatcher
+from lowq.shards.fairness import Demand, QueuePermits, Share
 from lowq.shards.outage import Outage
 from lowq.store import Client
 from lowq.store.keys import limit_key
@@ -188,14 +188,9 @@ class Permits:
                     held.wakes += 1
                     held.ask_at = 0.0
                 if held.per is None and (not names or (names[0] == "?" and queue.holder not in names)):
-                    self._contend(queue, held)
+                    with queue.dispatcher.changing_permits(queue.name) as (permits, _):
+                        permits.contended[held.position] = True
         self._nudge.set()
-
-    def _contend(self, queue: _Queue, held: _Held) -> None:
-        def note(permits: QueuePermits, _demand: Demand) -> None:
-            permits.contended[held.position] = True
-
-        queue.dispatcher.change_permits(queue.name, note)
 
     def close(self) -> None:
         """Ends the thread, and gives back what no batch needs that still runs."""
@@ -206,7 +201,8 @@ class Permits:
         self._thread.join(1.0)
         calls: list[TakePermits] = []
         for queue in self._queues:
-            running = queue.dispatcher.change_permits(queue.name, lambda _permits, demand: demand.running)
+            with queue.dispatcher.changing_permits(queue.name) as (_, demand):
+                running = demand.running
             calls += [self._call(queue, held, running, 0) for held in queue.held if held.stated > running or held.waits]
         try:
             self._client.run_many(calls, repeats=0)
@@ -232,18 +228,22 @@ class Permits:
                 wait = self._serve(queue)
             except RedisUnavailable as error:
                 self._outage.begin(error)
-                queue.dispatcher.change_permits(queue.name, _no_answer)
+                self._answer_nothing(queue)
                 wait = TROUBLE_SECONDS
             except LowqError as error:
                 log.error(
                     "queue %r waits for its limits: %s", queue.name, error,
                     extra={"event": "trouble", "queue": queue.name},
                 )  # fmt: skip
-                queue.dispatcher.change_permits(queue.name, _no_answer)
+                self._answer_nothing(queue)
                 wait = 10 * TROUBLE_SECONDS
             if wait is not None:
                 waits.append(wait)
         return min(waits, default=None)
+
+    def _answer_nothing(self, queue: _Queue) -> None:
+        with queue.dispatcher.changing_permits(queue.name) as (permits, _):
+            permits.answer_until = float("-inf")
 
     def _serve(self, queue: _Queue) -> float | None:
         """One queue's. Raises what its calls end with; then what it has stays as it is."""
@@ -251,39 +251,12 @@ class Permits:
             if held.unanswered is not None:
                 self._send(queue, held, held.unanswered)
         now = self._clock()
-        blocked: list[_Held] = []  # limits of which nothing is to be had for a while, and nothing is there
-        answers = float("-inf")
-
-        def withdraw(permits: QueuePermits, demand: Demand) -> tuple[int, int, list[int]]:
-            nonlocal answers
-            answers = permits.answer_until
-            running, ready = demand.running, demand.ready
-            blocked.extend(held for held in queue.held if now < held.ask_at and not held.usable(permits, running))
-            keeps = now - queue.granted_at < queue.keeps or queue.awaits_thread(permits, running, now)
-            if not keeps and not blocked and permits.has_unused(running):
-                if not demand.idle:
-                    ready = 0  # those that could use it are busy: they ask again
-                elif ready and queue.granted_at > float("-inf"):
-                    queue.granted_at = float("-inf")  # counts once
-                    queue.keeps = min(2 * queue.keeps, MOST_UNUSED_SECONDS)
-            for held in queue.concurrencies:
-                count, contended = permits.at_once[held.position], permits.contended[held.position]
-                spare = count - running
-                if blocked or now - held.stated_at >= self._ttl:
-                    spare = 0  # nothing can begin with it, or others may have it
-                elif not keeps:
-                    spare = 0 if contended else ready
-                permits.at_once[held.position] = min(count, running + spare)
-            if blocked or now >= permits.starts_until:
-                for held, slots in zip(queue.rates, permits.starts, strict=True):
-                    for slot, number in slots.items():
-                        held.unused[slot] = held.unused.get(slot, 0) + number
-                    slots.clear()
-            if not ready:
-                permits.wanted = 0
-            return running, ready, list(permits.at_once)
-
-        running, ready, at_once = queue.dispatcher.change_permits(queue.name, withdraw)
+        with queue.dispatcher.changing_permits(queue.name) as (permits, demand):
+            answers, running = permits.answer_until, demand.running
+            # Limits of which nothing is to be had for a while, and nothing is there.
+            blocked = [held for held in queue.held if now < held.ask_at and not held.usable(permits, running)]
+            ready = self._withdraw(queue, permits, demand, now, is_blocked=bool(blocked))
+            at_once = list(permits.at_once)
         wanted = ready
         for held in queue.concurrencies:
             has = at_once[held.position]
@@ -305,11 +278,36 @@ class Permits:
             wanted = min(wanted, -(-self._starts(queue, held) // queue.batch_size))
         return self._next(queue, ready, answers, self._clock())
 
-    def _starts(self, queue: _Queue, held: _Held) -> int:
-        def count(permits: QueuePermits, _demand: Demand) -> int:
-            return sum(permits.starts[held.position].values())
+    def _withdraw(self, queue: _Queue, permits: QueuePermits, demand: Demand, now: float, *, is_blocked: bool) -> int:
+        """Takes from the queue what it can't use, or not any more; returns how many batches could begin."""
+        running, ready = demand.running, demand.ready
+        keeps = now - queue.granted_at < queue.keeps or queue.awaits_thread(permits, running, now)
+        if not keeps and not is_blocked and permits.has_unused(running):
+            if not demand.idle:
+                ready = 0  # those that could use it are busy: they ask again
+            elif ready and queue.granted_at > float("-inf"):
+                queue.granted_at = float("-inf")  # counts once
+                queue.keeps = min(2 * queue.keeps, MOST_UNUSED_SECONDS)
+        for held in queue.concurrencies:
+            count, contended = permits.at_once[held.position], permits.contended[held.position]
+            spare = count - running
+            if is_blocked or now - held.stated_at >= self._ttl:
+                spare = 0  # nothing can begin with it, or others may have it
+            elif not keeps:
+                spare = 0 if contended else ready
+            permits.at_once[held.position] = min(count, running + spare)
+        if is_blocked or now >= permits.starts_until:
+            for held, slots in zip(queue.rates, permits.starts, strict=True):
+                for slot, number in slots.items():
+                    held.unused[slot] = held.unused.get(slot, 0) + number
+                slots.clear()
+        if not ready:
+            permits.wanted = 0
+        return ready
 
-        return queue.dispatcher.change_permits(queue.name, count)
+    def _starts(self, queue: _Queue, held: _Held) -> int:
+        with queue.dispatcher.changing_permits(queue.name) as (permits, _):
+            return sum(permits.starts[held.position].values())
 
     def _is_due(self, held: _Held, has: int, now: float) -> bool:
         """Whether Redis is to hear that what it has is still needed."""
@@ -357,7 +355,7 @@ class Permits:
             if held.wakes != wakes:  # by another thread, perhaps just now
                 held.ask_at = 0.0
 
-        def grant(permits: QueuePermits, _demand: Demand) -> int:
+        with queue.dispatcher.changing_permits(queue.name) as (permits, _):
             if is_rate:
                 slots = permits.starts[position]
                 if granted:
@@ -370,21 +368,17 @@ class Permits:
             permits.contended[position] = waiting > 0
             return permits.at_once[position]
 
-        return queue.dispatcher.change_permits(queue.name, grant)
-
     def _next(self, queue: _Queue, ready: int, answers: float, now: float) -> float | None:
         """``answers``: until when threads wait for what was asked."""
         waits: list[float] = []
 
-        def look(permits: QueuePermits, demand: Demand) -> tuple[bool, bool]:
+        with queue.dispatcher.changing_permits(queue.name) as (permits, demand):
             is_served = permits.may_begin(demand.running)
+            has_unused = permits.has_unused(demand.running)
             if is_served:
                 permits.wanted = 0
             if permits.answer_until == answers:  # else somebody has asked since
                 permits.answer_until = float("-inf")
-            return is_served, permits.has_unused(demand.running)
-
-        is_served, has_unused = queue.dispatcher.change_permits(queue.name, look)
         if ready and not is_served:
             # What is there and can't be used is given back at once.
             waits.append(0.0 if has_unused else max(held.ask_at for held in queue.held) - now)
@@ -393,7 +387,3 @@ class Permits:
             waits += [min(end for end in ends if end > now) - now] if now < max(ends) else []
         waits += [held.stated_at + self._ttl / 3 - now for held in queue.concurrencies if held.stated > 0]
         return max(min(waits), 0.001) if waits else None
-
-
-def _no_answer(permits: QueuePermits, _demand: Demand) -> None:
-    permits.answer_until = float("-inf")

@@ -89,7 +89,8 @@ class Process:
         return self.redis.now
 
     def held(self) -> QueuePermits:
-        return self.dispatcher.change_permits("q", lambda permits, _demand: permits)
+        with self.dispatcher.changing_permits("q") as (permits, _):
+            return permits
 
     def wants(self, batches: int) -> None:
         """So many could begin."""
