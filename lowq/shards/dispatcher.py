@@ -16,7 +16,8 @@ import random
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from heapq import heapify, heappop, heappush
+from functools import partial
+from heapq import heappush
 from itertools import count as count_up
 from itertools import islice
 from math import inf
@@ -25,12 +26,10 @@ from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.duration import LONGEST_WAIT
 from lowq.shards.delivery import Delivery, urgent_level
-from lowq.shards.fairness import Demand, QueuePermits, QueueUse, Share, Shares
-from lowq.shards.scheduler import LagScheduler, Scheduler, SeqScheduler, place
+from lowq.shards.fairness import Demand, Entry, QueuePermits, QueueUse, Share, Shares, is_ready
+from lowq.shards.scheduler import LagScheduler, Scheduler, SeqScheduler, one_by_one, place
 from lowq.shards.shard import Shard
 
-#: Seconds after which a scheduler that declined a shard that is ready is asked again, at the latest.
-ASK_AGAIN = 0.1
 #: The claim on a shard that no thread may pick: an event loop works it, or its lease is being replaced.
 _NOBODY = -1
 #: No thread: what is ready for it is ready for any.
@@ -172,7 +171,7 @@ class Dispatcher:
             if due is not None and due <= now and shard in self._places:
                 heappush(self._uses[shard.queue].heap, (due, self._places[shard], next(self._entries), shard))
         if self._only_use is not None:
-            ready = self._ready(self._only_use, thread, count, now)
+            ready = self._only_use.ready(thread, count, now)
             picked += islice(self._choices(self._only_use.queue, thread, ready, now), count)
         else:
             picked = self._pick_fairly(thread, count, mine, now)
@@ -190,7 +189,7 @@ class Dispatcher:
             if not use.heap or use.heap[0][0] > now:  # most have nothing due
                 use.next_due = use.heap[0][0] if use.heap else inf
             else:
-                found[use] = self._ready(use, thread, count, now)
+                found[use] = use.ready(thread, count, now)
         picked: list[Shard] = []
         try:
             picked = self._shares.share_out(
@@ -204,52 +203,17 @@ class Dispatcher:
             for use in left - {self._uses[shard.queue] for shard in picked}:
                 self._wake_for_place(use)
 
-    def _ready(self, use: QueueUse, thread: int, most: int, now: float) -> list[Shard]:
-        """The shards of a queue that are ready for the thread and whose jobs have waited longest, up to so many."""
-        found: dict[Shard, None] = {}
-        kept = []
-        heap, use.next_due = use.heap, inf
-        while heap and heap[0][0] <= now:
-            entry = heap[0]
-            shard, state = entry[-1], entry[-1].dispatch
-            if state.next_due == entry[0] and shard not in found:  # else another entry says when it is due
-                if is_ready(thread, now, shard):
-                    found[shard] = None
-                    if len(found) == most:
-                        break
-                    kept.append(entry)
-                # Whoever ends one of these enters it again.
-                elif not (state.claimed_by is not None or state.paused or state.leaving):
-                    kept.append(entry)
-                    if state.rests_until > now:
-                        use.next_due = min(use.next_due, state.rests_until)
-            heappop(heap)
-        if found:
-            use.next_due = now + ASK_AGAIN  # should the scheduler decline them
-        elif heap:
-            use.next_due = min(use.next_due, heap[0][0])
-        for entry in kept:
-            heappush(heap, entry)
-        return list(found)
-
     def _choices(self, queue: str, thread: int, found: list[Shard], now: float) -> Iterator[Shard]:
         """The ready shards of a queue, of which some were found, as the thread's scheduler chooses them."""
         schedule = self._schedules[thread][queue]
+        if not found:
+            return iter(())
+        shards, ready = self._by_queue[queue], partial(is_ready, thread, now)
         if type(schedule) is not LagScheduler:
-            return self._ask(schedule, queue, thread, now)
+            return one_by_one(schedule, shards, now, ready)
         if all(shard.dispatch.levels is None for shard in found):
             return iter(found)
-        return schedule.in_turn([shard for shard in self._by_queue[queue] if is_ready(thread, now, shard)], now)
-
-    def _ask(self, schedule: Schedule, queue: str, thread: int, now: float) -> Iterator[Shard]:
-        shards, chosen = self._by_queue[queue], set[Shard]()
-        while True:
-            shard = schedule(shards, now, lambda one: one not in chosen and is_ready(thread, now, one))
-            # A scheduler of the application's own may be wrong: what is not ready, or of another queue, is no choice.
-            if shard is None or shard in chosen or shard.queue != queue or not is_ready(thread, now, shard):
-                return
-            chosen.add(shard)
-            yield shard
+        return schedule.in_turn(list(filter(ready, shards)), now)
 
     def _enter(self, shard: Shard) -> None:
         """The shard may be ready when its next job is due, or is by now: has it looked at then."""
@@ -260,7 +224,7 @@ class Dispatcher:
         use = self._uses[shard.queue]
         heappush(use.heap, (due, at, next(self._entries), shard))
         if len(use.heap) > 4 * len(self._by_queue[shard.queue]) + 100:  # most of them say something old
-            self._enter_all(use)
+            use.heap = self._all_entries(use.queue)
         if not self._idle:
             return
         # Due now: anyone may take it; if its queue is full, whoever leaves that wakes a thread. Due later: the leader
@@ -272,10 +236,10 @@ class Dispatcher:
         else:
             self._shares.ask_for_permits(use, 1)
 
-    def _enter_all(self, use: QueueUse) -> None:
-        dues = [(shard.dispatch.next_due, shard) for shard in self._by_queue.get(use.queue, ())]
-        use.heap = [(due, self._places[shard], next(self._entries), shard) for due, shard in dues if due is not None]
-        heapify(use.heap)
+    def _all_entries(self, queue: str) -> list[Entry]:
+        dues = [(shard.dispatch.next_due, shard) for shard in self._by_queue.get(queue, ())]
+        entries = [(due, self._places[shard], next(self._entries), shard) for due, shard in dues if due is not None]
+        return sorted(entries)  # which is a heap
 
     def _leave_queue(self, shard: Shard) -> None:
         """Whoever worked it goes on without another shard of its queue."""
@@ -301,7 +265,7 @@ class Dispatcher:
             assert permits is not None
             ready = 0
             if permits.wanted and not self.closed:
-                ready = len(self._ready(use, _ANY, max(self._idle, permits.wanted), now))
+                ready = len(use.ready(_ANY, max(self._idle, permits.wanted), now))
                 if use.max_threads is not None:
                     ready = min(ready, max(use.max_threads - use.running, 0))
             answer_until = permits.answer_until
@@ -397,7 +361,7 @@ class Dispatcher:
             for shard in ordered:
                 self._by_queue.setdefault(shard.queue, []).append(shard)
             for use in self._uses.values():
-                self._enter_all(use)
+                use.heap = self._all_entries(use.queue)
             self._changed.notify_all()  # the alarm may have been set for a shard that is no longer here
 
     def leave(self, shards: Sequence[Shard]) -> None:
@@ -464,19 +428,3 @@ class Dispatcher:
         with self._changed:
             self.closed = self._nudged = True
             self._changed.notify_all()
-
-
-def is_ready(thread: int, now: float, shard: Shard) -> bool:
-    """Whether the thread may work it: it has due work, is held, not paused, not to be given up, not full, and nobody
-    else has claimed it.
-    """
-    state = shard.dispatch
-    return (
-        state.next_due is not None
-        and state.next_due <= now
-        and (state.claimed_by is None or state.claimed_by == thread)
-        and not state.paused
-        and not state.leaving
-        and state.rests_until <= now < shard.lease.deadline
-        and shard.in_flight.full_under is not shard.lease.current
-    )

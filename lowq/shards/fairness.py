@@ -16,6 +16,7 @@ Nothing here reads a clock or holds a lock: all of it belongs to the lock of the
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from heapq import heappop, heappush
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple
@@ -24,6 +25,11 @@ from lowq.clock import Clock
 from lowq.limits import Concurrency, Limit, Rate
 from lowq.shards.shard import Allowance, Shard
 
+#: Of a heap of shards: when the next job is due, the shard's place among all, a number of its own, and the shard.
+Entry = tuple[float, int, int, Shard]
+
+#: Seconds after which a scheduler that declined a shard that is ready is asked again, at the latest.
+ASK_AGAIN = 0.1
 #: Seconds for which a thread waits for the answer whether a queue whose turn it is may begin a batch, at most: Redis is
 #: asked just then. If it went on with another queue at once, permits would come while all threads are busy, each time.
 ANSWER_SECONDS = 0.5
@@ -140,9 +146,9 @@ class QueueUse:
         #: Seconds of threads used, divided by the weight. What runs counts while it runs.
         self.virtual_time = 0.0
         self._counted_until = 0.0
-        #: An entry of each of its shards that is ready, or will be by the time alone: when its next job is due, its
-        #: place among the shards, and a number. One whose time is no longer that of the shard counts for nothing.
-        self.heap: list[tuple[float, int, int, Shard]] = []
+        #: An entry of each of its shards that is ready, or will be by the time alone. One whose time is no longer that
+        #: of the shard counts for nothing.
+        self.heap: list[Entry] = []
         #: When to look for a ready shard again, unless one becomes ready before. As of the last look.
         self.next_due = -inf
 
@@ -176,6 +182,50 @@ class QueueUse:
         self.running -= 1
         if self.permits is not None:
             self.permits.end()
+
+    def ready(self, thread: int, most: int, now: float) -> list[Shard]:
+        """Its shards that are ready for the thread and whose jobs have waited longest, up to so many."""
+        found: dict[Shard, None] = {}
+        kept = []
+        heap, self.next_due = self.heap, inf
+        while heap and heap[0][0] <= now:
+            entry = heap[0]
+            shard, state = entry[-1], entry[-1].dispatch
+            if state.next_due == entry[0] and shard not in found:  # else another entry says when it is due
+                if is_ready(thread, now, shard):
+                    found[shard] = None
+                    if len(found) == most:
+                        break
+                    kept.append(entry)
+                # Whoever ends one of these enters it again.
+                elif not (state.claimed_by is not None or state.paused or state.leaving):
+                    kept.append(entry)
+                    if state.rests_until > now:
+                        self.next_due = min(self.next_due, state.rests_until)
+            heappop(heap)
+        if found:
+            self.next_due = now + ASK_AGAIN  # should the scheduler decline them
+        elif heap:
+            self.next_due = min(self.next_due, heap[0][0])
+        for entry in kept:
+            heappush(heap, entry)
+        return list(found)
+
+
+def is_ready(thread: int, now: float, shard: Shard) -> bool:
+    """Whether the thread may work it: it has due work, is held, not paused, not to be given up, not full, and nobody
+    else has claimed it.
+    """
+    state = shard.dispatch
+    return (
+        state.next_due is not None
+        and state.next_due <= now
+        and (state.claimed_by is None or state.claimed_by == thread)
+        and not state.paused
+        and not state.leaving
+        and state.rests_until <= now < shard.lease.deadline
+        and shard.in_flight.full_under is not shard.lease.current
+    )
 
 
 class Shares:

@@ -26,6 +26,8 @@ class Outage:
         #: How many began so far. Read it before a call is sent: its reply ends what had begun by then, and nothing that
         #: began since, as it may have been under way already when Redis went away.
         self.begun = 0
+        #: Whether one lasts: then `end` has something to end.
+        self.is_on = False
         self._lock = threading.Lock()
         self._since: float | None = None
         self._error: Exception | None = None
@@ -57,6 +59,7 @@ class Outage:
             if self._since is None:
                 self.begun += 1
                 self._since = time.monotonic()
+                self.is_on = True
                 self._logged.clear()
             self._error = error
             if event in self._logged:
@@ -97,4 +100,5 @@ class Outage:
                     return
                 away = time.monotonic() - self._since
                 self._since = self._error = None
+                self.is_on = False
             log.warning("Redis is back after %.1f s", away, extra={"event": "recovery", "seconds": away})

@@ -156,6 +156,18 @@ class SeqScheduler:
         return None
 
 
+def one_by_one(schedule: Scheduler[S], shards: Sequence[S], now: float, ready: Callable[[S], bool]) -> Iterator[S]:
+    """The shards of a queue that are ready, as a scheduler chooses them one after the other."""
+    chosen: list[S] = []
+    while True:
+        shard = schedule(shards, now, lambda one: one not in chosen and ready(one))
+        # One of the application's own may be wrong: what is not ready, or of another queue, is no choice.
+        if shard is None or shard in chosen or shard.queue != shards[0].queue or not ready(shard):
+            return
+        chosen.append(shard)
+        yield shard
+
+
 def place(shard: Schedulable) -> tuple[str, int, int]:
     """By what shards are ordered. While a queue is resharded it has shards of two epochs."""
     return shard.queue, getattr(shard, "epoch", 0), shard.index

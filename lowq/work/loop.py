@@ -466,7 +466,7 @@ class NodeLoop(Loop):
                 if not issubclass(type(error), Exception):
                     trouble = error
                 log.error("%r rests for %g s: %s", shard, TROUBLE_SECONDS, error, extra={"event": "trouble"})
-        if deliveries:
+        if deliveries and self._node.broker.outage.is_on:
             self._node.broker.outage.end(begun)
         return deliveries, trouble
 

@@ -16,7 +16,7 @@ from lowq.consumer.hand import Hand
 from lowq.consumer.takes import Caller, Taker
 from lowq.push.target import ANEW, Target
 from lowq.sharding import Layout
-from lowq.shards import dispatcher, maintenance
+from lowq.shards import fairness, maintenance
 from lowq.shards.delivery import Delivery, TakenJob
 from lowq.shards.in_flight import InFlight
 from lowq.shards.lease import ShardLease
@@ -100,7 +100,7 @@ def claims() -> None:
         state = shard.dispatch
         return state.next_due is not None and state.next_due <= now and not state.paused and now < shard.lease.deadline
 
-    setattr(dispatcher, "is_ready", is_ready)  # noqa: B010  # mypy and a function of a module
+    setattr(fairness, "is_ready", is_ready)  # noqa: B010  # mypy and a function of a module
 
 
 def deadline() -> None:

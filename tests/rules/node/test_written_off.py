@@ -8,7 +8,7 @@ import pytest
 
 import lowq
 from lowq.errors import LeaseLost, RedisUnavailable
-from lowq.shards.dispatcher import is_ready
+from lowq.shards.fairness import is_ready
 from lowq.shards.lease import Lease
 from lowq.store import Call, Client
 from lowq.work.loop import BatchActivity

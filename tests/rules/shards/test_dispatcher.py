@@ -104,6 +104,14 @@ def test_a_scheduler_cannot_hand_out_what_is_not_to_be_worked(shares: Shares) ->
             assert b.dispatch.claimed_by is None
 
 
+def test_without_a_shard_nobody_is_asked(shares: Shares) -> None:
+    for schedule in (LagScheduler, SeqScheduler, lambda: lambda shards, *_: shards[0]):
+        with case(schedule):
+            dispatch = dispatcher(shares, [], schedule=schedule)
+            assert dispatch.pick(0) is None
+            assert dispatch.pick_many(3, ()) == []
+
+
 def test_the_most_urgent_shard_of_a_queue_is_next(shares: Shares) -> None:
     mine, theirs = shard(0, 0.0), shard(1)
     dispatch = dispatcher(shares, [mine, theirs])

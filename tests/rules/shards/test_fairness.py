@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowq.shards.dispatcher import ASK_AGAIN, Dispatcher, Schedule, is_ready
-from lowq.shards.fairness import Share
+from lowq.shards.dispatcher import Dispatcher, Schedule
+from lowq.shards.fairness import ASK_AGAIN, Share, is_ready
 from lowq.shards.scheduler import LagScheduler, SeqScheduler
 from lowq.shards.shard import Shard
 from tests.rows import case

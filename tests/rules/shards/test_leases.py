@@ -8,8 +8,8 @@ import pytest
 
 from lowq.codec import load_payload
 from lowq.errors import LeaseLost, RedisUnavailable, ScriptError
-from lowq.shards.dispatcher import Dispatcher, is_ready
-from lowq.shards.fairness import Share
+from lowq.shards.dispatcher import Dispatcher
+from lowq.shards.fairness import Share, is_ready
 from lowq.shards.lease import Lease
 from lowq.shards.leases import Leases
 from lowq.shards.scheduler import LagScheduler
