@@ -50,10 +50,9 @@ from lowq.sharding import Layout, Layouts
 from lowq.shards.broker import Broker, WorkerGroup
 from lowq.shards.delivery import Delivery
 from lowq.shards.lease import LeaseDenied
-from lowq.shards.leases import log_restored
 from lowq.shards.membership import Identity
 from lowq.shards.scheduler import LagScheduler
-from lowq.shards.shard import Shard, lag_of, shards_of
+from lowq.shards.shard import Shard, lag_of, log_restored, shards_of
 from lowq.shards.splitter import BalancedSplitter
 from lowq.store import Call, Client, Command, registry
 from lowq.store.keys import session_key

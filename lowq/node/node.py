@@ -346,7 +346,7 @@ class Node:
             )  # fmt: skip
         try:
             if running:
-                self.broker.maintenance.give_up(LEAVE_SECONDS)
+                self.broker.maintenance.leave(LEAVE_SECONDS, stays=True)
                 nonce = nonce[:8] + secrets.token_hex(4)
             else:
                 self.broker.maintenance.keep(nonce)

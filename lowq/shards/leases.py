@@ -27,7 +27,7 @@ from lowq.errors import LeaseLost, RedisUnavailable, ShardsCountError
 from lowq.logs import get_log
 from lowq.shards.dispatcher import Dispatcher
 from lowq.shards.lease import Lease, LeaseDenied, seconds_since_outage
-from lowq.shards.shard import Shard
+from lowq.shards.shard import Shard, log_restored
 from lowq.shards.wakeups import Listener
 from lowq.store import Address, Call, Client
 
@@ -105,13 +105,6 @@ class Leases:
         for shard in shards:
             groups.setdefault(self._dispatchers[shard.queue], []).append(shard)
         return list(groups.items())
-
-    def _unclaimed(self, shards: Iterable[Shard]) -> dict[Shard, int]:
-        """Those of the shards that nobody works just now, with their wake-up counts."""
-        found: dict[Shard, int] = {}
-        for dispatcher, some in self._dispatched(shards):
-            found.update(dispatcher.unclaimed(some))
-        return found
 
     # --- wishes ---
 
@@ -317,8 +310,7 @@ class Leases:
         resting = [shard for dispatcher, some in self._dispatched(unwanted) for shard in dispatcher.resting(some)]
 
         def note(shard: Shard, reply: Any, _sent: float) -> None:
-            if isinstance(reply, Exception) and not isinstance(reply, LeaseLost):
-                raise reply
+            _raise_error(shard, reply)
             self._tries.pop(shard, None)
             self._mine.discard(shard)
             shard.lease.lose()
@@ -347,8 +339,7 @@ class Leases:
         return True
 
     def _note_surrendered(self, shard: Shard, reply: Any, _sent: float) -> None:
-        if isinstance(reply, Exception) and not isinstance(reply, LeaseLost):
-            raise reply
+        _raise_error(shard, reply)
         shard.lease.lose()
         self._surrendered(shard)
 
@@ -370,7 +361,9 @@ class Leases:
         Raises:
             RedisUnavailable
         """
-        wakes = self._unclaimed(self.held)
+        wakes: dict[Shard, int] = {}  # of those that nobody works just now
+        for dispatcher, some in self._dispatched(self.held):
+            wakes.update(dispatcher.unclaimed(some))
 
         def note(shard: Shard, reply: Any, _sent: float) -> None:
             if isinstance(reply, LeaseLost):
@@ -394,13 +387,12 @@ class Leases:
         Raises:
             RedisUnavailable
         """
+
         # Should some of them not answer, a process that is about to end does not wait for these: they run out.
-        self._ask_all(
-            self.held,
-            lambda shard: shard.lease.surrender_call(seconds),
-            lambda shard, _reply, _sent: shard.lease.lose(),
-            repeats=1,
-        )
+        def note(shard: Shard, _reply: Any, _sent: float) -> None:
+            shard.lease.lose()
+
+        self._ask_all(self.held, lambda shard: shard.lease.surrender_call(seconds), note, repeats=1)
 
     def detach(self) -> None:
         """Leaves all leases, with what is in flight, to a consumer with the same session. As `leave`.
@@ -410,8 +402,7 @@ class Leases:
         """
 
         def note(shard: Shard, reply: Any, _sent: float) -> None:
-            if isinstance(reply, Exception) and not isinstance(reply, LeaseLost):
-                raise reply
+            _raise_error(shard, reply)
             shard.lease.lose()
 
         self.clear_trouble()
@@ -430,12 +421,8 @@ class Leases:
         kept = [shard for shard in self.held if shard in self._wanted and shard.lease.has_nonce(nonce)]
         others = [shard for shard in self.held if shard not in set(kept)]
 
-        def note(_shard: Shard, reply: Any, _sent: float) -> None:
-            if isinstance(reply, Exception) and not isinstance(reply, LeaseLost):
-                raise reply
-
-        self._ask_all(kept, lambda shard: shard.lease.renew_call(self._lease_ttl), note)
-        self._ask_all(others, lambda shard: shard.lease.surrender_call(0.0), note)
+        self._ask_all(kept, lambda shard: shard.lease.renew_call(self._lease_ttl), _raise_error)
+        self._ask_all(others, lambda shard: shard.lease.surrender_call(0.0), _raise_error)
 
     # --- the log ---
 
@@ -456,14 +443,10 @@ class Leases:
         return changed
 
 
-def log_restored(shard: Shard, lease: Lease | LeaseDenied) -> None:
-    """What a call for a lease has found in flight."""
-    if lease.restored:
-        log.warning(
-            "%r: left in flight by an earlier owner and waiting again: %d", shard, lease.restored,
-            extra={"event": "restored", "jobs": lease.restored, **_of(shard)},
-        )  # fmt: skip
-    shard.in_flight.poisoned(lease.poisoned)
+def _raise_error(_shard: Shard, reply: Any, _sent: float = 0.0) -> None:
+    """What the end of a lease was answered with. One that is lost has ended, too."""
+    if isinstance(reply, Exception) and not isinstance(reply, LeaseLost):
+        raise reply
 
 
 def _of(shard: Shard) -> dict[str, Any]:

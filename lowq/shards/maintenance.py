@@ -391,16 +391,18 @@ class MaintenanceLoop:
         if self._thread.is_alive():
             self._thread.join(self._lease_ttl / 3)
 
-    def leave(self, seconds: float) -> None:
-        """Gives up all leases, after `stop`, and says goodbye. Shards with jobs in flight are left to run out in
-        ``seconds``, and their jobs are not charged. What was counted goes out.
+    def leave(self, seconds: float, *, stays: bool = False) -> None:
+        """Gives up all leases, after `stop`. Shards with jobs in flight are left to run out in ``seconds``, and their
+        jobs are not charged. Then says goodbye, and what was counted goes out, unless it ``stays`` a member, as this
+        process is about to run other code.
 
         Raises:
             RedisUnavailable
         """
         self._leases.leave(seconds)
-        self._send_extras()
-        self._say_goodbye()
+        if not stays:
+            self._send_extras()
+            self._say_goodbye()
 
     def keep(self, nonce: str) -> None:
         """Leaves leases and membership, after `stop`, to this process, which is about to run other code; see
@@ -420,14 +422,6 @@ class MaintenanceLoop:
             if isinstance(reply, Exception):
                 raise reply
         _pass_on(extras, replies[len(calls) :])
-
-    def give_up(self, seconds: float) -> None:
-        """As `leave`, but stays a member: this process is about to run other code.
-
-        Raises:
-            RedisUnavailable
-        """
-        self._leases.leave(seconds)
 
     def detach(self) -> None:
         """Leaves all leases, after `stop`, with what is in flight, to a consumer with the same session.

@@ -15,13 +15,16 @@ from typing import Any, NamedTuple, Protocol
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.codec.types import PayloadType
+from lowq.logs import get_log
 from lowq.observe.emit import QueueEvents
 from lowq.settings import Config
 from lowq.sharding import Layout
 from lowq.shards.delivery import urgent_level
 from lowq.shards.in_flight import InFlight
-from lowq.shards.lease import ShardLease
+from lowq.shards.lease import Lease, LeaseDenied, ShardLease
 from lowq.store import Client
+
+log = get_log("lowq.shards")
 
 
 class Inflow(NamedTuple):
@@ -272,6 +275,16 @@ def shards_of(
         )
         for index in range(layout.shards_count)
     ]
+
+
+def log_restored(shard: Shard, lease: Lease | LeaseDenied) -> None:
+    """What a call for a lease has found in flight."""
+    if lease.restored:
+        log.warning(
+            "%r: left in flight by an earlier owner and waiting again: %d", shard, lease.restored,
+            extra={"event": "restored", "jobs": lease.restored, "queue": shard.queue, "shard": shard.index},
+        )  # fmt: skip
+    shard.in_flight.poisoned(lease.poisoned)
 
 
 def lag_of(shards: Iterable[Shard], queue: str) -> float | None:
