@@ -9,12 +9,13 @@
     maintenance  the loop that does all this in time: renewals, heartbeats, early acknowledgements
     wakeups      what others publish: work came, a lease was released, members changed
     dispatcher   who works which shard next: its claims, wake-ups, sleep
-    fairness     which queue comes next, so that each has its share of the threads
+    fairness     which queue comes next, so that each has its share of the threads; what its limits over all nodes allow
     scheduler    which shard of that queue
-    shard        one shard: its name, and what three owners keep of it
+    shard        one shard: its name, what its owners keep of it, and what those who work it show to the loop
     lease        the right to work it for a while: got, renewed, given up
     in_flight    what was taken of it: acknowledge, fail, release, bury
     delivery     what one take hands out
-    activity     what those who work the shards show to the maintenance loop
+    permits      gets and gives back what limits over all nodes allow
+    sweeper      what has expired leaves Redis
     outage       since when Redis doesn't answer
 """
