@@ -194,11 +194,19 @@ def find_addresses(host: str, port: int, family: int, seconds: float | None) -> 
 
 def _start(name: _Name) -> _LookUp:
     look_up = _under_way[name] = _LookUp(name)
-    try:
-        threading.Thread(target=look_up.run, name="lowq-name", daemon=True).start()
-    except RuntimeError:  # the interpreter ends
+    if start_thread(look_up.run, "lowq-name") is None:
         look_up.run()
     return look_up
+
+
+def start_thread(work: Callable[[], object], name: str) -> threading.Thread | None:
+    """Starts a thread that keeps no process from ending. None: the interpreter ends, so none can be started."""
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return None
+    return thread
 
 
 if hasattr(os, "register_at_fork"):

@@ -28,7 +28,7 @@ from typing import Any
 from redis import exceptions
 
 from lowq.errors import LowqError
-from lowq.store.connection import encode, pack, speaks_resp3
+from lowq.store.connection import encode, pack, speaks_resp3, start_thread
 from lowq.store.keys import slot_of
 from lowq.store.pool import Pool
 from lowq.store.topology import Topology
@@ -166,7 +166,7 @@ class Subscription:
                     continue
                 error, self._error = self._error, None
                 # While one primary is away those who ask it for something else report it.
-                if error is not None and not (self._links and _is_lost(error)):
+                if error is not None and (not self._links or isinstance(error, exceptions.ResponseError)):
                     raise self._fail(error) from error
                 now = time.monotonic()
                 if now >= until:
@@ -332,10 +332,8 @@ class Subscription:
                 self._forget_done()
             self._wake()
 
-        try:
-            threading.Thread(target=run, name="lowq-subscriber", daemon=True).start()
-        except RuntimeError as error:  # the interpreter ends
-            self._done.append((pool, None, exceptions.ConnectionError(str(error))))
+        if start_thread(run, "lowq-subscriber") is None:
+            self._done.append((pool, None, exceptions.ConnectionError("the interpreter ends")))
 
     def _take_done(self, pool: Pool | None, connection: Any, error: Exception | None) -> None:
         now = time.monotonic()
@@ -404,10 +402,6 @@ def _connect(pool: Pool) -> Any:
     connection = pool.connect()
     connection.connect()
     return connection
-
-
-def _is_lost(error: Exception) -> bool:
-    return not isinstance(error, exceptions.ResponseError)
 
 
 def _pause() -> float:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 from weakref import WeakSet, finalize
@@ -16,7 +17,7 @@ import redis
 from redis import exceptions
 from redis.sentinel import MasterNotFoundError
 
-from lowq.store.connection import TcpConnection, ask
+from lowq.store.connection import TcpConnection, ask, start_thread
 from lowq.store.deadline import Deadline
 from lowq.store.pool import Pool
 from lowq.store.topology import Address
@@ -170,12 +171,8 @@ class FollowedPrimary:
     def _start(self, sentinel: _Sentinel) -> None:
         with self._starting:
             if sentinel.thread is None or not sentinel.thread.is_alive():
-                thread = threading.Thread(target=self._watch, args=[sentinel], name="lowq-sentinel", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError:  # the interpreter ends: what is known is used
-                    return
-                sentinel.thread = thread
+                # None, as the interpreter ends: what is known is used.
+                sentinel.thread = start_thread(partial(self._watch, sentinel), "lowq-sentinel")
 
     def _watch(self, sentinel: _Sentinel) -> None:
         pause = ASK_PAUSES[0]

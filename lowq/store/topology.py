@@ -8,12 +8,14 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from weakref import ref
 
 from redis import exceptions
 
 from lowq.errors import RedisRefused, RedisUnavailable
+from lowq.store.connection import start_thread
 from lowq.store.deadline import Deadline
 from lowq.store.keys import SLOTS, slot_of
 from lowq.store.pool import Pool
@@ -264,12 +266,8 @@ class Cluster(Topology):
             for look in (Cluster.look_for_others, Cluster.look_at_silent):
                 known = self._watchers.get(look)
                 if known is None or not known.is_alive():
-                    watcher = threading.Thread(
-                        target=_watch_silent, args=[ref(self), look], name="lowq-cluster", daemon=True
-                    )
-                    try:
-                        watcher.start()
-                    except RuntimeError:  # the interpreter ends
+                    watcher = start_thread(partial(_watch_silent, ref(self), look), "lowq-cluster")
+                    if watcher is None:
                         self._silent.clear()
                     else:
                         self._watchers[look] = watcher
