@@ -47,7 +47,7 @@ from lowq.shards.in_flight import log_poisoned
 from lowq.shards.lease import LeaseDenied, ShardLease, seconds_since_outage
 from lowq.store import Call, Command, Subscription
 from lowq.store.scripts import time_of
-from lowq.store.shard import ShardScripts
+from lowq.store.shard import MoveInReply, OpenReply, PrepareReply, SealReply, ShardScripts
 from lowq.store.shard_replies import MoveReply
 
 log = get_log("lowq.reshard")
@@ -132,9 +132,7 @@ def _begin(backend: Backend, queue: str, shards_count: int, by: str, unconfirmed
 
 #: Old shards whose pages are moved in one write: Redis works what one client wrote in one piece.
 TOGETHER = 3
-#: What `move_in` answers where nothing is expected.
-_NOT_FED = 2
-#: So often a shard answers that until it is taken for lost: its jobs may have been moved by another at first.
+#: So often a shard answers `NOT_FED` until it is taken for lost: its jobs may have been moved by another at first.
 _NOT_FED_TIMES = 3
 #: Seconds between two looks whether a holder has given its shard up, should its message have been lost.
 LOOK_SECONDS = 0.5
@@ -244,7 +242,7 @@ class Mover(LayoutSwitch):
             old.is_moved = bool(sealed and moved)
         replies = yield from self.run_confirmed([self._seal_call(old, 0) for old in olds if old.is_moved])
         for old, reply in zip([old for old in olds if old.is_moved], replies, strict=True):
-            old.is_moved = reply == 2
+            old.is_moved = reply is SealReply.MOVED
         left = sorted({old.index % self._classes for old in olds if not old.is_moved})
         for number in range(self._classes):
             if number not in left:
@@ -320,7 +318,7 @@ class Mover(LayoutSwitch):
         done = max((int(step) for steps in found for step in steps if step is not None), default=0)
         replies = yield from self.run_confirmed([self._seal_call(old, done) for old in olds])
         for old, reply in zip(olds, replies, strict=True):
-            old.is_moved = reply == 2
+            old.is_moved = reply is SealReply.MOVED
 
     def _acquire(self, waiting: Sequence[_Old], number: int) -> Steps:
         """Tries for the leases of these shards: what a dead holder left in flight waits again with that."""
@@ -432,7 +430,7 @@ class Mover(LayoutSwitch):
             pages.append((old, page, own))
         came = iter((yield from self.run_confirmed(calls)))
         for old, page, own in pages:
-            not_fed = [call.key for call in own if next(came) == _NOT_FED]
+            not_fed = [call.key for call in own if next(came) is MoveInReply.NOT_FED]
             if not_fed and (yield from self._prepare_lost(not_fed)):
                 continue
             if not_fed:
@@ -455,7 +453,7 @@ class Mover(LayoutSwitch):
         if not self.patiently(self.is_wanted):
             return False
         replies = yield from self._prepare_shards(prefixes)
-        lost = [prefix for prefix, reply in zip(prefixes, replies, strict=True) if reply == 1]
+        lost = [prefix for prefix, reply in zip(prefixes, replies, strict=True) if reply is PrepareReply.FED]
         if lost:
             log.warning(
                 "queue %r: Redis has lost shards of the next layout, as in a failover, with what no replica had of "
@@ -499,8 +497,8 @@ class Mover(LayoutSwitch):
 
     def _open(self, olds: Sequence[_Old], shards: range) -> Steps:
         prefixes = [self.prefix(self.after, shard) for shard in shards]
-        replies = [2]
-        while 2 in replies:
+        replies = [OpenReply.ABSENT]
+        while OpenReply.ABSENT in replies:
             fields = ("clock", "server_time", "server_time_since", "fence", "paused", "step")
             found = self.read_metas([old.prefix for old in olds], *fields)
             news = self.read_metas(prefixes, "shards_count", "fed", "paused")
@@ -517,5 +515,5 @@ class Mover(LayoutSwitch):
             step = max((state[5] for state in found if state[5]), key=int, default=b"0")
             opens = [ShardScripts(prefix).open(clock, server_time, since, fence, step) for prefix in prefixes]
             replies = yield from self.run_confirmed(opens)
-            if 2 in replies and not self.patiently(self.is_wanted):
+            if OpenReply.ABSENT in replies and not self.patiently(self.is_wanted):
                 return

@@ -11,6 +11,7 @@ were taken under: a repeat, and the late word of a former holder, change nothing
 """
 
 from collections.abc import Iterable, Sequence
+from enum import IntEnum
 from typing import Any, Literal, NamedTuple
 
 from lowq.store.calls import Argument, Call
@@ -47,6 +48,41 @@ class TakeLimits(NamedTuple):
     payloads: int
     #: Bytes of all payloads, each with 100 besides; one payload always fits.
     size: int
+
+
+class PrepareReply(IntEnum):
+    """Whether a shard of the next layout is fed."""
+
+    WAS_OPENED = 0
+    #: From now on: it was not there.
+    FED = 1
+    WAS_FED = 2
+
+
+class SealReply(IntEnum):
+    """Whether a shard accepts no more pushes."""
+
+    WAS_SEALED = 0
+    SEALED = 1
+    #: All of its jobs were moved, too.
+    MOVED = 2
+
+
+class MoveInReply(IntEnum):
+    """Whether the jobs of a page have come."""
+
+    HAD_COME = 0
+    CAME = 1
+    #: The shard is not there, or it is open and does not know which steps have come: they are not moved.
+    NOT_FED = 2
+
+
+class OpenReply(IntEnum):
+    """Whether a shard of the next layout is open."""
+
+    WAS_OPEN = 0
+    OPENED = 1
+    ABSENT = 2
 
 
 class PushCall(Call[int]):
@@ -220,33 +256,33 @@ class ShardScripts:
 
     # --- reshards ---
 
-    def prepare(self, shards_count: int, paused_at: Argument = "", paused_by: Argument = "") -> Call[int]:
-        """Makes a shard of the next layout. Replies 1: it is fed from now on; 2: it was already; 0: it was opened."""
-        return Call("prepare_shard", self.prefix, ["", shards_count, paused_at, paused_by])
+    def prepare(self, shards_count: int, paused_at: Argument = "", paused_by: Argument = "") -> Call[PrepareReply]:
+        """Makes a shard of the next layout."""
+        return Call("prepare_shard", self.prefix, ["", shards_count, paused_at, paused_by], read=PrepareReply)
 
-    def seal(self, shards_count: int, next_count: int, next_epoch: int, came: int) -> Call[int]:
-        """Ends pushes to a shard whose jobs are to be moved; ``came``: the last step that the next layout has. Replies
-        2: all of it was moved.
-        """
-        return Call("seal", self.prefix, ["", shards_count, next_count, next_epoch, came])
+    def seal(self, shards_count: int, next_count: int, next_epoch: int, came: int) -> Call[SealReply]:
+        """Ends pushes to a shard whose jobs are to be moved; ``came``: the last step that the next layout has."""
+        return Call("seal", self.prefix, ["", shards_count, next_count, next_epoch, came], read=SealReply)
 
     def move_out(self, token: str, done: int) -> Call[MoveReply]:
         """The jobs behind the step ``done``, whose own are deleted."""
         return Call("move_out", self.prefix, ["", token, done], read=MoveReply.of)
 
-    def move_in(self, origin: int, page: MoveReply, items: Iterable[tuple[bytes, bytes, Any]]) -> Call[int]:
-        """Brings some items of a page of the shard ``origin``. Replies 2: the shard can't take them."""
+    def move_in(self, origin: int, page: MoveReply, items: Iterable[tuple[bytes, bytes, Any]]) -> Call[MoveInReply]:
+        """Brings some items of a page of the shard ``origin``."""
         data = [b"", b"%d" % origin, b"%d" % page.step, page.kind, page.clock, page.features]
         for item_id, score, rest in items:
             texts = (
                 [text if isinstance(text, bytes) else b"%d" % text for text in rest] if type(rest) is list else [rest]
             )
             data += (item_id, score, b"%d" % len(texts), *texts)
-        return Call("move_in", self.prefix, (), data)
+        return Call("move_in", self.prefix, (), data, read=MoveInReply)
 
-    def open(self, clock: bytes, server_time: bytes, server_time_since: bytes, fence: bytes, step: bytes) -> Call[int]:
-        """All that belongs to it has come. Replies 2: it is not there."""
-        return Call("open_shard", self.prefix, ["", clock, server_time, server_time_since, fence, step])
+    def open(
+        self, clock: bytes, server_time: bytes, server_time_since: bytes, fence: bytes, step: bytes
+    ) -> Call[OpenReply]:
+        """Opens a shard of the next layout: all that belongs to it has come."""
+        return Call("open_shard", self.prefix, ["", clock, server_time, server_time_since, fence, step], read=OpenReply)
 
     # --- pushes, schedules ---
 
