@@ -1,1 +1,12 @@
-"""Jobs in: pushes are validated, encoded, combined into writes, and sent again where they were refused."""
+"""Jobs in: pushes are validated, encoded, combined into writes, and sent again where they were refused.
+
+::
+
+    push.py, ticks.py   one push: read, prepared, sent in chunks, and what the caller is told
+    target.py           where it goes: the queue, its shards, how jobs are encoded for them
+    batcher.py          threads: one push goes at once, those that come meanwhile go together
+    event_loop.py       coroutines: the same, by the loop itself
+    calls.py, write.py  what leaves together: requests, the script calls that they share, attempts and outcomes
+    router.py           what was refused for now: sent again, in the callers' order
+    background.py       threads that exist only while they have something to do
+"""

@@ -13,7 +13,6 @@ carried out.
 
 import asyncio
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
@@ -38,8 +37,8 @@ from lowq.push.batcher import ThreadRequest
 from lowq.push.calls import Outcome, Part, Request, Settled, is_misscored, is_out_of_turn, wrong_scores
 from lowq.push.event_loop import LoopRequest
 from lowq.push.target import Jobs, Target, as_iterable, of_queue
-from lowq.push.write import PUSH_BYTES, PUSH_JOBS, Write, missed_deadline
-from lowq.store import NotConfirmed, caller_deadline
+from lowq.push.write import PUSH_BYTES, PUSH_JOBS, Write, missed_deadline, room_until
+from lowq.store import NotConfirmed
 
 #: Jobs that are validated and written together.
 CHUNK_JOBS = 5000
@@ -70,10 +69,10 @@ def push(
     part = target.single(jobs) if type(jobs) is dict and on_progress is None else None
     if part is None:
         return Push(target, jobs, on_progress, timeout).run()
-    room_until = _room_until(timeout) if timeout else 0.0
-    request = ThreadRequest([part], 1, len(part.items[0][1]), target.group.seconds, room_until)
+    until = room_until(timeout) if timeout else 0.0
+    request = ThreadRequest([part], 1, len(part.items[0][1]), target.group.seconds, until)
     if request.is_limited_by_batch:
-        _check_in_time(target, part.jobs[0])
+        Push(target, [], None).check_goes_on(part.jobs)
     target.group.push(request)
     if request.outcomes[part] is True and not target.events.follows_jobs:
         return 1
@@ -95,25 +94,14 @@ async def apush(
     part = target.single(jobs) if type(jobs) is dict and on_progress is None else None
     if part is None:
         return await Push(target, jobs, on_progress, timeout).arun()
-    room_until = _room_until(timeout) if timeout else 0.0
-    request = LoopRequest([part], 1, len(part.items[0][1]), target.group.seconds, room_until)
+    until = room_until(timeout) if timeout else 0.0
+    request = LoopRequest([part], 1, len(part.items[0][1]), target.group.seconds, until)
     if request.is_limited_by_batch:
-        _check_in_time(target, part.jobs[0])
+        Push(target, [], None).check_goes_on(part.jobs)
     await target.group.apush(request)
     if request.outcomes[part] is True and not target.events.follows_jobs:
         return 1
     return Push(target, [], None).result_of(request)
-
-
-def _room_until(timeout: float) -> float:
-    """Monotonic time until which a push waits for room that may wait for so many seconds."""
-    return min(time.monotonic() + timeout, caller_deadline())
-
-
-def _check_in_time(target: Target, job: Mapping[str, Any]) -> None:
-    late = missed_deadline()
-    if late is not None:
-        raise Push(target, [], None).error([job], late) from late
 
 
 class Push:
@@ -141,7 +129,7 @@ class Push:
         #: Jobs, and bytes of payloads, of the parts that were prepared last.
         self._prepared_jobs = self._prepared_bytes = 0
         #: Monotonic time until which room is waited for.
-        self._room_until = _room_until(timeout) if timeout else 0.0
+        self._room_until = room_until(timeout) if timeout else 0.0
         #: What was sent last by a thread; and whether the coroutine that waits for that was cancelled.
         self._request: ThreadRequest | None = None
         self._cancelled = False
@@ -151,7 +139,7 @@ class Push:
         parts, chunk = self._prepare(self._read())
         if not parts or not self._is_small():
             return self._send_chunks(parts, chunk)
-        self._check_goes_on(chunk)
+        self.check_goes_on(chunk)
         seconds = self._target.group.seconds
         request = self._begin(
             ThreadRequest(parts, self._prepared_jobs, self._prepared_bytes, seconds, self._room_until)
@@ -200,7 +188,7 @@ class Push:
         """Sends a small push by the event loop."""
         if not parts:  # there was none, or the source raised, or a middleware has removed all
             return self._result()
-        self._check_goes_on(chunk)
+        self.check_goes_on(chunk)
         group = self._target.group
         request = LoopRequest(parts, self._prepared_jobs, self._prepared_bytes, group.seconds, self._room_until)
         await group.apush(request)
@@ -240,21 +228,22 @@ class Push:
         """Sends what was prepared, and what follows it."""
         group, found = self._target.group, self._target.found
         while chunk:
-            self._check_goes_on(chunk)
+            self.check_goes_on(chunk)
             # The producer's own code runs while Redis works: the source, middlewares, codec. It may well push or look
             # something up, so the connection is lent: with all of them held by threads that wait for one more,
             # nobody would get on. Not when nothing follows, as with a single job: lending takes two locks.
             lend = self._more or bool(self._put_back)
-            write = self._write(parts)
             next_parts: list[Part] = []
             refusal: Exception | None = None
             following: list[Mapping[str, Any]] = []
-            finish: Callable[[], list[Any]] | None = write.start(lend=lend)
-            if finish is not None and lend and not found.issuperset([part.prefix for part in parts]):
+            write: Write[ThreadRequest] | None = None
+            finish: Callable[[], list[Any]] = list
+            if lend and not found.issuperset([part.prefix for part in parts]):
                 # It may be refused, as shards are yet to be made, and the source may keep us waiting.
-                first, finish = finish, None
-                group.settle(write, first())
-                self._conclude(write.requests[0], [])
+                self._send_chunk(parts, chunk)
+            else:
+                write = self._write(parts)
+                finish = write.start(lend=lend)
             try:
                 following = self._read()
                 try:
@@ -262,8 +251,8 @@ class Push:
                 except Exception as error:  # a job's, or a middleware's: whatever it is, the replies are not to be lost
                     refusal = error
             finally:
-                results = [] if finish is None else finish()
-            if finish is not None:
+                results = finish()
+            if write is not None:
                 group.settle(write, results)
                 self._conclude(write.requests[0], following)
             if refusal is not None:
@@ -273,7 +262,7 @@ class Push:
 
     def _send_chunk(self, parts: list[Part], chunk: list[Mapping[str, Any]]) -> None:
         """Sends what was prepared, and nothing else."""
-        self._check_goes_on(chunk)
+        self.check_goes_on(chunk)
         write = self._write(parts)
         self._target.group.settle(write, write.start()())
         self._conclude(write.requests[0], [])
@@ -285,7 +274,8 @@ class Push:
         write.share_calls()
         return write
 
-    def _check_goes_on(self, chunk: list[Mapping[str, Any]]) -> None:
+    def check_goes_on(self, chunk: list[Mapping[str, Any]]) -> None:
+        """Raises if the caller was cancelled, or its batch's deadline has passed. ``chunk``: what was to be sent."""
         if self._cancelled:
             raise asyncio.CancelledError
         late = missed_deadline()

@@ -288,6 +288,11 @@ def limit_of_caller(push_timeout: float) -> tuple[float, bool]:
     return (left, True) if left <= push_timeout else (push_timeout, False)
 
 
+def room_until(timeout: float) -> float:
+    """Monotonic time until which a push waits for room that may wait for so many seconds."""
+    return min(time.monotonic() + timeout, caller_deadline())
+
+
 def limit_in_words(push_timeout: float, *, of_batch: bool) -> str:
     """How long somebody has waited."""
     return "until the deadline of the batch" if of_batch else f"for push_timeout={push_timeout:g} s"
