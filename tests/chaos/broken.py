@@ -15,7 +15,6 @@ from lowq.consumer.consumer import Consumer
 from lowq.consumer.hand import Hand
 from lowq.consumer.takes import Caller, Taker
 from lowq.push.target import ANEW, Target
-from lowq.sharding import Layout
 from lowq.shards import fairness, maintenance
 from lowq.shards.delivery import Delivery, TakenJob
 from lowq.shards.in_flight import InFlight
@@ -215,12 +214,13 @@ def schedules() -> None:
 
 def made_shards() -> None:
     """A push makes a shard that is not there, whatever the registry says."""
-    words_for = Target.words_for
+    finish = Target.__post_init__
 
-    def making(self: Target, layout: Layout, clock: bytes) -> bytes:
-        return words_for(self, layout, clock) + ANEW
+    def making(self: Target) -> None:
+        finish(self)
+        object.__setattr__(self, "words", self.words + ANEW)
 
-    setattr(Target, "words_for", making)  # noqa: B010  # mypy and a method's type
+    setattr(Target, "__post_init__", making)  # noqa: B010  # mypy and a method's type
 
 
 #: name -> what breaks it
