@@ -166,13 +166,7 @@ async def _drain(
                     busy = True
                     batches += 1
                     failed += len(outcome.failures) + len(outcome.crashed)
-                    if outcome.error is not None and len(errors) < ERRORS_KEPT:
-                        errors.append(describe(outcome.error))  # which is safe, whatever the error's own repr does
-                    if outcome.stop is not None:
-                        raise outcome.stop
-                    if raises and outcome.error is not None:
-                        raise outcome.error
-                    outcome.forget()
+                    _note_errors(outcome, errors, raises=raises)
                 busy = drainer.push_ticks() or busy  # those that its queue had no room for
     finally:
         for drainer in drainers:
@@ -181,6 +175,21 @@ async def _drain(
             drainer.leave()
     performed = sum(drainer.tally.processed for drainer in drainers)
     return Drained(performed, failed, batches, tuple(errors))
+
+
+def _note_errors(outcome: Outcome, errors: list[str], *, raises: bool) -> None:
+    """Adds what a batch has raised to those that are kept.
+
+    Raises:
+        What stops a process; with ``raises``, any error of the batch.
+    """
+    if outcome.error is not None and len(errors) < ERRORS_KEPT:
+        errors.append(describe(outcome.error))  # which is safe, whatever the error's own repr does
+    if outcome.stop is not None:
+        raise outcome.stop
+    if raises and outcome.error is not None:
+        raise outcome.error
+    outcome.forget()
 
 
 def worker_of(item: type) -> type[Worker[Any]]:
