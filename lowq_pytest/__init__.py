@@ -30,11 +30,9 @@ def lowq_app(_lowq_sandbox: Sandbox, pytestconfig: pytest.Config) -> lowq.Lowq:
     """The application, on an empty embedded store: that of `[tool.lowq] app` in pyproject.toml, otherwise the default
     one. All others of the process are embedded as well.
     """
-    from lowq.cli.project import app_of_project
-
     import lowq
     from lowq.cli.failure import Failure
-    from lowq.cli.loading import load_app
+    from lowq.cli.loading import app_of_project, load_app
 
     try:
         found = app_of_project(pytestconfig.rootpath)
