@@ -63,8 +63,10 @@ class Server:
             raise lowq.ConfigError(refuse_bind(host))
         if root_path and not re.fullmatch(r"(/[\w.~-]+)+/?", root_path, re.ASCII):
             raise lowq.ConfigError(f"root_path={root_path!r} is no path such as /ops/lowq")
+        # Names of this machine are not listed: listed ones are answered through proxies, and nginx puts these in Host.
+        hosts = [] if is_loopback(host) else [host]
         application = create_app(
-            app, hosts=[host], no_auth=no_auth, redact=list(redact) or None, auth_header=auth_header,
+            app, hosts=hosts, no_auth=no_auth, redact=list(redact) or None, auth_header=auth_header,
             groups_header=groups_header, admins=[name for given in admins for name in given.split(",")],
             trusted_proxies=list(trusted_proxy),
         )  # fmt: skip

@@ -186,6 +186,25 @@ class TestSlowClients:
             assert [stream.event()[0] for stream in streams] == ["figures"] * 3
 
 
+def test_a_proxy_that_names_this_machine_makes_nobody_its_local_user(app: lowq.Lowq) -> None:
+    """nginx with its defaults: HTTP/1.0, and the address that it connects to in Host. The address is that of --bind."""
+    app.registrations.enter("Orders", 1)
+    proxied = "X-Forwarded-For: 203.0.113.7"
+    with serving(app) as server:
+        for host in ("127.0.0.1", "127.0.0.1:8080", "localhost", "[::1]"):
+            for version, marks, status in (
+                ("1.0", [proxied], 403), ("1.0", [], 403), ("1.1", [proxied], 403), ("1.1", ["Via: 1.1 front"], 403),
+                ("1.1", [], 303),
+            ):  # fmt: skip
+                with case(host, version, marks), server.connect() as connection:
+                    lines = [f"POST /queues/Orders/pause HTTP/{version}", f"Host: {host}", *marks, "Connection: close",
+                             "Sec-Fetch-Site: same-origin", "Content-Length: 0", "", ""]  # fmt: skip
+                    connection.sendall("\r\n".join(lines).encode())
+                    assert ends(connection).split(b" ")[1] == str(status).encode()
+                    assert app.queue("Orders").stats().paused is (status == 303)
+                    app.queue("Orders").resume()
+
+
 def test_streams_end_with_the_server(app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are not cut off, and it does not wait for the end of their lifetime, nor for the next snapshot."""
     for module, name in ((serve, "GRACE"), (live, "LIFETIME"), (stats_cache, "INTERVAL")):
