@@ -279,8 +279,11 @@ class Guard:
         proxies: Collection[Network] = (),
     ) -> None:
         self._app = app
+        trusted = [str(network) for network in proxies]
+        # The same in headers that carry IPv4 addresses as IPv6.
+        trusted += [f"::ffff:{net.network_address}/{96 + net.prefixlen}" for net in proxies if net.version == 4]
         # Replaces the client and the scheme of a request by those that a trusted proxy names.
-        self._proxied: Any = ProxyHeadersMiddleware(self._answer, [str(network) for network in proxies])  # type: ignore[arg-type]  # types of its own
+        self._proxied: Any = ProxyHeadersMiddleware(self._answer, trusted)  # type: ignore[arg-type]  # types of its own
         self._hosts, self._origins = hosts, origins
         self._auth = auth
         self._threads = threads
@@ -294,11 +297,14 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
         # Of our own: a host application around us goes on with its scope.
-        scope = {**scope, "client": _plain_client(scope.get("client")), "lowq_root": scope.get("root_path", "")}
+        client = scope.get("client")
+        scope = {**scope, "client": _plain_client(client, client), "lowq_root": scope.get("root_path", "")}
         scope["lowq_peer"] = scope["client"][0] if scope["client"] else ""
         await self._proxied(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # A proxy passes on what it likes.
+        scope["client"] = _plain_client(scope["client"], (scope["lowq_peer"], 0))
         token = _cookie(Headers(scope=scope))
         new_token = "" if token else secrets.token_urlsafe(24)
         guarded = _Guarded(scope, send, new_token)
@@ -393,12 +399,14 @@ class Guard:
         return None, bytes(body)
 
 
-def _plain_client(client: Any) -> Any:
-    """The address of a connection; an IPv4 address that IPv6 carries is that one."""
+def _plain_client(client: Any, otherwise: Any) -> Any:
+    """The address and port of a client, ``otherwise`` where that is no address. An IPv4 address that IPv6 carries is
+    returned as IPv4.
+    """
     try:
         mapped = getattr(ipaddress.ip_address(client[0]), "ipv4_mapped", None) if client else None
     except ValueError:
-        return client
+        return otherwise
     return client if mapped is None else (str(mapped), client[1])
 
 

@@ -33,8 +33,18 @@ class TestAddress:
             (PROXY, ["198.51.100.1:4711"], proxies, "198.51.100.1"),
             (PROXY, ["[2001:db8::1]:4711"], proxies, "2001:db8::1"),
             (PROXY, [",,,"], proxies, PROXY),
-            (PROXY, ["x" * 60_000], proxies, "x" * 100),
+            (PROXY, ["fe80::1%" + "x" * 60_000], proxies, "fe80::1%" + "x" * 92),
             ("::ffff:10.0.0.9", ["198.51.100.1"], proxies, "198.51.100.1"),
+            # IPv4 addresses that IPv6 carries: of proxies, and of the client.
+            (PROXY, ["198.51.100.1, ::ffff:10.0.0.7, [::ffff:a00:8]:80"], proxies, "198.51.100.1"),
+            (PROXY, ["::ffff:198.51.100.1"], proxies, "198.51.100.1"),
+            (PROXY, ["198.51.100.1, ::ffff:10.0.1.7"], proxies, "10.0.1.7"),  # of no proxy
+            # What is no address: the proxy's own.
+            (PROXY, ["bogus"], proxies, PROXY),
+            (PROXY, ["198.51.100.1, unknown, 10.0.0.7"], proxies, PROXY),
+            (PROXY, ["x" * 60_000], proxies, PROXY),
+            (PROXY, ["10.0.0.7%x"], proxies, PROXY),
+            ("198.51.100.9", ["bogus"], proxies, "198.51.100.9"),
         ]  # fmt: skip
         for peer, chains, trusted, found in rows:
             with (
