@@ -144,13 +144,16 @@ def checked_hosts(hosts: Iterable[str]) -> frozenset[str]:
     Raises:
         ConfigError: one is none.
     """
-    found = frozenset(host.strip("[]").rstrip(".").lower() for host in hosts)
-    for host in found:
-        if host != "*" and not re.fullmatch(r"(\*\.)?[\w.-]+|[0-9a-f:.]+(%\w+)?", host, re.ASCII):
+    found = set()
+    for given in hosts:
+        host = given.strip("[]").rstrip(".").lower()
+        # "*." is a slip, not any name.
+        if given != "*" and not re.fullmatch(r"(\*\.)?[\w.-]+|[0-9a-f:.]+(%\w+)?", host, re.ASCII):
             raise lowq.ConfigError(
-                f"LOWQ_WEB_HOSTS, hosts: {host!r} is no name such as ops.example.com, without a port"
+                f"LOWQ_WEB_HOSTS, hosts: {given!r} is no name such as ops.example.com, without a port"
             )
-    return found
+        found.add(host)
+    return frozenset(found)
 
 
 def _host_of(address: str) -> str:

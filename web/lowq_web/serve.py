@@ -64,7 +64,7 @@ class Server:
         if root_path and not re.fullmatch(r"(/[\w.~-]+)+/?", root_path, re.ASCII):
             raise lowq.ConfigError(f"root_path={root_path!r} is no path such as /ops/lowq")
         # Names of this machine are not listed: listed ones are answered through proxies, and nginx puts these in Host.
-        hosts = [] if is_loopback(host) else [host]
+        hosts = [] if is_loopback(host) else [host.partition("%")[0]]
         application = create_app(
             app, hosts=hosts, no_auth=no_auth, redact=list(redact) or None, auth_header=auth_header,
             groups_header=groups_header, admins=[name for given in admins for name in given.split(",")],
@@ -143,7 +143,9 @@ def _listen(host: str, port: int) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listening.bind((host, port))
+        # The interface of fe80::1%eth0 counts only as a number.
+        zone = host.partition("%")[2]
+        listening.bind((host, port, 0, socket.if_nametoindex(zone)) if zone else (host, port))
         listening.listen(BACKLOG)
     except (OSError, OverflowError) as error:
         listening.close()

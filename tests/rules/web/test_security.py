@@ -101,7 +101,7 @@ class TestWithoutAuthentication:
         assert browse().get("/", headers=proxied).status_code == 200
         assert browse("http://lowq.internal", hosts=["LOWQ.internal"]).get("/").status_code == 200
         assert browse("http://any.example.com", hosts=["*"]).get("/").status_code == 200
-        for name in ("", "https://x", "x:80", "*x", "a/b"):
+        for name in ("", "https://x", "x:80", "*x", "a/b", "*.", "*..", "[*]"):
             with case(name), pytest.raises(lowq.ConfigError, match="LOWQ_WEB_HOSTS"):
                 browse(hosts=[name])
 

@@ -1,5 +1,6 @@
 """The dashboard's own server, over real sockets: connections that cost it nothing for long, and none that wait."""
 
+import ipaddress
 import resource
 import socket
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -32,7 +34,7 @@ UPLOAD = (
 class Serving:
     """A server, with that of uvicorn within it."""
 
-    def __init__(self, app: lowq.Lowq, **options: Any) -> None:
+    def __init__(self, app: lowq.Lowq, host: str = "127.0.0.1", **options: Any) -> None:
         made: list[uvicorn.Server] = []
         begin = uvicorn.Server.__init__
 
@@ -42,7 +44,7 @@ class Serving:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(uvicorn.Server, "__init__", noted)
-            self.server = Server(app, "127.0.0.1", 0, **options)
+            self.server = Server(app, host, 0, **options)
         (self.uvicorn,) = made
         self.url = self.server.url
 
@@ -203,6 +205,25 @@ def test_a_proxy_that_names_this_machine_makes_nobody_its_local_user(app: lowq.L
                     assert ends(connection).split(b" ")[1] == str(status).encode()
                     assert app.queue("Orders").stats().paused is (status == 303)
                     app.queue("Orders").resume()
+
+
+def test_it_listens_on_the_address_of_one_link(app: lowq.Lowq) -> None:
+    """fe80::1%eth0: an address, and the interface that it counts on."""
+    with pytest.raises(lowq.ConfigError, match=r"can't listen on fe80::1%no-such-one port 0"):
+        Server(app, "fe80::1%no-such-one", 0, no_auth=True)
+    found = Path("/proc/net/if_inet6")
+    for line in found.read_text().splitlines() if found.exists() else ():
+        raw, _, _, scope, _, interface = line.split()
+        if scope == "20":  # of one link
+            address = str(ipaddress.IPv6Address(bytes.fromhex(raw)))
+            zoned = f"{address}%{interface}"
+            with (
+                case(zoned),
+                serving(app, host=zoned, no_auth=True) as server,
+                socket.create_connection((zoned, urlsplit(server.url).port or 0), PATIENCE) as connection,
+            ):
+                connection.sendall(f"GET / HTTP/1.0\r\nHost: [{address}]\r\n\r\n".encode())
+                assert b" 200 OK" in ends(connection)
 
 
 def test_streams_end_with_the_server(app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> None:
