@@ -157,9 +157,10 @@ _BY_ERROR = ("bury_on", "release_on")
 #: The settings that a codec brings.
 _OF_A_CODEC = ("dump_payload", "load_payload")
 
-#: Variables that the dashboard reads, not the library.
+#: Variables that the dashboard reads, not the library. It refuses LOWQ_WEB_USERS with an explanation.
 _OF_THE_DASHBOARD = {
-    f"LOWQ_WEB_{name}" for name in ("USER", "PASSWORD", "READ_USER", "READ_PASSWORD", "REDACT", "ORIGINS", "HOSTS")
+    f"LOWQ_WEB_{name}"
+    for name in ("USER", "PASSWORD", "READ_USER", "READ_PASSWORD", "REDACT", "ORIGINS", "HOSTS", "USERS")
 }
 
 
