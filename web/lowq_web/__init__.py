@@ -29,13 +29,13 @@ Whatever comes from a job, an id, a queue or an error is hostile text. Templates
 control characters, direction marks and broken encodings as what they are.
 """
 
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
-from lowq_web.app import create_app
+from lowq_web.app import create_app, default_app
 from lowq_web.auth import BasicAuth, User
 
-#: The dashboard of lowq's default application. It connects at the first request. It replaces the name of the submodule
-#: in this package, which is what `uvicorn lowq_web:app` looks up.
-app: Starlette = create_app()  # type: ignore[no-redef, assignment, unused-ignore]  # the submodule has that name, too
+#: The dashboard of lowq's default application. It is made at its first use, and connects at the first request. It
+#: replaces the name of the submodule in this package, which is what `uvicorn lowq_web:app` looks up.
+app: ASGIApp = default_app  # type: ignore[no-redef, assignment, unused-ignore]  # the submodule has that name, too
 
 __all__ = ["BasicAuth", "User", "app", "create_app"]

@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -16,6 +17,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route, Router
+from starlette.types import Receive, Scope, Send
 
 import lowq
 from lowq_web import api, live, pages, prometheus
@@ -156,6 +158,23 @@ def create_app(
         snapshots=Snapshots(app),
     )
     return application
+
+
+_default = cache(create_app)
+
+
+async def default_app(scope: Scope, receive: Receive, send: Send) -> None:
+    """Serves the dashboard of lowq's default application, made at the first use: not everybody who imports the package
+    has the settings for it.
+    """
+    try:
+        application = _default()
+    except lowq.ConfigError as error:
+        if scope["type"] == "lifespan":
+            # Ends the server, which would otherwise take lifespan for unsupported and start.
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+        raise
+    await application(scope, receive, send)
 
 
 def _listed(variable: str) -> list[str]:

@@ -1,6 +1,7 @@
 """The dashboard's own server, over real sockets: connections that cost it nothing for long, and none that wait."""
 
 import ipaddress
+import os
 import resource
 import socket
 import subprocess
@@ -259,6 +260,35 @@ signal.signal(signal.SIGTERM, lambda *_: calls.append(1))
 Server(lowq.Lowq(redis_url="memory://signalled"), "127.0.0.1", 0).run()
 print(len(calls))
 """
+
+
+#: The default application in an environment that has half of a login; the other half comes later.
+HALF = """
+import os
+import lowq
+import lowq_web
+from starlette.testclient import TestClient
+
+for enter in (lambda client: client.get("/"), TestClient.__enter__):  # a request, and a server that starts
+    try:
+        enter(TestClient(lowq_web.app))
+    except lowq.ConfigError as error:
+        print(error)
+os.environ["LOWQ_WEB_PASSWORD"] = "s3cret of ann"
+with TestClient(lowq_web.app) as client:
+    print(client.get("/").status_code, client.get("/healthz").status_code)
+"""
+
+
+def test_the_default_application_reads_its_settings_when_it_is_used() -> None:
+    """Who imports the package for `create_app` may have others."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("LOWQ_")}
+    ran = subprocess.run(
+        [sys.executable, "-c", HALF], capture_output=True, text=True, timeout=PATIENCE, check=False,
+        env={**clean, "LOWQ_REDIS_URL": "memory://half", "LOWQ_WEB_USER": "ann"},
+    )  # fmt: skip
+    refused = "LOWQ_WEB_USER and LOWQ_WEB_PASSWORD go together: one of them is not set\n"
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, refused * 2 + "401 200\n", "")
 
 
 def test_whoever_runs_it_gets_a_signal_once_and_no_traceback() -> None:
