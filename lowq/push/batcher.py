@@ -28,7 +28,6 @@ What holds when somebody is interrupted (a signal handler or a cancellation may 
 """
 
 import asyncio
-import math
 import os
 import sys
 import threading
@@ -88,7 +87,8 @@ class ThreadPushes:
 
     def begin(self, request: ThreadRequest) -> None:
         """Sends it and waits, if nobody else pushes; otherwise has the flusher send it with others."""
-        is_busy = self._is_crowded or self._waiting or self._direct() is not None
+        # A push to several servers goes to all of them at once: its caller would send to one after the other.
+        is_busy = request.whole is not None or self._is_crowded or self._waiting or self._direct() is not None
         # Where no thread runs any more but this one, or none can be started, each sends for itself.
         if is_busy and not sys.is_finalizing() and self._flusher.start():
             request.expect()
@@ -98,8 +98,7 @@ class ThreadPushes:
         # Two threads that come at the same moment may both have the right, which does no harm.
         right = DirectPush()
         self._direct = weakref.ref(right)
-        if not request.is_limited_by_batch:
-            request.give_up_at = math.inf  # it waits for nobody: its time is that of its attempts
+        request.give_up_at = request.deadline  # it waits for nobody: its time is that of its attempts
         try:
             write = Write(self._writer, [request])
             write.share_calls()

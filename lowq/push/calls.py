@@ -109,6 +109,7 @@ class Request:
     __slots__ = (
         "abandoned",
         "again",
+        "deadline",
         "give_up_at",
         "is_limited_by_batch",
         "jobs_count",
@@ -118,6 +119,7 @@ class Request:
         "size",
         "waiter",
         "was_taken",
+        "whole",
     )
 
     def __init__(self, parts: list[Part], jobs_count: int, size: int, seconds: float, room_until: float = 0.0) -> None:
@@ -125,12 +127,13 @@ class Request:
         self.jobs_count = jobs_count
         self.size = size
         self.room_until = room_until
-        #: When its caller gives up, monotonic; and whether that is the deadline of the batch that its caller performs.
+        #: When its caller gives up, monotonic, not later than at the deadline of the batch that it performs; and
+        #: whether that deadline is what limits it.
         self.give_up_at = time.monotonic() + seconds
-        deadline = caller_deadline()
-        self.is_limited_by_batch = deadline < self.give_up_at
+        self.deadline = caller_deadline()
+        self.is_limited_by_batch = self.deadline < self.give_up_at
         if self.is_limited_by_batch:
-            self.give_up_at = deadline
+            self.give_up_at = self.deadline
         #: Of the parts for which it is known.
         self.outcomes: dict[Part, Outcome] = {}
         #: Parts that are to be sent again, with why they were refused; None: only because of others.
@@ -141,20 +144,30 @@ class Request:
         self.was_taken = False
         #: What its caller waits on.
         self.waiter: Any = None
+        #: The request of which it has some parts, as those go to several servers.
+        self.whole: Request | None = None
 
     def some(self, parts: list[Part]) -> Self:
         """A request for some of the parts. The outcomes are those of this request, too."""
         jobs, size = sum(len(part.items) for part in parts), sum(len(item[1]) for part in parts for item in part.items)
         other = type(self)(parts, jobs, size, 0.0, self.room_until)
-        other.give_up_at, other.is_limited_by_batch = self.give_up_at, self.is_limited_by_batch
+        other.give_up_at, other.deadline = self.give_up_at, self.deadline
+        other.is_limited_by_batch = self.is_limited_by_batch
         other.outcomes = self.outcomes
+        other.whole = self
         return other
 
     def is_abandoned(self) -> bool:
         """Whether nobody waits for the outcome, or not for long: its time is up. A caller that was interrupted before
         it could say anything is found by that, too.
         """
-        return self.abandoned or self.give_up_at <= time.monotonic()
+        is_given_up = self.abandoned or (self.whole is not None and self.whole.abandoned)
+        return is_given_up or self.give_up_at <= time.monotonic()
+
+    @property
+    def missed_batch(self) -> bool:
+        """Whether its time is up because the deadline of its caller's batch has passed."""
+        return self.deadline <= min(self.give_up_at, time.monotonic())
 
     def fail(self, error: Exception) -> None:
         """Sets the outcome of every part that has none yet."""

@@ -67,9 +67,10 @@ class RefusedPush:
     def end(self) -> None:
         """Tells the caller what became of it, when nothing is left to be sent."""
         outcomes = self.request.outcomes
-        for part in self._all_parts[1:]:
-            outcomes.setdefault(part, Settled())
-        outcomes.setdefault(self._all_parts[0], self.settled)
+        first, *others = self._all_parts
+        if outcomes.setdefault(first, self.settled) is self.settled:  # else its caller has just given it up
+            for part in others:
+                outcomes.setdefault(part, Settled())
         if self.request.is_settled:
             self.request.wake_caller_from_thread()
 
@@ -341,7 +342,7 @@ class Router(dict[str, Resender]):
         parts = [part for part in request.parts if part not in request.outcomes]
         until = max(time.monotonic(), request.room_until) + writer.timeout + writer.waits_for
         until += len(parts) // MOST_CALLS * writer.timeout  # each write has its time
-        request.give_up_at = min(until, request.give_up_at) if request.is_limited_by_batch else until
+        request.give_up_at = min(until, request.deadline)
         push = RefusedPush(
             writer, request, parts, {part: why for part, why in request.again.items() if why is not None}
         )

@@ -77,7 +77,7 @@ class Writer:
     def give_up(self, request: Request) -> None:
         """The caller's time is up."""
         request.abandoned = True
-        of_batch = request.is_limited_by_batch
+        of_batch = request.missed_batch
         if request.was_taken:
             request.fail(no_answer(self.client.url, self.timeout, of_batch=of_batch))
         else:
@@ -89,7 +89,7 @@ class Writer:
 class Write(Generic[R]):
     """Requests that leave together. It is sent once; what got no answer is repeated."""
 
-    __slots__ = ("_deadlines", "_sent_at", "_until", "calls", "deadline", "requests", "writer")
+    __slots__ = ("_deadlines", "_sent_at", "calls", "deadline", "requests", "writer")
 
     #: Of the attempt that is under way.
     deadline: Deadline
@@ -157,8 +157,9 @@ class Write(Generic[R]):
         until = 0.0
         for request in self.requests:
             until = max(until, request.give_up_at)
-        seconds = max(min(until - time.monotonic() - writer.waits_for, writer.timeout), 0.001)
-        self._until = until
+        left = until - time.monotonic()
+        # At least half of it for the answer, the rest for the confirmation, see `Wait.command`.
+        seconds = max(min(max(left - writer.waits_for, left / 2), writer.timeout), 0.001)
         self._sent_at = clock.now()
         self._deadlines = deadlines(seconds, 1 + len(PAUSES), until)
         self.deadline = next(self._deadlines)
@@ -224,8 +225,8 @@ class Write(Generic[R]):
             for i, result in zip(calls, repeated, strict=True):
                 results[i] = result
         if self.deadline.passed:
-            of_batch = all(request.is_limited_by_batch for request in self.requests)
-            limit = limit_in_words(self.writer.timeout, of_batch=of_batch and self._until <= time.monotonic())
+            of_batch = all(request.missed_batch for request in self.requests)
+            limit = limit_in_words(self.writer.timeout, of_batch=of_batch)
             for i, result in enumerate(results):
                 if type(result) is RedisUnavailable:
                     results[i] = RedisUnavailable(f"{result}, {limit}")

@@ -108,6 +108,8 @@ class Client:
         ``wait``: what each server is to confirm once it has carried out its calls, see `lowq.store.deadline`; those
         of a server that did not get a `NotConfirmed`. ``pool``: as of `run_many`.
         """
+        if not calls:
+            return list
         results: list[Any] = [None] * len(calls)
         pool = pool or self._topology.only_pool
         if pool is not None:

@@ -574,6 +574,28 @@ def test_a_primary_that_hangs_delays_pushes_to_no_other_one(cluster: RedisCluste
     app.close()
 
 
+def test_a_push_to_several_primaries_waits_for_all_of_them_at_once(cluster: RedisCluster) -> None:
+    app = lowq.Lowq(redis_url=cluster.url, push_timeout=NEVER)
+    queue = app.queue("Spread", 8)
+    jobs = [{"id": str(number)} for number in range(30)]
+    assert queue.push(jobs) == 30
+    results: list[int] = []
+    pushing = threading.Thread(target=lambda: results.append(queue.push(jobs)), daemon=True)
+    primaries = cluster.primaries()
+    for primary in primaries:
+        primary.pause()
+    try:
+        with counted_round_trips() as round_trips:
+            pushing.start()
+            until(lambda: round_trips.count == len(primaries), "it waits for each of them")
+    finally:
+        for primary in primaries:
+            primary.cont()
+    pushing.join(PATIENCE)
+    assert results == [30]
+    app.close()
+
+
 def test_an_event_loop_has_a_connection_to_each_primary_of_a_cluster(cluster: RedisCluster) -> None:
     """Once it has them no thread sends for it. When a slot moves its pushes keep their order all the same."""
     app = lowq.Lowq(redis_url=cluster.url, push_timeout=PATIENCE)

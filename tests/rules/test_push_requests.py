@@ -1,0 +1,106 @@
+"""What becomes of the requests of a push: their time, their outcomes, and what is sent again."""
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import lowq
+from lowq.push.batcher import ThreadRequest
+from lowq.push.calls import Outcome, Part
+from lowq.push.router import RefusedPush, Router
+from lowq.push.write import Write, Writer
+from lowq.sharding import Layout
+from lowq.store import Client, Wait
+from lowq.store.pool import Pool
+from tests.batches import within_batch
+from tests.waiting import NEVER
+
+
+def part(*ids: str, shard: int = 0, words: bytes = b"") -> Part:
+    target: Any = SimpleNamespace(queue="Orders")
+    items: Any = [(job_id.encode(), b"1", b"", b"") for job_id in ids]
+    return Part(target, Layout(4, 1), shard, f"shard-{shard}:", items, [{"id": job_id} for job_id in ids], words)
+
+
+def request_of(*parts: Part, seconds: float = NEVER, room_until: float = 0.0) -> ThreadRequest:
+    request = ThreadRequest(list(parts), len(parts), len(parts), seconds, room_until)
+    request.expect()
+    return request
+
+
+@pytest.fixture
+def client() -> Client:
+    return Client("memory://", size=1, timeout=1.0)
+
+
+def make_writer(client: Client, push_timeout: float = 2.0, wait: Wait | None = None) -> Writer:
+    return Writer(client, push_timeout, wait, {})
+
+
+class TestTime:
+    def test_within_a_batch_redis_has_time_to_answer_a_push_that_waits_for_long(self, client: Client) -> None:
+        writer = make_writer(client, wait=Wait("replicated", 5.0))
+        with within_batch(4.0):
+            write = Write(writer, [request_of(part("a"), seconds=7.0)])
+        assert write.begin().seconds > 0.5  # the first of several attempts
+
+    def test_a_push_that_waits_for_room_ends_with_its_batch(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Router, "__missing__", lambda *_: SimpleNamespace(add=lambda _push: None))
+        with within_batch(3.0):
+            request = request_of(part("a"), seconds=2.0, room_until=time.monotonic() + 3.0)
+        Router(client).take(make_writer(client), request)
+        assert request.give_up_at <= request.deadline
+
+    def test_the_batch_is_blamed_only_when_its_deadline_has_passed(self, client: Client) -> None:
+        with within_batch(1.0):
+            cancelled = request_of(part("a"), seconds=2.0)
+        with within_batch(0.0):
+            late = request_of(part("a"), seconds=2.0)
+        for request, words in ((cancelled, "push_timeout=2 s"), (late, "the deadline of the batch")):
+            make_writer(client).give_up(request)
+            assert words in str(request.outcomes[request.parts[0]])
+
+    def test_what_goes_to_several_servers_is_given_up_with_the_whole(self) -> None:
+        whole = request_of(part("a"), part("b", shard=1))
+        some = whole.some(whole.parts[1:])
+        assert not some.is_abandoned()
+        whole.abandoned = True
+        assert some.is_abandoned()
+
+
+class TestOutcomes:
+    def test_no_job_is_forgotten_when_the_time_ends_while_the_caller_is_told(self, client: Client) -> None:
+        parts = part("a"), part("b", shard=1)
+        request = request_of(*parts)
+
+        class Outcomes(dict[Part, Outcome]):
+            def setdefault(self, key: Part, default: Any = None) -> Any:
+                found = super().setdefault(key, default)
+                request.outcomes = dict(self)  # from here on as usual
+                request.fail(lowq.RedisUnavailable("its time is up"))
+                self.update(request.outcomes)
+                return found
+
+        request.outcomes = Outcomes()
+        push = RefusedPush(make_writer(client), request, list(parts), {})
+        push.give_up()
+        push.end()
+        told = {
+            job["id"]
+            for part, outcome in request.outcomes.items()
+            for one in ([part] if isinstance(outcome, Exception) else [other for other, _ in outcome.pairs])  # type: ignore[union-attr]
+            for job in one.jobs
+        }
+        assert told == {"a", "b"}
+
+
+def test_no_calls_need_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    def checkout(*_args: object) -> None:
+        raise AssertionError("it takes a connection")
+
+    monkeypatch.setattr(Pool, "checkout", checkout)
+    assert Client("redis://127.0.0.1:1/0", size=1, timeout=1.0).run_many([]) == []
