@@ -198,8 +198,8 @@ class Dispatcher:
             return picked
         finally:
             for use in self._shares.bounded.values():
-                if use.is_full:  # whoever leaves it wakes a thread
-                    use.next_due = inf
+                if use.is_full:  # for what is due whoever leaves it wakes a thread
+                    use.next_due = min((entry[0] for entry in use.heap if entry[0] > now), default=inf)
             for use in left - {self._uses[shard.queue] for shard in picked}:
                 self._wake_for_place(use)
 
@@ -229,7 +229,7 @@ class Dispatcher:
             return
         # Due now: anyone may take it; if its queue is full, whoever leaves that wakes a thread. Due later: the leader
         # must set its alarm anew.
-        if due > self._clock() or self._may_decline:
+        if max(due, state.rests_until) > self._clock() or self._may_decline:
             self._changed.notify_all()
         elif use.queue not in self._shares.bounded or not use.is_full:
             self._changed.notify()

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from threading import Event, Thread
 
 import pytest
 
 from lowq import clock
 from lowq.clock import Clock
+from lowq.limits import Concurrency
 from lowq.shards.dispatcher import Dispatcher, Schedule
 from lowq.shards.fairness import Share
 from lowq.shards.scheduler import LagScheduler, SeqScheduler
@@ -229,6 +231,63 @@ def test_the_time_is_set_anew_when_something_is_due_earlier(shares: Shares, wait
     dispatch.wake(soon, 0.05)
     until(lambda: any(future.done() for future in futures))
     assert [future.result() for future in futures if future.done()] == [soon]
+
+
+def test_permits_are_asked_for_when_a_job_of_a_limited_queue_becomes_due(waiting: Waiting) -> None:
+    for what in ("a thread", "an event loop"):
+        with case(what):
+            delayed, limited = shard(0), {"q": Share(limits=(Concurrency(2, "erp"),))}
+            is_asked, looks = Event(), waiting.looks
+            dispatch = Dispatcher(
+                [delayed], [{"q": LagScheduler()}], limited, ask_for_permits=is_asked.set, clock=waiting.clock
+            )
+            wait = partial(dispatch.wait, 0) if what == "a thread" else partial(dispatch.wait_many, 1)
+            thread = Thread(target=wait)
+            thread.start()
+            until(lambda: waiting.looks > looks)  # noqa: B023
+            dispatch.wake(delayed, 0.2)
+            assert is_asked.wait(PATIENCE)
+            dispatch.close()
+            dispatch.nudge()
+            thread.join(PATIENCE)
+
+
+def test_what_becomes_due_is_begun_though_its_queue_was_full_when_the_time_was_set(waiting: Waiting) -> None:
+    first, later, other = shard(0, clock.now()), shard(1), shard_of("z", 0)
+    shares = {"q": Share(max_threads=1), "z": Share()}
+    dispatch = dispatcher(shares, [first, later, other], 4, clock=waiting.clock)
+    assert dispatch.wait(0) is first  # its queue is full now
+    futures = [waiting.wait(dispatch, number) for number in (1, 2)]
+    dispatch.wake(later, 1.0)
+    _let_the_alarm_ring_for_nothing(dispatch, other, waiting, 2)
+    dispatch.took(first, first.dispatch.wakes, delivery(None))
+    assert dispatch.pick(0) is None
+    dispatch.unclaim(first)
+    futures.append(waiting.wait(dispatch, 0))
+    until(lambda: any(future.done() for future in futures))
+    assert [future.result() for future in futures if future.done()] == [later]
+
+
+def test_a_shard_that_rests_for_a_failover_is_worked_when_that_is_over(waiting: Waiting) -> None:
+    resting, other = shard(0, clock.now()), shard(1)
+    dispatch = dispatcher({"q": Share()}, [resting, other], 4, clock=waiting.clock)
+    assert dispatch.wait(0) is resting
+    futures = [waiting.wait(dispatch, number) for number in (1, 2, 3)]
+    _let_the_alarm_ring_for_nothing(dispatch, other, waiting, 3)
+    dispatch.rest_for_failover(resting)
+    dispatch.unclaim(resting)
+    until(lambda: any(future.done() for future in futures))
+    assert [future.result() for future in futures if future.done()] == [resting]
+
+
+def _let_the_alarm_ring_for_nothing(dispatch: Dispatcher, shard: Shard, waiting: Waiting, threads: int) -> None:
+    """The thread that watches the time is the last to be woken from then on. So many threads wait."""
+    looks = waiting.looks
+    dispatch.wake(shard, 0.3)  # reads the clock twice, and each thread when it is woken
+    until(lambda: waiting.looks >= looks + 2 + threads)
+    looks = waiting.looks
+    dispatch.refreshed(shard, shard.dispatch.wakes, None, paused=False)  # reads it once
+    until(lambda: waiting.looks >= looks + 2)
 
 
 def test_a_sleep_has_no_longest_time_and_ends_with_the_node(shares: Shares, waiting: Waiting) -> None:
