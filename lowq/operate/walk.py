@@ -183,7 +183,7 @@ class Walk:
         self.finished = False
         #: Positions that came and are not used yet, the next one last.
         self.ready: list[Position] = []
-        self._position: tuple[str | bytes, bytes] = ("", b"") if after is None else (repr(after[0]), after[1])
+        self._position: tuple[str | bytes, bytes] = ("", b"") if after is None else (bound(after[0]), after[1])
         self._head = [base, low, high, "1" if reverse else ""]
         self._tail: list[str | bytes] = [when, past, clock]
 

@@ -24,11 +24,12 @@ local has_levels = ARGV[2] == 'due' and uses(redis.call('HGET', prefix .. 'meta'
 local level = has_levels and (tonumber(ARGV[5]) or 0)
 local base, low, high = (level or 0) * 8589934592, ARGV[3], ARGV[4]
 if level then
-  low, high = score_bound(level, low), score_bound(level, high)
+  low, high = score_bound(level, low, false), score_bound(level, high, true)
 end
 local total = redis.call('ZCOUNT', key, low, high)
 local function count_upto(time)
-  return math.max(total - redis.call('ZCOUNT', key, string.format('(%.17g', base + time), high), 0)
+  local after = score_bound(level or 0, string.format('(%.17g', time), false)
+  return math.max(total - redis.call('ZCOUNT', key, after, high), 0)
 end
 local highest
 if level then

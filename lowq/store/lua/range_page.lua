@@ -39,12 +39,12 @@ local function beyond(bound)
 end
 local low, high = ARGV[3], ARGV[4]
 if level then
-  low, high = score_bound(level, low), score_bound(level, high)
+  low, high = score_bound(level, low, false), score_bound(level, high, true)
 end
 local first = redis.call('ZCOUNT', key, '-inf', beyond(low))
 local last = redis.call('ZCOUNT', key, '-inf', high) - 1
 if set == 'due' and when ~= '' then
-  local split = redis.call('ZCOUNT', key, '-inf', string.format('%.17g', base + due_cutoff))
+  local split = redis.call('ZCOUNT', key, '-inf', score_bound(level or 0, string.format('%.17g', due_cutoff), true))
   if when == 'due' then
     last = math.min(last, split - 1)
   elseif ARGV[11] == '' or ARGV[11] ~= clock then
@@ -53,7 +53,11 @@ if set == 'due' and when ~= '' then
   when = ''
 end
 if ARGV[7] ~= '' then
-  local rank, there = rank_of(key, level and string.format('%.17g', base + tonumber(ARGV[7])) or ARGV[7], ARGV[8])
+  local below, upto = '(' .. ARGV[7], ARGV[7]
+  if level then
+    below, upto = score_bound(level, below, true), score_bound(level, upto, true)
+  end
+  local rank, there = rank_of(key, below, upto, ARGV[8])
   if reverse then
     last = math.min(last, rank - 1)
   else

@@ -52,6 +52,66 @@ def test_jobs_are_listed_counted_and_explained_by_time(app: lowq.Lowq) -> None:
     assert queue.why("37").until == pytest.approx(times["37"])
 
 
+@pytest.mark.parametrize("limit", [1, 10])
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.parametrize("are_at_once", [False, True], ids=["a tick apart", "at the same time"])
+def test_pages_show_each_job_once_though_times_are_coarser_in_lower_priorities(
+    app: lowq.Lowq, are_at_once: bool, reverse: bool, limit: int
+) -> None:
+    """Also where a time is between two that a priority can hold, and of jobs that are for later."""
+    names = ["Mail", "Orders"]
+    perform_at: dict[str, Any] = {"perform_at": 1_900_000_000.123_456_7} if are_at_once else {}
+    for name in names:
+        jobs = [{"id": f"{number:03}", "priority": number % 10, **perform_at} for number in range(73)]
+        later = [
+            {"id": f"later{number}", "priority": number % 10, "delay": DAY + number * 1e-6} for number in range(30)
+        ]
+        app.queue(name, 1).push([*jobs, *later])
+
+    def all_pages(read: Any, show: Any) -> list[Any]:
+        found: list[Any] = []
+        cursor: str | None = None
+        while cursor is not None or not found:
+            page = read(limit=limit, after=cursor, reverse=reverse)
+            found, cursor = found + [show(each) for each in page], page.cursor
+            assert len(found) <= 2 * 103, "jobs are shown again"
+        return found
+
+    of_queue = all_pages(app.queue("Orders").jobs, lambda job: (job.perform_at, job.id))
+    of_all = all_pages(app.jobs, lambda each: (each.job.perform_at, each.queue, each.job.id))
+    assert len(of_queue) == len(set(of_queue)) == 103
+    assert len(of_all) == len(set(of_all)) == 206
+    assert of_queue == sorted(of_queue, reverse=reverse)
+    assert of_all == sorted(of_all, reverse=reverse)
+
+
+def test_bounds_are_times_of_jobs_not_what_a_priority_can_hold_of_them(app: lowq.Lowq) -> None:
+    """Bounds between two times that a job of the lowest priority can have."""
+    queue = app.queue("Orders", 1)
+    start, step = 1_900_000_000.0, 2.0**-16
+    queue.push([{"id": f"{number}", "priority": 9, "perform_at": start + number * step} for number in range(10)])
+    rows: list[tuple[dict[str, Any], str]] = [
+        ({"min": start + 3.25 * step}, "456789"), ({"min": start + 3.75 * step}, "456789"),
+        ({"min": start + 4 * step}, "456789"), ({"max": start + 3.25 * step}, "0123"),
+        ({"max": start + 3.75 * step}, "0123"), ({"max": start + 4 * step}, "01234"),
+    ]  # fmt: skip
+    for bounds, expected in rows:
+        with case(bounds):
+            assert "".join(ids(queue, **bounds)) == expected
+            assert queue.count("delete", **bounds) == len(expected)
+
+
+def test_bulk_actions_leave_no_job_out_whose_time_is_beside_the_moment_when_they_begin(app: lowq.Lowq) -> None:
+    start, step = 1_900_000_000.0, 2.0**-16
+    for number, part in enumerate((0.25, 0.5, 0.75)):
+        with case(part):
+            queue = app.queue(f"Orders{number}", 1)
+            queue.push([{"id": f"{each}", "priority": 9, "perform_at": start + each * step} for each in range(10)])
+            now = start + (4 + part) * step
+            assert queue.count("delete", "due", now=now) == len(ids(queue, "due", now=now)) == 5
+            assert list(queue.bulk("delete", now=now))[-1].done == 10
+
+
 def test_bulk_actions_are_done_to_all_priorities(app: lowq.Lowq) -> None:
     rows: list[tuple[Any, list[str]]] = [(None, []), ("due", ALL[30:]), ("scheduled", ALL[:30])]
     for number, ((state, left), match) in enumerate(itertools.product(rows, (None, "*"))):

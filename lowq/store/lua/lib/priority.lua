@@ -130,17 +130,23 @@ local function read_levels(prefix, delivery, count)
 end
 
 -- A bound of times, as ZCOUNT takes it ('-inf', '+inf', '(' in front to leave it out), as one of the scores of a level.
-local function score_bound(level, bound)
+-- Scores of higher levels are coarser: where none stands for this very time, the nearest one is on one side of it, and
+-- is within the range or not. `is_highest`: whether it is the upper bound.
+local function score_bound(level, bound, is_highest)
   local low, high = bounds_of(level)
-  if bound == '-inf' then
-    return low
-  elseif bound == '+inf' then
-    return high
+  local open, text = string.match(bound, '^(%(?)(.*)$')
+  if text == '-inf' then
+    return open .. low
   end
-  local open, time = string.match(bound, '^(%(?)(.*)$')
-  time = tonumber(time)
+  local time = text == '+inf' and math.huge or tonumber(text)
   if time >= 8589934592 then
     return high
   end
-  return open .. string.format('%.17g', level * 8589934592 + time)
+  local base = level * 8589934592
+  local score = base + time
+  local behind = score - base - time
+  if behind ~= 0 then
+    open = (behind > 0) == is_highest and '(' or ''
+  end
+  return open .. string.format('%.17g', score)
 end

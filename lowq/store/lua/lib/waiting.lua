@@ -12,11 +12,12 @@ local function precedes(a, b)
   return #a < #b
 end
 
--- Where the position (score, id) is in a sorted set: how many ids come before it, and whether its own stands
--- there. The id need not be in the set any more, and a million others may share its score.
-local function rank_of(key, score, id)
-  local low = redis.call('ZCOUNT', key, '-inf', '(' .. score)
-  local high = redis.call('ZCOUNT', key, '-inf', score)
+-- Where a position is in a sorted set: how many ids come before it, and whether its own stands there. `below` and
+-- `upto` are the upper bounds, without and with the score of the position. The id need not be in the set any more, and
+-- a million others may share its score.
+local function rank_of(key, below, upto, id)
+  local low = redis.call('ZCOUNT', key, '-inf', below)
+  local high = redis.call('ZCOUNT', key, '-inf', upto)
   while low < high do
     local middle = math.floor((low + high) / 2)
     local found = redis.call('ZRANGE', key, middle, middle)[1]
