@@ -61,7 +61,7 @@ def push(
     one. Returns the number of rows inserted.
 
     Raises:
-        JobError, PayloadError: a job is malformed; nothing was inserted.
+        JobError, PayloadError: a job is malformed; nothing was inserted. TypeError: an option is unknown.
         ConfigError: the connection is missing, async, or of a library that is not known.
         What the database raises.
     """
@@ -134,8 +134,11 @@ def _rows(
     """Jobs as rows, each checked as a push would.
 
     Raises:
-        JobError, PayloadError, ConfigError
+        TypeError: an option is unknown. JobError, PayloadError, ConfigError
     """
+    unknown = [name for name in options if name not in RowOptions.__annotations__]
+    if unknown:
+        raise TypeError(f"push has no option {unknown[0]!r}; it has {', '.join(RowOptions.__annotations__)}")
     if isinstance(job, JobId):
         jobs: list[Any] = [new_job(job, payload, cast(JobOptions, options))]
     else:
