@@ -160,7 +160,7 @@ class Node:
         self._when_ready(look)
         config.on_server_init()
         self._has_init = True
-        self.client = app.connect(self.threads + 3 + bool(self._schedules))
+        self.client = app.connect((self.threads or config.threads_per_node) + 3 + bool(self._schedules))
         self.broker, recorder = make_broker(
             app, self._nonce, self.client, self._workers, self._schedules, self._performers,
             more_details=self._details, on_ready=self._on_ready, on_command=self._on_command, on_fatal=self.fail,
