@@ -59,18 +59,28 @@ def test_it_runs_once_for_all_who_wait_and_in_nobodys_context() -> None:
     assert lookup.calls == ["unset"]
 
 
-def test_whoever_comes_after_an_error_tries_again() -> None:
+def test_those_who_wait_when_it_fails_share_its_error_and_whoever_comes_later_tries_again() -> None:
     lookup = LookedUp(ConnectionError("away"))
-    lookup.goes_on.set()
+    lookup.error.__cause__ = OSError("refused")  # type: ignore[union-attr]  # it was given
 
     async def main() -> None:
-        results = await asyncio.gather(*(lookup.get() for _ in range(3)), return_exceptions=True)
+        waiting = [asyncio.create_task(lookup.get()) for _ in range(3)]
+        await auntil(lambda: lookup.calls, "it runs")
+        lookup.goes_on.set()
+        results: list[Any] = await asyncio.gather(*waiting, return_exceptions=True)
         assert [str(result) for result in results] == ["away"] * 3
+        assert [str(result.__cause__) for result in results] == ["refused"] * 3
+        assert len(set(map(id, results))) == 3  # each has its own, with its own traceback
+        assert len(lookup.calls) == 1
+        again = [asyncio.create_task(lookup.get()) for _ in range(2)]
+        results = await asyncio.gather(*again, return_exceptions=True)
+        assert [str(result) for result in results] == ["away"] * 2
+        assert len(lookup.calls) == 2
         lookup.error = None
         assert await lookup.get() == "found"
 
     asyncio.run(main())
-    assert len(lookup.calls) == 4
+    assert len(lookup.calls) == 3
 
 
 def test_who_comes_when_the_result_is_gone_again_looks_it_up_anew_however_many_come() -> None:
