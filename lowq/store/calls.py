@@ -152,7 +152,8 @@ class Pipeline:
                     elif call.read is not None:
                         try:
                             reply = call.read(reply)
-                        except Exception as error:  # of this call alone: the others' replies are behind it
+                        # Of this call alone: the others' replies are behind it. Not what a signal handler raises.
+                        except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
                             reply = ScriptError(f"{call.script} on {call.key}: its reply can't be read: {error!r:.200}")
                             self.has_errors = True
                     results[position] = reply

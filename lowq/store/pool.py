@@ -285,8 +285,9 @@ class Pool:
         refused = self._refused
         for script, key in scripts:
             if refused is None or script in refused:
-                refused = self._refused = self._ask_rights(connection, key)
-                self.may_lack_rights = bool(refused)
+                refused = self._ask_rights(connection, key)
+                self.may_lack_rights = bool(refused)  # first: another thread that forgets both meanwhile sets it again
+                self._refused = refused
             if commands := refused.get(script):
                 raise RedisRefused(
                     f"Redis does not allow what lowq needs (docs/rights.md): {script} on {key} needs "

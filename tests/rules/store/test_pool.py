@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from lowq.errors import RedisUnavailable
+from lowq.errors import RedisUnavailable, ScriptError
 from lowq.store import Call, Client, calls, client, pool
 from lowq.store import connection as io
+from lowq.store.calls import Pipeline
 from lowq.store.connection import encode
 from lowq.store.deadline import Deadline
 from lowq.store.pool import Pool
@@ -225,3 +226,41 @@ def test_numbers_are_sent_as_python_writes_them() -> None:
     assert encode([10**20, -1, 0.1, 1e22, "\N{SNOWMAN}", b"\xff"]) == [
         b"100000000000000000000", b"-1", b"0.1", b"1e+22", "\N{SNOWMAN}".encode(), b"\xff",
     ]  # fmt: skip
+
+
+def test_what_a_signal_handler_raises_while_a_reply_is_read_is_not_taken_for_a_wrong_reply() -> None:
+    class Timeout(Exception):
+        pass
+
+    for error, expected in ((ValueError(), ScriptError), (Timeout(), Timeout)):
+
+        def read(_reply: Any, error: Exception = error) -> None:
+            raise error
+
+        results: list[Any] = [None]
+        pipeline = Pipeline(make_pool(), [(0, Call("push", "key", (), read=read))], results, None, None)
+        pipeline.send()
+        try:
+            pipeline.receive()
+        except Timeout as raised:
+            results[0] = raised
+        assert type(results[0]) is expected
+
+
+def test_rights_that_another_thread_forgets_while_they_are_noted_are_looked_at_again() -> None:
+    class Meanwhile(Pool):
+        is_asked = False
+
+        def _ask_rights(self, _connection: Any, _key: str) -> dict[str, list[str]]:
+            self.is_asked = True
+            return {}
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if self.is_asked and name != "is_asked":
+                self.is_asked = False
+                self.forget_rights()
+
+    pool = Meanwhile(FakeConnection, SIZE, 0.0, shebang=True)
+    pool.check_rights(None, [("push", "key")])
+    assert pool.may_lack_rights
