@@ -155,7 +155,10 @@ class Push:
         if middlewares and all_async(middlewares):
             return await self._arun_wrapped(is_short)
         if middlewares or not is_short:
-            return await self._in_thread(self.run)
+            parts, chunk = await self._in_thread(lambda: self._prepare(self._read()))
+            if self._is_small():  # a thread for each of many that wait would be too many
+                return await self._asend(parts, chunk)
+            return await self._in_thread(partial(self._send_chunks, parts, chunk))
         jobs = self._read()
         parts, count = self._encode(jobs, PUSH_BYTES)
         if count < len(jobs):  # large payloads

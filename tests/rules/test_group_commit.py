@@ -31,7 +31,7 @@ from lowq.store.keys import shard_prefix
 from tests.batches import within_batch
 from tests.rows import case
 from tests.started_threads import live_threads, started_threads
-from tests.waiting import PATIENCE, until
+from tests.waiting import NEVER, PATIENCE, auntil, until
 
 
 @pytest.fixture
@@ -498,9 +498,9 @@ def make_queue() -> Iterator[MakeQueue]:
     """Makes a queue with these client middlewares. What they do concerns no store."""
     made: list[lowq.Lowq] = []
 
-    def make(*middlewares: Any) -> Queue:
+    def make(*middlewares: Any, shards_count: int = 3, capacity: int | None = None) -> Queue:
         made.append(lowq.Lowq(redis_url="memory://", client_middlewares=list(middlewares)))
-        return made[-1].queue("Orders", 3)
+        return made[-1].queue("Orders", shards_count, capacity=capacity)
 
     yield make
     for app in made:
@@ -534,6 +534,29 @@ class TestClientMiddlewares:
         assert all(isinstance(result, PermissionError) for result in results[1::2])
         assert sorted(met, key=str) == sorted([(f"tenant-{n}", [{"id": n}]) for n in range(20)], key=str)
         assert [payloads(queue, n) for n in range(20)] == [[] if n % 2 else [f"tenant-{n}"] for n in range(20)]
+
+    def test_many_that_wait_for_room_behind_sync_ones_need_no_thread_each(self, make_queue: MakeQueue) -> None:
+        wrapped: list[Any] = []
+
+        def look(worker: Any, jobs: list[Any], call_next: Callable[[], None]) -> None:
+            call_next()
+            wrapped.extend(jobs)
+
+        queue = make_queue(look, shards_count=1, capacity=1)
+        queue.push("other")
+        before = live_threads()
+
+        async def produce() -> None:
+            pushes = [asyncio.create_task(queue.apush(f"{number}", timeout=NEVER)) for number in range(100)]
+            pushes.append(asyncio.create_task(queue.apush(iter([{"id": "listed"}]), timeout=NEVER)))
+            await auntil(lambda: len(wrapped) == 102, "all are encoded")
+            await auntil(lambda: live_threads() < before + 20, "they need no threads")
+            for push in pushes:
+                push.cancel()
+            results = await outcomes(*pushes)
+            assert all(isinstance(result, asyncio.CancelledError) for result in results)
+
+        asyncio.run(produce())
 
     def test_async_ones_run_in_the_callers_task(self, make_queue: MakeQueue) -> None:
         met: list[Any] = []
