@@ -109,12 +109,16 @@ class ThreadPushes:
         finally:
             del right  # an exception would keep it as long as somebody keeps the exception
 
-    def wait(self, request: ThreadRequest) -> None:
-        """Waits until the outcome of each part is known."""
+    def wait(self, request: ThreadRequest, extra: float = 0.0) -> None:
+        """Waits until the outcome of each part is known. ``extra``: seconds beyond its time, but not its batch's, in
+        which what is under way may end.
+        """
         while not request.is_settled:
-            if request.waiter.acquire(timeout=max(request.give_up_at + GRACE - time.monotonic(), 0.0)):
+            ends = min(request.give_up_at + extra, request.deadline) + GRACE
+            if request.waiter.acquire(timeout=max(ends - time.monotonic(), 0.0)):
                 return
-            if request.give_up_at + GRACE <= time.monotonic():  # it has no more time since, as it waits for room
+            # Unless it has more time since, as it waits for room.
+            if min(request.give_up_at + extra, request.deadline) + GRACE <= time.monotonic():
                 self._writer.give_up(request)
 
     def _flush(self) -> float | None:
@@ -220,7 +224,7 @@ class GroupCommit:
                 request.expect()
                 try:
                     self.router.take(self.writer, request, by_caller=True)
-                    self._threads[None].wait(request)
+                    self._threads[None].wait(request, self.writer.timeout)
                 except BaseException:
                     request.abandoned = True
                     raise

@@ -22,7 +22,7 @@ from typing import Any, Protocol, Self, TypeGuard, TypeVar, Union
 from lowq.codec import EncodedJob
 from lowq.errors import PayloadError, RedisUnavailable
 from lowq.sharding import Layout
-from lowq.store import Call, Refusal, caller_deadline
+from lowq.store import Call, NotConfirmed, Refusal, caller_deadline
 from lowq.store.shard import PushCall
 
 E = TypeVar("E", bound=BaseException)
@@ -300,6 +300,11 @@ def copy_of(error: E) -> E:
         return error
     copied.__cause__ = error.__cause__
     return copied
+
+
+def is_failure(outcome: object) -> TypeGuard[Exception]:
+    """Whether jobs are not in, or may not be."""
+    return isinstance(outcome, Exception) and not isinstance(outcome, NotConfirmed)
 
 
 def is_full(result: object) -> TypeGuard[Refusal]:

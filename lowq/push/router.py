@@ -21,7 +21,18 @@ from contextlib import contextmanager
 from lowq import clock
 from lowq.errors import LowqError, RedisRefused, RedisUnavailable
 from lowq.push.background import OnDemandThread
-from lowq.push.calls import Outcome, Part, Request, Settled, SharedCall, copy_of, is_full, is_misrouted, is_out_of_turn
+from lowq.push.calls import (
+    Outcome,
+    Part,
+    Request,
+    Settled,
+    SharedCall,
+    copy_of,
+    is_failure,
+    is_full,
+    is_misrouted,
+    is_out_of_turn,
+)
 from lowq.push.write import Write, Writer, interrupted
 from lowq.store import Client, NotConfirmed, Refusal, Subscription
 
@@ -339,7 +350,19 @@ class Router(dict[str, Resender]):
         """Has sent again what has no outcome yet, behind what was refused before; its caller is woken at the end.
         ``by_caller``: whether the request's own caller calls this.
         """
-        parts = [part for part in request.parts if part not in request.outcomes]
+        parts: list[Part] = []
+        failed: dict[str, Exception] = {}
+        for part in request.parts:
+            outcome = request.outcomes.get(part)
+            if is_failure(outcome):
+                failed.setdefault(part.prefix, outcome)
+            elif outcome is None and part.prefix in failed:  # it must not overtake that, should it be pushed again
+                request.outcomes[part] = copy_of(failed[part.prefix])
+            elif outcome is None:
+                parts.append(part)
+        if not parts:
+            request.wake_caller_from_thread()
+            return
         until = max(time.monotonic(), request.room_until) + writer.timeout + writer.waits_for
         until += len(parts) // MOST_CALLS * writer.timeout  # each write has its time
         request.give_up_at = min(until, request.deadline)

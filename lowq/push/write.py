@@ -14,6 +14,7 @@ from lowq.push.calls import (
     Request,
     SharedCall,
     copy_of,
+    is_failure,
     is_full,
     is_misrouted,
     is_misscored,
@@ -190,13 +191,23 @@ class Write(Generic[R]):
             if isinstance(result, Exception):
                 self.repeat_unanswered(results)
                 break
+        #: Tokens of calls that were carried out.
+        answered: set[bytes] = set()
         for call, result in zip(self.calls, results, strict=True):
+            if not is_failure(result):
+                answered.add(call.token)
             if not isinstance(result, Exception):
                 for owner, part in call.members:
                     owner.outcomes[part] = bool(result)
             elif is_misrouted(result) or (is_full(result) and len(call.members) == 1):
                 for owner, part in call.members:
                     _again(owner, part, result)
+            elif is_out_of_turn(result):
+                for owner, part in call.members:
+                    if _follows_failure(owner, part, is_lost=call.after in answered):
+                        owner.outcomes[part] = copy_of(result)
+                    else:
+                        _again(owner, part, None)
             elif _is_of_others(call, result):
                 for owner, part in call.members:
                     _again(owner, part, None)
@@ -255,18 +266,22 @@ def _again(owner: Owner, part: Part, refusal: Refusal | None) -> None:
     owner.again[part] = refusal
 
 
-def _is_of_others(call: SharedCall, result: Exception) -> bool:
-    """Whether the members of a call that has failed may fare better by themselves: the call before it was refused, or
-    jobs of some did not fit, or have the wrong kind of scores. Or a script failed: it may have met the keys of one id
-    that somebody else has written. What it wrote before, if anything, merges with what is written now.
+def _follows_failure(owner: Owner, part: Part, *, is_lost: bool) -> bool:
+    """Whether a part that is out of turn comes behind one of its own push that has failed for good, which it must not
+    overtake. ``is_lost``: Redis had carried out the call before it, and has forgotten that with the data.
     """
-    if is_out_of_turn(result):
-        owner, part = call.members[0] if call.members else (None, None)
-        if not isinstance(owner, Request) or part is None:
-            return True
-        # What comes behind a part of its own push that has failed for good must not overtake that.
-        own = [other for other in owner.parts[: owner.parts.index(part)] if other.prefix == part.prefix]
-        return not own or any(other in owner.again for other in own)
+    assert isinstance(owner, Request)
+    own = [other for other in owner.parts[: owner.parts.index(part)] if other.prefix == part.prefix]
+    if any(is_failure(owner.outcomes.get(other)) for other in own):
+        return True
+    return is_lost and bool(own) and not any(other in owner.again for other in own)
+
+
+def _is_of_others(call: SharedCall, result: Exception) -> bool:
+    """Whether the members of a call that has failed may fare better by themselves: jobs of some did not fit, or have
+    the wrong kind of scores. Or a script failed: it may have met the keys of one id that somebody else has written.
+    What it wrote before, if anything, merges with what is written now.
+    """
     return (
         len(call.members) > 1
         and not isinstance(result, RedisUnavailable | RedisRefused | NotConfirmed)

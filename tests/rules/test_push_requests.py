@@ -1,5 +1,6 @@
 """What becomes of the requests of a push: their time, their outcomes, and what is sent again."""
 
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -7,15 +8,16 @@ from typing import Any
 import pytest
 
 import lowq
-from lowq.push.batcher import ThreadRequest
+from lowq.errors import RedisFull, ScriptError
+from lowq.push.batcher import GroupCommit, ThreadRequest
 from lowq.push.calls import Outcome, Part
 from lowq.push.router import RefusedPush, Router
 from lowq.push.write import Write, Writer
 from lowq.sharding import Layout
-from lowq.store import Client, Wait
+from lowq.store import Client, Refusal, Wait
 from lowq.store.pool import Pool
 from tests.batches import within_batch
-from tests.waiting import NEVER
+from tests.waiting import NEVER, PATIENCE
 
 
 def part(*ids: str, shard: int = 0, words: bytes = b"") -> Part:
@@ -71,8 +73,75 @@ class TestTime:
         whole.abandoned = True
         assert some.is_abandoned()
 
+    def test_a_large_push_waits_for_what_is_under_way(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        request = request_of(part("a"))
+
+        def take(_router: Router, _writer: Writer, request: ThreadRequest, *, by_caller: bool) -> None:
+            request.give_up_at = time.monotonic() - 1.0
+            threading.Timer(0.1, answer).start()
+
+        def answer() -> None:
+            request.outcomes.setdefault(request.parts[0], True)
+            request.wake_caller()
+
+        monkeypatch.setattr(Router, "take", take)
+        group = GroupCommit(client, PATIENCE)
+        group.settle(Write(group.writer, [request]), [])
+        assert request.outcomes[request.parts[0]] is True
+
+
+OUT_OF_TURN = Refusal("OUTOFTURN", "token")
+
 
 class TestOutcomes:
+    @pytest.mark.parametrize("is_first", [True, False])
+    def test_only_what_follows_a_failure_of_its_own_push_stays_out_of_turn(
+        self, client: Client, *, is_first: bool
+    ) -> None:
+        """Other words have calls of their own, and the second one is shared."""
+        mine = request_of(part("a", words=b" 1"), part("b", words=b" 2"))
+        other = request_of(part("c", words=b" 2"))
+        write = Write(make_writer(client), [mine, other] if is_first else [mine])
+        write.share_calls()
+        if not is_first:
+            write.requests.append(other)
+            write.calls[1].members.insert(0, (other, other.parts[0]))
+        write.begin()
+        write.settle([ScriptError("foreign key"), OUT_OF_TURN])
+        assert list(mine.outcomes) == mine.parts
+        assert (mine.again, other.again, other.outcomes) == ({}, {other.parts[0]: None}, {})
+
+    def test_what_follows_a_failure_of_another_push_is_sent_again(self, client: Client) -> None:
+        mine = request_of(part("a", words=b" 1"), part("b", words=b" 3"))
+        other = request_of(part("c", words=b" 2"))
+        write = Write(make_writer(client), [request_of(mine.parts[0]), other, request_of(mine.parts[1])])
+        write.share_calls()
+        for call in write.calls:
+            call.members = [(mine, part) if part in mine.parts else (owner, part) for owner, part in call.members]
+        write.begin()
+        write.settle([1, ScriptError("foreign key"), OUT_OF_TURN])
+        assert mine.outcomes == {mine.parts[0]: True}
+        assert mine.again == {mine.parts[1]: None}
+
+    def test_what_follows_a_failure_of_its_own_push_is_not_sent_again(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        added: list[RefusedPush] = []
+        monkeypatch.setattr(Router, "__missing__", lambda *_: SimpleNamespace(add=added.append))
+        request = request_of(part("a"), part("a", "b"), part("c", shard=1))
+        request.outcomes[request.parts[0]] = RedisFull("no memory")
+        request.again = dict.fromkeys(request.parts[1:])
+        Router(client).take(make_writer(client), request)
+        assert isinstance(request.outcomes[request.parts[1]], RedisFull)
+        assert [push.parts for push in added] == [request.parts[2:]]
+
+        request = request_of(part("a"), part("a", "b"))
+        request.outcomes[request.parts[0]] = RedisFull("no memory")
+        Router(client).take(make_writer(client), request)
+        assert request.is_settled
+        assert request.waiter.acquire(blocking=False), "its caller was woken"
+        assert len(added) == 1
+
     def test_no_job_is_forgotten_when_the_time_ends_while_the_caller_is_told(self, client: Client) -> None:
         parts = part("a"), part("b", shard=1)
         request = request_of(*parts)
