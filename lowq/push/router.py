@@ -81,7 +81,7 @@ class RefusedPush:
         first, *others = self._all_parts
         if outcomes.setdefault(first, self.settled) is self.settled:  # else its caller has just given it up
             for part in others:
-                outcomes.setdefault(part, Settled())
+                outcomes[part] = Settled()  # also if it gives up just now: the first one tells of all
         if self.request.is_settled:
             self.request.wake_caller_from_thread()
 
