@@ -90,7 +90,7 @@ class Writer:
 class Write(Generic[R]):
     """Requests that leave together. It is sent once; what got no answer is repeated."""
 
-    __slots__ = ("_deadlines", "_sent_at", "calls", "deadline", "requests", "writer")
+    __slots__ = ("_deadlines", "_is_short", "_sent_at", "calls", "deadline", "requests", "writer")
 
     #: Of the attempt that is under way.
     deadline: Deadline
@@ -161,6 +161,7 @@ class Write(Generic[R]):
         left = until - time.monotonic()
         # At least half of it for the answer, the rest for the confirmation, see `Wait.command`.
         seconds = max(min(max(left - writer.waits_for, left / 2), writer.timeout), 0.001)
+        self._is_short = seconds < writer.timeout
         self._sent_at = clock.now()
         self._deadlines = deadlines(seconds, 1 + len(PAUSES), until)
         self.deadline = next(self._deadlines)
@@ -236,7 +237,11 @@ class Write(Generic[R]):
             for i, result in zip(calls, repeated, strict=True):
                 results[i] = result
         if self.deadline.passed:
-            of_batch = all(request.missed_batch for request in self.requests)
+            # Also when it ends before the batch's deadline, as there would have been something to confirm.
+            of_batch = all(
+                request.missed_batch or (self._is_short and request.deadline <= request.give_up_at)
+                for request in self.requests
+            )
             limit = limit_in_words(self.writer.timeout, of_batch=of_batch)
             for i, result in enumerate(results):
                 if type(result) is RedisUnavailable:

@@ -17,6 +17,7 @@ from lowq.errors import PushInterrupted, RedisUnavailable
 from lowq.queue import Queue
 from lowq.store import Call, Client, caller_limit
 from lowq.store.keys import shard_prefix
+from tests.batches import within_batch
 from tests.processes.support import PATIENCE, ROOT, answered, until
 from tests.redis_server import RedisServer
 from tests.rows import case
@@ -197,6 +198,8 @@ def test_within_a_batch_a_push_waits_no_longer_than_that_has(server: RedisServer
     with pytest.raises(RedisUnavailable):
         app.queue("Others", 3).push({"id": 3})
     caller_limit.reset(token)
+    with within_batch(0.3), pytest.raises(PushInterrupted, match="the deadline of the batch"):
+        queue.push({"id": 2}, durability="replicated")
     server.cont()
     assert queue.push({"id": 2}) == 1
     app.close()
