@@ -146,7 +146,9 @@ def test_looking_at_a_million_jobs(app: Lowq, queue: Queue) -> None:
         assert next(iter(queue.jobs(now=NOW, reverse=True))).id == "job-0999999"
     for reverse, expected in ((False, "job-0500000"), (True, "job-0499999")):
         with short_calls(app):  # in the middle of equal times
-            gone = base64.urlsafe_b64encode(f"p{'-' if reverse else '+'}{LATER!r} job-0499999x".encode()).decode()
+            gone = base64.urlsafe_b64encode(
+                f"p{'-' if reverse else '+'}{LATER!r} {queue.name} job-0499999x".encode()
+            ).decode()
             page = queue.jobs(after=gone, limit=1000, reverse=reverse, now=NOW)
         assert (len(page), page.jobs[0].id) == (1000, expected)
     with short_calls(app):  # has to look at every id
