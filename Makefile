@@ -102,6 +102,10 @@ format: $(DEV) ## let ruff put the code in shape
 chaos: $(DEV) tools ## kill, stop, cut off: the fault matrix, into docs/guarantees.md (ARGS="--only kill")
 	@$(PY) -m tests.chaos --out docs/guarantees.md $(ARGS)
 
+.PHONY: simulate
+simulate: $(DEV) tools ## whole systems in one thread, each from one seed, with faults (ARGS="--seeds 10000", "--seed 7 --shrink")
+	@$(PY) -m tests.simulation $(ARGS)
+
 .PHONY: bench
 bench: $(DEV) tools bench-peers ## lowq beside its peers, and its own figures: 20 minutes (ARGS=--publish: for the docs)
 	@$(PY) -m benchmarks $(ARGS)

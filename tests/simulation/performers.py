@@ -1,0 +1,270 @@
+"""Who performs in a story: nodes with threads or an event loop, and consumers, each in a process of its own."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import lowq
+from lowq.consumer import Consumer
+from lowq.shards.shard import Shard
+from tests.simulation.world import Process
+
+if TYPE_CHECKING:
+    from tests.simulation.story import Story
+
+QUEUE = "Orders"
+
+Payloads = Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+def number_of(shard: Shard | None) -> int:
+    """A shard as the history names it: no two of a queue have one number, also when it was resharded."""
+    assert shard is not None
+    return shard.index + 100_000 * shard.epoch
+
+
+def versions_of(payloads_by_id: Payloads) -> dict[str, list[int]]:
+    return {job_id: [payload["version"] for payload in payloads] for job_id, payloads in payloads_by_id.items()}
+
+
+class Performer:
+    """A process that performs, and after its end the one that takes its place. ``kind``: one of `KINDS`."""
+
+    KINDS = ("threads", "loop", "consumer", "async consumer")
+
+    def __init__(self, story: "Story", name: str, kind: str) -> None:
+        self.story = story
+        self.name = name
+        self.kind = kind
+        self.process: Process = story.new_process(name)
+        self._is_told_to_stop = False
+        self._restart_in = 0.1
+
+    def start(self) -> None:
+        """A fresh process."""
+        self.process = self.story.new_process(self.name)
+        self._is_told_to_stop = False
+        run = {"consumer": self._consume, "async consumer": lambda: asyncio.run(self._aconsume())}
+        self.story.world.spawn(self.process, run.get(self.kind, self._run_node), "main")
+
+    # --- what is done to it ---
+
+    def _after_steps(self, steps: int, do: Callable[[], object]) -> None:
+        left = [steps]
+
+        def at_step() -> bool:
+            left[0] -= 1
+            if left[0] <= 0:
+                do()
+            return left[0] <= 0
+
+        self.process.at_step = at_step
+
+    def kill_after(self, steps: int, restart_in: float) -> None:
+        """SIGKILL, between any two of its steps."""
+        process, story = self.process, self.story
+
+        def die() -> None:
+            story.note(f"{process} dies")
+            story.history.gone(process.pid, -9)
+            story.trouble_until(restart_in)
+            story.world.after(restart_in, self.start)
+            process.die()
+
+        if process.is_alive and not self._is_told_to_stop:
+            self._after_steps(steps, die)
+
+    def freeze_after(self, steps: int, seconds: float) -> None:
+        """SIGSTOP, between any two of its steps, and SIGCONT."""
+        process, story = self.process, self.story
+
+        def freeze() -> None:
+            story.note(f"{process} freezes for {seconds:.3f} s")
+            story.history.frozen(process.pid)
+            story.world.after(seconds, lambda: story.history.thawed(process.pid))
+            story.trouble_until(seconds)
+            process.freeze(seconds)
+
+        if process.is_alive:
+            self._after_steps(steps, freeze)
+
+    def stop(self, restart_in: float) -> None:
+        """SIGTERM."""
+        if self.process.is_alive and not self._is_told_to_stop:
+            self._is_told_to_stop = True
+            self._restart_in = restart_in
+
+    def _end(self) -> None:
+        """The process ends in good order."""
+        self.story.history.gone(self.process.pid, 0)
+        self.story.world.after(self._restart_in, self.start)
+        self.process.die()
+
+    # --- a node ---
+
+    def _run_node(self) -> None:
+        app = self.story.new_app()
+        self._register(app)
+        while True:
+            node = lowq.Node(app, threads=2)
+            try:
+                node.start()
+                break
+            except lowq.RedisUnavailable:  # whoever supervises it starts it again
+                time.sleep(0.2)
+        # That a node drains it tells nobody but its own `run`, which ends the process.
+        while not (self._is_told_to_stop or node.stopping.is_set() or node._performers.draining):
+            time.sleep(0.05)
+        if node.stopping.is_set():
+            self.story.outcome.problems.append(f"{self.process}: the node stops by itself")
+        node.stop()  # also when handlers that hang have it ask for another process
+        app.close()
+        self._end()
+
+    def _register(self, app: lowq.Lowq) -> None:
+        story, plan = self.story, self.story.plan
+
+        def performing(payloads_by_id: Payloads) -> AbstractContextManager[str]:
+            batch = lowq.current()
+            return story.history.performing(number_of(batch._source), batch.fence, versions_of(payloads_by_id))
+
+        class Orders(lowq.Worker[Any]):
+            def perform(self, payloads_by_id: Payloads) -> None:
+                with performing(payloads_by_id):
+                    for job_id, payloads in payloads_by_id.items():
+                        for payload in payloads:
+                            time.sleep(story.seconds_of(job_id, payload))
+                            story.may_raise(job_id, payload)
+
+            def retry_in(self, retry_count: int) -> float:
+                return 0.1
+
+        class AsyncOrders(Orders):
+            async def perform(self, payloads_by_id: Payloads) -> None:  # type: ignore[override]  # either is a worker
+                with performing(payloads_by_id):
+                    for job_id, payloads in payloads_by_id.items():
+                        for payload in payloads:
+                            await asyncio.sleep(story.seconds_of(job_id, payload))
+                            story.may_raise(job_id, payload)
+
+        app.worker(
+            queue_name=QUEUE,
+            shards_count=plan.shards,
+            batch_size=plan.batch_size,
+            max_retry_count=3,
+            ttr=plan.ttr,
+            time_limit=plan.time_limit,
+        )(AsyncOrders if self.kind == "loop" else Orders)
+
+    # --- a consumer ---
+
+    def _consume(self) -> None:
+        app = self.story.new_app()
+        queue = app.queue(QUEUE, self.story.plan.shards)
+        consumer: Consumer | None = None
+        while consumer is None:
+            try:
+                consumer = queue.consumer(ttr=self.story.plan.ttr)
+            except lowq.RedisUnavailable:
+                time.sleep(0.2)
+        while not self._is_told_to_stop:
+            try:
+                jobs = consumer.take(2, timeout=0.2)
+            except lowq.RedisUnavailable:
+                time.sleep(0.05)
+                continue
+            for job in jobs:
+                self._perform(consumer, job, is_first=job is jobs[0])
+        try:
+            consumer.close()
+        except lowq.RedisUnavailable:
+            pass
+        app.close()
+        self._end()
+
+    def _perform(self, consumer: Consumer, job: lowq.ConsumerJob, *, is_first: bool) -> None:
+        begun = begin(consumer, job, is_first=is_first)
+        if begun is None:
+            self._report(job.release)
+            return
+        shard, until = begun
+        try:
+            with self.story.history.performing(
+                shard, job.fence, versions_of({job.id: job.payloads}), by_hand=True, until=until
+            ) as perform:
+                for payload in job.payloads:
+                    time.sleep(self.story.seconds_of(job.id, payload))
+                    self.story.may_raise(job.id, payload)
+        except RuntimeError as error:
+            failure = error
+            self._report(lambda: job.fail(failure, 0.1))
+            return
+        if self._report(job.ack):
+            self.story.history.acked(shard, [job.id], perform)
+
+    def _report(self, report: Callable[[], object]) -> bool:
+        """Reports until Redis has it. Returns whether it counts."""
+        while True:
+            try:
+                report()
+                return True
+            except (lowq.NotTaken, lowq.ConsumerClosed):
+                return False
+            except lowq.RedisUnavailable:
+                time.sleep(0.05)
+
+    async def _aconsume(self) -> None:
+        app = self.story.new_app()
+        consumer = app.queue(QUEUE, self.story.plan.shards).aconsumer(ttr=self.story.plan.ttr)
+        while True:
+            try:
+                await consumer.start()
+                break
+            except lowq.RedisUnavailable:
+                await asyncio.sleep(0.2)
+        async with consumer:
+            while not self._is_told_to_stop:
+                try:
+                    jobs = await consumer.take(2, timeout=0.2)
+                except lowq.RedisUnavailable:
+                    await asyncio.sleep(0.05)
+                    continue
+                for job in jobs:
+                    begun = begin(consumer._consumer, job, is_first=job is jobs[0])
+                    if begun is None:
+                        await self._areport(job.release)
+                        continue
+                    shard, until = begun
+                    with self.story.history.performing(
+                        shard, job.fence, versions_of({job.id: job.payloads}), by_hand=True, until=until
+                    ) as perform:
+                        for payload in job.payloads:
+                            await asyncio.sleep(self.story.seconds_of(job.id, payload))
+                    if await self._areport(job.ack):
+                        self.story.history.acked(shard, [job.id], perform)
+        app.close()
+        self._end()
+
+    async def _areport(self, report: Callable[[], Awaitable[object]]) -> bool:
+        while True:
+            try:
+                await report()
+                return True
+            except (lowq.NotTaken, lowq.ConsumerClosed):
+                return False
+            except lowq.RedisUnavailable:
+                await asyncio.sleep(0.05)
+
+
+def begin(
+    consumer: Consumer, job: lowq.ConsumerJob | lowq.AsyncConsumerJob, *, is_first: bool
+) -> tuple[int, float | None] | None:
+    """The job's shard, and when its ttr passes; None: its lease is not surely held any more. The first job of a list
+    was handed out just now: not to hand out what is not its own is the consumer's part.
+    """
+    held = consumer._hand.held.get(job.receipt)  # nobody who performs is told of which layout a shard is
+    if held is None or (time.monotonic() > held.shard.lease.deadline and not is_first):
+        return None
+    return number_of(held.shard), held.deadline if held.deadline < float("inf") else None

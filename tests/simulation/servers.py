@@ -1,0 +1,374 @@
+"""Redis servers of a simulation: lowq's real scripts on the embedded store, behind a simulated network.
+
+A server does one command after the other, each takes virtual time, and it sees its own clock. It keeps the commands
+that write: what a failover or a crash leaves of a server is what the first of them do, so the last writes are lost.
+"""
+
+import errno
+import hashlib
+import random
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+from fakeredis import FakeRedisConnection, FakeServer
+
+from lowq.store.connection import pack
+from lowq.store.embedded import encode, take_command
+from lowq.store.keys import SLOTS, slot_of
+from tests.simulation.machine import NETWORK, Socket
+from tests.simulation.world import Process, World
+
+#: Seconds that a command takes, and a script.
+COMMAND, SCRIPT = 5e-6, 5e-5
+#: Seconds on the way, at least and at most.
+LATENCY = (5e-5, 4e-4)
+#: Commands that change nothing, and are not kept.
+READING = {
+    b"INFO", b"PING", b"TIME", b"CLIENT", b"SELECT", b"SCRIPT", b"CLUSTER", b"ROLE", b"READONLY", b"WAIT", b"WAITAOF",
+    b"SSUBSCRIBE", b"SUNSUBSCRIBE", b"SUBSCRIBE", b"UNSUBSCRIBE", b"COMMAND", b"CONFIG", b"HELLO", b"ACL",
+}  # fmt: skip
+
+Address = tuple[str, int]
+
+
+@dataclass(eq=False)
+class Connection:
+    """A connection to a server, as the server has it."""
+
+    socket: Socket
+    store: Any
+    buffer: bytearray = field(default_factory=bytearray)
+    is_open: bool = True
+    is_subscribed: bool = False
+    #: When the last bytes arrive that are on their way, in each direction: they don't overtake each other.
+    last_in: float = 0.0
+    last_out: float = 0.0
+
+
+@dataclass
+class Link:
+    """What may happen to what is sent, in shares of all messages."""
+
+    lost_requests: float = 0.0
+    lost_replies: float = 0.0
+    late: float = 0.0
+    #: Seconds that a late message takes, at the most.
+    lateness: float = 3.0
+
+    def calm(self) -> None:
+        """Nothing happens any more."""
+        self.lost_requests = self.lost_replies = self.late = 0.0
+
+
+class Server:
+    """A Redis server. ``link``: how its network behaves; of all servers the same object."""
+
+    def __init__(self, world: World, address: Address, link: Link, cluster: "Cluster | None" = None) -> None:
+        self.world = world
+        self.address = address
+        self.link = link
+        self.cluster = cluster
+        self.process = Process(world, f"redis:{address[1]}", 100_000 + address[1])
+        self.store = FakeServer(version=(7, 0))
+        self.started_at = world.now
+        self.connections: list[Connection] = []
+        #: Processes that can't reach it, nor it them.
+        self.cut_off: set[Process] = set()
+        #: (when, command) of those that may have written, in their order.
+        self.log: list[tuple[float, list[bytes]]] = []
+        self.is_primary = True
+        #: SHA1 of a script as its client knows it -> as the store knows it.
+        self._scripts: dict[bytes, bytes] = {}
+        self._sources: dict[bytes, bytes] = {}
+        #: How often it was stopped and not started again.
+        self._stopped = 0
+        self._busy_until = 0.0
+        self.executed = 0
+
+    # --- connections ---
+
+    def accept(self, socket: Socket, timeout: float | None) -> None:
+        """A client connects: its thread waits.
+
+        Raises:
+            OSError
+        """
+        world, process = self.world, self.world.process
+        seconds = world.chance.uniform(*LATENCY)
+        if process in self.cut_off:
+            world.sleep(timeout if timeout is not None else 120.0)
+            raise TimeoutError("timed out")
+        world.sleep(seconds)
+        if not self.process.is_alive:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+        connection = Connection(socket, self._connect())
+        self.connections.append(connection)
+        socket.deliver = lambda data: self._sent(connection, data, process)
+        socket.on_close = lambda: world.after(seconds, lambda: self._closed(connection))
+        if process is not None:
+            process.at_death.append(socket.hang_up)
+
+    def _connect(self) -> Any:
+        fake = FakeRedisConnection(server=self.store, protocol=2)
+        fake.connect()
+        return fake
+
+    def _closed(self, connection: Connection) -> None:
+        connection.is_open = False
+        if connection in self.connections:
+            self.connections.remove(connection)
+            connection.store.disconnect()
+
+    def break_connections(self, share: float = 1.0) -> None:
+        """Resets connections."""
+        for connection in list(self.connections):
+            if self.world.chance.random() < share:
+                self._reset(connection)
+
+    def _reset(self, connection: Connection) -> None:
+        self._closed(connection)
+        connection.socket.ended(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
+
+    # --- messages ---
+
+    def _sent(self, connection: Connection, data: bytes, sender: Process | None) -> None:
+        """A client has sent that."""
+        world, link, chance = self.world, self.link, self.world.chance
+        delay = chance.uniform(*LATENCY)
+        if chance.random() < link.lost_requests:
+            world.after(delay, lambda: self._reset(connection))
+            return
+        if chance.random() < link.late:
+            delay += chance.uniform(0.0, link.lateness)
+        connection.last_in = max(connection.last_in, world.now + delay)
+
+        def arrive() -> None:
+            if sender in self.cut_off:
+                world.after(0.5, arrive)  # TCP sends it again
+            elif connection.is_open and self.process.is_alive:
+                connection.buffer += data
+                self._work(connection)
+
+        world.at(connection.last_in, arrive)
+
+    def _work(self, connection: Connection) -> None:
+        world = self.world
+        begin = max(world.now, self._busy_until, self.process.frozen_until)
+        if begin > world.now:
+            world.at(begin, lambda: self._work(connection))
+            return
+        if not (connection.is_open and self.process.is_alive):
+            return
+        answers: list[bytes] = []
+        with world.acting_as(self.process):
+            while (command := take_command(connection.buffer)) is not None:
+                if command:
+                    answers += self._answer(connection, command)
+                    self._busy_until = max(self._busy_until, world.now) + (
+                        SCRIPT if command[0].upper() == b"EVALSHA" else COMMAND
+                    )
+            self._reply(connection, answers)
+            for other in [each for each in self.connections if each.is_subscribed]:
+                self._reply(other, _pending(other.store))
+
+    def _reply(self, connection: Connection, answers: list[bytes]) -> None:
+        if not answers:
+            return
+        world, link, chance = self.world, self.link, self.world.chance
+        data = b"".join(answers)
+        if chance.random() < link.lost_replies:
+            world.after(LATENCY[1], lambda: self._reset(connection))
+            return
+        delay = chance.uniform(*LATENCY)
+        if chance.random() < link.late:
+            delay += chance.uniform(0.0, link.lateness)
+        connection.last_out = max(connection.last_out, self._busy_until, world.now + delay)
+
+        def arrive() -> None:
+            if connection.is_open:
+                connection.socket.arrived(data)
+
+        world.at(connection.last_out, arrive)
+
+    # --- commands ---
+
+    def _answer(self, connection: Connection, command: list[bytes]) -> list[bytes]:
+        self.executed += 1
+        name = command[0].upper()
+        own = self._own_answer(name, command)
+        if own is not None:
+            return [own]
+        if name.endswith(b"SUBSCRIBE"):
+            connection.is_subscribed = True
+        if name == b"EVALSHA":
+            command[1] = self._scripts.get(command[1], command[1])
+        if name not in READING:
+            self.log.append((self.world.now, command))
+        random_before_scripts(self.executed)
+        return [_ask(connection.store, command), *_pending(connection.store)]
+
+    def _own_answer(self, name: bytes, command: list[bytes]) -> bytes | None:
+        """What the store does not know, or knows otherwise."""
+        if name == b"INFO":
+            mode = "standalone" if self.cluster is None else "cluster"
+            uptime = int(self.world.now - self.started_at)
+            role = "master" if self.is_primary else "slave"
+            text = f"redis_version:7.0.0\r\nredis_mode:{mode}\r\nuptime_in_seconds:{uptime}\r\nrole:{role}\r\n"
+            return encode(f"{text}connected_slaves:0\r\n".encode())
+        if name == b"CLIENT":
+            return b"+OK\r\n"
+        if name == b"SCRIPT" and command[1].upper() == b"LOAD":
+            theirs = hashlib.sha1(command[2], usedforsecurity=False).hexdigest().encode()
+            source = command[2].partition(b"\n")[2] if command[2].startswith(b"#!") else command[2]
+            ours = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
+            if theirs not in self._scripts:
+                self._scripts[theirs] = ours
+                self._sources[ours] = source
+                self._run_apart([b"SCRIPT", b"LOAD", source])
+            return encode(theirs)
+        if name == b"SCRIPT" and command[1].upper() == b"EXISTS":
+            return encode([int(sha in self._scripts) for sha in command[2:]])
+        if name == b"CLUSTER":
+            return encode(self.cluster.slots() if self.cluster is not None else [])
+        if not self.is_primary and name not in READING:
+            return b"-READONLY You can't write against a read only replica.\r\n"
+        if self.cluster is not None:
+            key = _key_of(name, command)
+            if key is not None and (owner := self.cluster.owner(key)) is not self:
+                return f"-MOVED {slot_of(key)} {owner.address[0]}:{owner.address[1]}\r\n".encode()
+        return None
+
+    def ask(self, *command: bytes) -> Any:
+        """What a command answers beside all that is simulated."""
+        fake = self._connect()
+        with self.world.acting_as(self.process):
+            fake.send_packed_command([pack(command)], check_health=False)
+            answer = fake.read_response()
+        fake.disconnect()
+        return answer
+
+    def _run_apart(self, command: list[bytes]) -> bytes:
+        fake = self._connect()
+        try:
+            return _ask(fake, command)
+        finally:
+            fake.disconnect()
+
+    # --- faults ---
+
+    def flush_scripts(self) -> None:
+        """SCRIPT FLUSH, by an operator."""
+        self._scripts.clear()
+        self._run_apart([b"SCRIPT", b"FLUSH"])
+
+    def stop(self) -> None:
+        """It is killed: all connections break."""
+        self._stopped += 1
+        self.process.is_alive = False
+        self.break_connections()
+
+    def start(self, lost: float = 0.0) -> float | None:
+        """It is started again, without what it wrote in the last so many seconds. Returns when the earliest of the
+        writes that are lost was made, or None.
+        """
+        self._stopped -= 1
+        if self._stopped:
+            return None  # somebody else has stopped it meanwhile
+        since = None
+        if lost:
+            kept = [entry for entry in self.log if entry[0] <= self.world.now - lost]
+            if len(kept) < len(self.log):
+                since = self.log[len(kept)][0]
+                self._replay(kept)
+        self.process.is_alive = True
+        self.started_at = self.world.now
+        return since
+
+    def _replay(self, log: list[tuple[float, list[bytes]]]) -> None:
+        """What it knows becomes what these commands do, each at its time."""
+        world, present = self.world, self.world.now
+        self.store = FakeServer(version=(7, 0))
+        self._scripts.clear()
+        for source in self._sources.values():
+            self._run_apart([b"SCRIPT", b"LOAD", source])
+        fake = self._connect()
+        with world.acting_as(self.process):
+            for number, (at, command) in enumerate(log):
+                world.now = at
+                random_before_scripts(number)
+                _ask(fake, list(command))
+        world.now = present
+        fake.disconnect()
+        self.log = log
+
+
+class Cluster:
+    """Primaries, each with its part of the slots."""
+
+    def __init__(self) -> None:
+        self.primaries: list[Server] = []
+
+    def owner(self, key: str) -> Server:
+        return self.primaries[slot_of(key) * len(self.primaries) // SLOTS]
+
+    def slots(self) -> list[Any]:
+        count = len(self.primaries)
+        edges = [-(-number * SLOTS // count) for number in range(count + 1)]
+        return [
+            [edges[number], edges[number + 1] - 1, [server.address[0].encode(), server.address[1]]]
+            for number, server in enumerate(self.primaries)
+        ]
+
+
+def listen(servers: list[Server]) -> None:
+    """These servers are the network."""
+    by_address = {server.address: server for server in servers}
+
+    def connect(socket: Socket, address: Address, timeout: float | None) -> None:
+        server = by_address.get(address)
+        if server is None:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+        server.accept(socket, timeout)
+
+    NETWORK.connect = connect
+
+
+def _key_of(name: bytes, command: list[bytes]) -> str | None:
+    if name in (b"EVALSHA", b"EVAL"):
+        return command[3].decode() if int(command[2]) else None
+    if name in (b"SSUBSCRIBE", b"SPUBLISH") or (name not in READING and len(command) > 1):
+        return command[1].decode("utf-8", "replace")
+    return None
+
+
+def _ask(fake: Any, command: list[bytes]) -> bytes:
+    fake.send_packed_command([pack(tuple(command))], check_health=False)
+    return _read(fake)
+
+
+def _read(fake: Any) -> bytes:
+    try:
+        return encode(fake.read_response(disconnect_on_error=False))
+    except Exception as error:
+        return encode(error)
+
+
+def _pending(fake: Any) -> list[bytes]:
+    answers = []
+    while fake.can_read(0):
+        answers.append(_read(fake))
+    return answers
+
+
+def random_before_scripts(number: int) -> None:
+    """Chance within scripts: the same whenever the same commands are replayed."""
+    _RANDOM.seed(number)
+
+
+_RANDOM = random.Random(0)
+
+
+for _name, _module in list(sys.modules.items()):
+    if _name.startswith("fakeredis") and getattr(_module, "random", None) is random:
+        setattr(_module, "random", _RANDOM)  # noqa: B010 - mypy and a module; its functions are methods of this

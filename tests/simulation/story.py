@@ -1,0 +1,513 @@
+"""One story: a whole system that a seed draws, what is done to it, and whether lowq's guarantees held.
+
+    outcome = tell(seed)            # the same each time
+    outcome.problems == []
+    tell(seed, without={3, 5})      # the same system, and the faults 3 and 5 do not happen
+
+Real nodes, consumers, producers and operators of lowq run in it, each in a simulated process
+(`tests.simulation.machine`), against the real scripts (`tests.simulation.servers`). They write the history that the
+checker of the fault matrix judges. After the last fault all jobs have to be done within `PATIENCE`.
+"""
+
+import asyncio
+import itertools
+import json
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import lowq
+import tests.history
+from lowq.shards.shard import Shard
+from lowq.store.keys import shard_prefix
+from lowq.work import threads
+from tests.checker import Report, check
+from tests.history import History
+from tests.simulation import machine
+from tests.simulation.performers import QUEUE, Performer
+from tests.simulation.servers import Address, Cluster, Link, Server, listen
+from tests.simulation.world import BEGINNING, Process, Stalled, World, simulating
+
+#: Virtual seconds within which everything is performed once the last fault is over.
+PATIENCE = 120.0
+#: Virtual seconds in which jobs are pushed and faults happen.
+BUSY = 15.0
+
+# An interrupt of a thread goes to that of the simulation.
+setattr(threads, "interrupt_of_this_thread", machine.interrupt_of_this_thread)  # noqa: B010 - mypy and a module
+# Sets of shards are gone through in an order that is not that of their addresses: so a seed tells one story.
+Shard.__hash__ = lambda self: hash(self.prefix)  # type: ignore[method-assign, attr-defined]
+
+#: What is done to the system -> how often it is drawn.
+FAULTS = {
+    "kill": 4,
+    "freeze": 4,
+    "stop": 2,
+    "reset connections": 3,
+    "lose messages": 3,
+    "delay messages": 2,
+    "pause server": 3,
+    "restart server": 2,
+    "lose writes": 2,
+    "flush scripts": 1,
+    "cut off": 3,
+    "step clock": 1,
+    "pause queue": 1,
+    "act on jobs": 2,
+    "reshard": 1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that is done to the system. ``at``: virtual seconds after the beginning."""
+
+    number: int
+    at: float
+    name: str
+    #: Of what there are several of, which one; taken modulo their number.
+    which: int
+    seconds: float
+    #: Steps that the process still goes.
+    steps: int
+
+    def __str__(self) -> str:
+        return f"fault {self.number}: {self.name} {self.which} for {self.seconds:.3f} s, after {self.steps} steps"
+
+
+@dataclass(slots=True)
+class Plan:
+    """What a seed draws."""
+
+    seed: int
+    servers: int
+    shards: int
+    performers: list[str]
+    #: Of each producer: whether it pushes from an event loop.
+    producers: list[bool]
+    ids: int
+    pushes: int
+    lease_ttl: float
+    batch_size: int
+    ttr: float | None
+    time_limit: float | None
+    switch_share: float
+    faults: list[Fault]
+
+
+def draw(seed: int) -> Plan:
+    """The plan of a seed."""
+    chance = random.Random(f"plan {seed}")
+    faults = [
+        Fault(
+            number, chance.uniform(0.2, BUSY), chance.choices([*FAULTS], [*FAULTS.values()])[0], chance.randrange(1000),
+            chance.choice((0.01, 0.2, 1.0, 2.5)) * chance.uniform(0.5, 2.0), chance.randrange(60),
+        )
+        for number in range(chance.choice((5, 10, 20, 20, 30)))
+    ]  # fmt: skip
+    if any(fault.name == "lose writes" for fault in faults):
+        # A clock that steps back after a failover has lost a lease makes the fence of that lease anew.
+        faults = [fault for fault in faults if fault.name != "step clock"]
+    return Plan(
+        seed,
+        servers=chance.choice((1, 1, 1, 3)),
+        shards=chance.randint(1, 5),
+        performers=chance.choices(Performer.KINDS, (6, 3, 2, 1), k=chance.choice((1, 2, 2, 3))),
+        producers=[chance.random() < 0.3 for _ in range(chance.randint(1, 3))],
+        ids=chance.choice((3, 8, 20)),
+        pushes=chance.randint(40, 120),
+        lease_ttl=chance.choice((1.0, 2.0, 3.0)),
+        batch_size=chance.choice((1, 1, 3)),
+        ttr=chance.choice((None, None, 1.5)),
+        time_limit=chance.choice((None, None, 0.7)),
+        switch_share=chance.choice((0.0, 0.02, 0.1, 0.3)),
+        faults=sorted(faults, key=lambda fault: fault.at),
+    )
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a story ended."""
+
+    plan: Plan
+    problems: list[str] = field(default_factory=list)
+    report: Report | None = None
+    events: list[dict[str, Any]] = field(default_factory=list)
+    #: Virtual seconds that it took, steps of threads, commands of servers.
+    seconds: float = 0.0
+    steps: int = 0
+    commands: int = 0
+    #: Of everything that happened: a seed has the same each time.
+    fingerprint: int = 0
+    log: list[str] = field(default_factory=list)
+
+
+def tell(seed: int, without: Collection[int] = (), *, plan: Plan | None = None) -> Outcome:
+    """Tells the story of a seed. ``without``: faults that do not happen."""
+    random.seed(seed)
+    plan = plan or draw(seed)
+    with simulating(World(seed, plan.switch_share)) as world:
+        return Story(world, plan, [fault for fault in plan.faults if fault.number not in without]).run()
+
+
+class _Recorded(History):
+    """A history in memory."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self.events: list[dict[str, Any]] = []
+        tests.history._numbers = itertools.count()  # the same names in each story
+
+    def write(self, event: str, **fields: Any) -> None:
+        pid, thread = os.getpid(), threading.get_ident()
+        self.events.append({"event": event, "at": time.monotonic(), "pid": pid, "thread": thread, **fields})
+
+
+class _Log(logging.Handler):
+    """What lowq logs, with who logged it."""
+
+    def __init__(self, world: World, lines: list[str]) -> None:
+        super().__init__(logging.INFO)
+        self._world, self._lines = world, lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        who, at = self._world.task, self._world.now - BEGINNING
+        self._lines.append(f"{at:9.4f} {who} {record.levelname} {record.getMessage()}")
+        if record.exc_info and record.exc_info[1] is not None:
+            self._lines.append(f"          {record.exc_info[1]!r}")
+
+
+class Story:
+    """The system of a plan."""
+
+    def __init__(self, world: World, plan: Plan, faults: Sequence[Fault]) -> None:
+        self.world = world
+        self.plan = plan
+        self.faults = faults
+        recorded = _Recorded()
+        self.history: History = recorded
+        self.outcome = Outcome(plan, events=recorded.events)
+        self.link = Link()
+        self.cluster = Cluster() if plan.servers > 1 else None
+        addresses: list[Address] = [(f"10.0.0.{number + 1}", 6379) for number in range(plan.servers)]
+        self.servers = [Server(world, address, self.link, self.cluster) for address in addresses]
+        if self.cluster is not None:
+            self.cluster.primaries = self.servers
+        listen(self.servers)
+        hosts = ",".join(f"{host}:{port}" for host, port in addresses)
+        self.url = f"redis://{hosts}/0" if self.cluster is None else f"redis+cluster://{hosts}"
+        self.performers: list[Performer] = []
+        self._pids = 0
+        #: Producers and operators at work.
+        self._busy = 0
+        #: Until when somebody may be down or out of reach.
+        self._troubled_until = BEGINNING
+        self._is_resharded = any(fault.name == "reshard" for fault in faults)
+        #: (id, version) -> how often its handler has failed.
+        self._raised: dict[tuple[str, int], int] = {}
+        self._slept: set[tuple[str, int]] = set()
+
+    def note(self, text: str) -> None:
+        self.outcome.log.append(f"{self.world.now - BEGINNING:9.4f} --- {text}")
+
+    def new_process(self, name: str) -> Process:
+        self._pids += 1
+        return Process(self.world, f"{name}.{self._pids}", self._pids)
+
+    def new_app(self) -> lowq.Lowq:
+        return lowq.Lowq(
+            redis_url=self.url, lease_ttl=self.plan.lease_ttl, poll_interval=1.0, push_timeout=2.0, pool_timeout=2.0,
+            shutdown_timeout=2.0, client_pool_size=4,
+        )  # fmt: skip
+
+    # --- its course ---
+
+    def run(self) -> Outcome:
+        world, outcome = self.world, self.outcome
+        handler, log = _Log(world, outcome.log), logging.getLogger("lowq")
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        log.propagate = False
+        try:
+            self._begin()
+            self._wait_until(self._is_over, BEGINNING + BUSY + PATIENCE)
+        except Stalled as error:
+            outcome.problems.append(f"{error}: {self.left()}")
+            outcome.log.append(world.stacks())
+        finally:
+            log.removeHandler(handler)
+        outcome.problems += world.crashed
+        outcome.report = check(outcome.events, self.buried())
+        outcome.problems += outcome.report.problems
+        outcome.seconds, outcome.steps = world.now - BEGINNING, world.steps
+        outcome.commands = sum(server.executed for server in self.servers)
+        outcome.fingerprint = hash(json.dumps(outcome.events, default=str))
+        return outcome
+
+    def _begin(self) -> None:
+        for number, kind in enumerate(self.plan.performers):
+            self.performers.append(Performer(self, f"{kind} {number}", kind))
+            self.performers[-1].start()
+        for number, is_async in enumerate(self.plan.producers):
+            self._busy += 1
+            self.world.spawn(self.new_process(f"producer {number}"), self._producing(number, is_async), "main")
+        for fault in self.faults:
+            self.world.at(BEGINNING + fault.at, self._harming(fault))
+
+    def _wait_until(self, done: Callable[[], bool], limit: float) -> None:
+        found: list[bool] = []
+
+        def look() -> None:
+            if done():
+                found.append(True)
+            else:
+                self.world.after(0.1, look)
+
+        look()
+        self.world.run(lambda: bool(found), limit)
+
+    def _is_over(self) -> bool:
+        last = max((fault.at for fault in self.faults), default=0.0)
+        return not self._busy and self.world.now > max(self._troubled_until, BEGINNING + last) and not self.left()
+
+    # --- what Redis holds, asked for beside all that is simulated ---
+
+    def left(self) -> dict[str, Any]:
+        """What waits or is in flight still."""
+        found = {}
+        for server in self.servers:
+            for key in server.ask(b"KEYS", b"*}:due"):
+                found[key.decode()] = server.ask(b"ZRANGE", key, b"0", b"-1")
+            for key in server.ask(b"KEYS", b"*}:taken"):
+                found[key.decode()] = server.ask(b"HKEYS", key)
+        return found
+
+    def buried(self) -> set[tuple[str, int]]:
+        """(id, version) of what the morgue holds."""
+        found = set()
+        for server in self.servers:
+            for key in server.ask(b"KEYS", b"*}:morgue:payloads:*"):
+                if server.ask(b"TYPE", key) == b"string":
+                    payloads = [server.ask(b"GET", key).partition(b" ")[2]]
+                else:
+                    payloads = server.ask(b"ZRANGE", key, b"0", b"-1")
+                job_id = key.partition(b"}:morgue:payloads:")[2].decode()
+                found |= {(job_id, json.loads(payload)["version"]) for payload in payloads}
+        return found
+
+    # --- jobs ---
+
+    def _producing(self, number: int, is_async: bool) -> Callable[[], None]:
+        plan, chance = self.plan, random.Random(f"{self.plan.seed} producer {number}")
+        ids = [str(each) for each in range(plan.ids) if each % len(plan.producers) == number] or [f"p{number}"]
+        versions = dict.fromkeys(ids, 0)
+        count = plan.pushes // len(plan.producers)
+
+        def next_jobs() -> list[dict[str, Any]]:
+            jobs = []
+            for job_id in chance.choices(ids, k=chance.choice((1, 1, 1, 2, 4))):
+                versions[job_id] += 1
+                payload = {"version": versions[job_id], **_doing(chance, is_limited=bool(plan.ttr or plan.time_limit))}
+                jobs.append({"id": job_id, "payload": payload, "score": 2**40 + versions[job_id]})
+            return jobs
+
+        def pauses() -> float:
+            return chance.uniform(0.0, 2 * 0.8 * BUSY / count)
+
+        def produce() -> None:
+            app = self.new_app()
+            queue = app.queue(QUEUE, plan.shards)
+            for _ in range(count):
+                time.sleep(pauses())
+                pending = next_jobs()
+                while pending:
+                    with self._pushing(pending):
+                        queue.push(pending)
+                    time.sleep(0.05)
+            self._busy -= 1
+            app.close()
+
+        async def aproduce() -> None:
+            app = self.new_app()
+            queue = app.queue(QUEUE, plan.shards)
+
+            async def push(pending: list[dict[str, Any]]) -> None:
+                while pending:
+                    with self._pushing(pending):
+                        await queue.apush(pending)
+                    await asyncio.sleep(0.05)
+
+            for _ in range(count // 3):
+                await asyncio.sleep(3 * pauses())
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(3):
+                        group.create_task(push(next_jobs()))
+            self._busy -= 1
+            app.close()
+
+        return (lambda: asyncio.run(aproduce())) if is_async else produce
+
+    def _pushing(self, pending: list[dict[str, Any]]) -> "_Pushing":
+        return _Pushing(self.history, pending)
+
+    def seconds_of(self, job_id: str, payload: Mapping[str, Any]) -> float:
+        """How long a handler takes for a payload the first time: perhaps longer than its ttr or time limit."""
+        key = job_id, payload["version"]
+        is_first = key not in self._slept
+        self._slept.add(key)
+        return float(payload.get("for", 0.0)) if is_first else 0.0
+
+    def may_raise(self, job_id: str, payload: Mapping[str, Any]) -> None:
+        """A handler's error, as often as the payload says."""
+        key = job_id, payload["version"]
+        if self._raised.get(key, 0) < payload.get("raise", 0):
+            self._raised[key] = self._raised.get(key, 0) + 1
+            raise RuntimeError("told to fail")
+
+    # --- faults ---
+
+    def trouble_until(self, seconds: float) -> None:
+        """The story goes on for so long at least."""
+        self._troubled_until = max(self._troubled_until, self.world.now + seconds)
+
+    def _trouble(self, seconds: float, pid: int | None = None) -> None:
+        """From now on that process, or all, may not reach Redis, for so long and until they have found it again."""
+        self.history.trouble(pid)
+        self.trouble_until(seconds)
+        self.world.after(seconds + 2 * self.plan.lease_ttl + 3.0, lambda: self.history.calm(pid))
+
+    def _harming(self, fault: Fault) -> Callable[[], None]:
+        def harm() -> None:
+            self.note(str(fault))
+            self._harm(fault)
+
+        return harm
+
+    def _harm(self, fault: Fault) -> None:
+        world, seconds, link, which = self.world, fault.seconds, self.link, fault.which
+        server = self.servers[which % len(self.servers)]
+        performer = self.performers[which % len(self.performers)]
+        match fault.name:
+            case "kill":
+                performer.kill_after(fault.steps, restart_in=seconds)
+            case "freeze":
+                performer.freeze_after(fault.steps, seconds)
+            case "stop":
+                performer.stop(restart_in=seconds)
+            case "reset connections":
+                self._trouble(0.0)
+                server.break_connections(world.chance.uniform(0.3, 1.0))
+            case "lose messages":
+                self._trouble(seconds)
+                link.lost_requests = link.lost_replies = 0.05
+                world.after(seconds, link.calm)
+            case "delay messages":
+                self._trouble(seconds)
+                link.late = 0.1
+                world.after(seconds, link.calm)
+            case "pause server":
+                self._trouble(seconds)
+                server.process.freeze(seconds)
+            case "restart server":
+                self._trouble(seconds)
+                server.stop()
+                world.after(seconds, lambda: self._come_back(server, 0.0))
+            case "lose writes":  # as by a failover to a replica, or what was not yet on the disk is gone
+                self._trouble(seconds)
+                server.stop()
+                world.after(seconds, lambda: self._come_back(server, world.chance.uniform(0.0, 1.0)))
+            case "flush scripts":
+                server.flush_scripts()
+            case "cut off":
+                process = performer.process
+                self._trouble(seconds, process.pid)
+                server.cut_off.add(process)
+                world.after(seconds, lambda: server.cut_off.discard(process))
+            case "step clock":
+                self.history.lapse(1.5 * self.plan.lease_ttl, data=False)  # should it jump forward
+                server.process.wall_ahead += which % 101 - 50
+            case "pause queue":
+                self._operate(
+                    lambda queue: queue.pause(by="an operator"),
+                    lambda _queue: time.sleep(seconds),
+                    lambda queue: queue.resume(),
+                )
+            case "act on jobs":
+                ids = [str(which % self.plan.ids), str(which // 7 % self.plan.ids)]
+                self._operate(lambda queue: queue.perform_now(ids))
+            case "reshard":
+                self._operate(lambda queue: queue.reshard(which % 5 + 1))
+
+    def _come_back(self, server: Server, lost: float) -> None:
+        since = server.start(lost)
+        if since is not None:
+            shards = None
+            if self._is_resharded:  # what was moved there may be older
+                since = BEGINNING
+            if self.cluster is not None and not self._is_resharded:
+                prefixes = {shard: shard_prefix("lowq", QUEUE, shard) for shard in range(self.plan.shards)}
+                shards = [shard for shard, prefix in prefixes.items() if self.cluster.owner(prefix) is server]
+            self.history.lapse(2 * self.plan.lease_ttl, since=since, shards=shards)
+
+    def _operate(self, *acts: Callable[[Any], object]) -> None:
+        """What an operator does, one after the other, each again and again until it succeeds."""
+        self._busy += 1
+
+        def run() -> None:
+            app, pending = self.new_app(), [*acts]
+            while pending:
+                try:
+                    pending[0](app.queue(QUEUE, self.plan.shards))
+                    del pending[0]
+                except (lowq.RedisUnavailable, lowq.Resharding):
+                    time.sleep(0.1)
+                except lowq.UnknownQueueError:  # nobody has used it yet
+                    time.sleep(0.1)
+            app.close()
+            self._busy -= 1
+
+        self.world.spawn(self.new_process("operator"), run, "main")
+
+
+class _Pushing:
+    """Around one attempt to push: notes what is accepted, and leaves in ``pending`` what is to be pushed again."""
+
+    def __init__(self, history: History, pending: list[dict[str, Any]]) -> None:
+        self._pending = pending
+        self._history = history
+        self._around = history.pushing(_pushed(pending))
+
+    def __enter__(self) -> None:
+        self._around.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool:
+        if error is None:
+            self._around.__exit__(None, None, None)
+            self._pending.clear()
+        elif isinstance(error, lowq.PushError):
+            rest = [*error.unsafe, *error.rest]
+            kept = {id(job) for job in rest}
+            self._history.write("pushed", push="part", jobs=_pushed([j for j in self._pending if id(j) not in kept]))
+            self._pending[:] = rest
+        return isinstance(error, lowq.PushError | lowq.RedisUnavailable)
+
+
+def _pushed(jobs: Sequence[Mapping[str, Any]]) -> list[tests.history.PushedJob]:
+    return [(job["id"], job["payload"]["version"], job["score"]) for job in jobs]
+
+
+def _doing(chance: random.Random, *, is_limited: bool) -> dict[str, Any]:
+    """What a payload has its handler do."""
+    dice = chance.random()
+    if dice < 0.5:
+        return {"for": chance.choice((0.005, 0.05, 0.05, 0.3))}
+    if dice < 0.54:
+        return {"raise": chance.choice((1, 1, 2, 9))}
+    if dice < 0.56 and is_limited:
+        return {"for": 4.0}
+    return {}

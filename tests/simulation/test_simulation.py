@@ -1,0 +1,64 @@
+"""Stories from seeds: in each of them all guarantees hold, and builds that are broken on purpose are found."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+#: Seconds for all that one test tells, on a machine that is busy with much else.
+PATIENCE = 1500.0
+#: Broken build of `tests/chaos/broken.py` -> stories within which it is found: several times as many as it took.
+FOUND_WITHIN = {
+    "fencing": 50,
+    "exclusion": 300,
+    "restore": 50,
+    "order": 25,
+    "push_twice": 300,
+    "claims": 25,
+    "fence": 25,
+}
+
+
+def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.simulation", *arguments]
+    root = Path(__file__).parents[2]
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+
+@pytest.mark.timeout(PATIENCE)
+def test_guarantees_hold_in_stories_from_seeds() -> None:
+    ended = simulate("--seeds", "16", "--jobs", "1")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.startswith("16 stories"), ended.stdout
+
+
+@pytest.mark.timeout(PATIENCE)
+def test_a_seed_tells_the_same_story_each_time() -> None:
+    one, other = (simulate("--seed", "1") for _ in range(2))
+    assert one.returncode == 0, one.stdout + one.stderr
+    assert one.stdout == other.stdout
+    assert "fault 1:" in one.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(PATIENCE)
+def test_the_story_of_a_failure_is_shortened() -> None:
+    ended = simulate("--seed", "1", "--break", "restore", "--shrink")
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert "it takes the faults" in ended.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(PATIENCE)
+def test_guarantees_hold_in_many_stories() -> None:
+    ended = simulate("--seeds", "16-59", "--jobs", "1")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(PATIENCE)
+@pytest.mark.parametrize("build", FOUND_WITHIN)
+def test_a_broken_build_is_found(build: str) -> None:
+    ended = simulate("--seeds", str(FOUND_WITHIN[build]), "--jobs", "1", "--break", build, "--until-found")
+    assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -1,0 +1,58 @@
+"""Tells stories in this process: started by `tests.simulation`, one JSON line for each story.
+
+python -m tests.simulation.worker FIRST LAST [--break NAME] [--without 3,5] [--tell] [--twice]
+"""
+
+# Before anything else: what is imported takes the machine's parts out of the modules.
+import time
+
+real_clock = time.perf_counter
+from tests.simulation import machine  # noqa: E402
+
+machine.install()
+
+import argparse  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
+import sys  # noqa: E402
+
+from tests.chaos import broken  # noqa: E402
+from tests.simulation.story import tell  # noqa: E402
+
+#: Stories in which everybody who may perform has a part.
+WARM_UP = (3, 5, 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("first", type=int)
+    parser.add_argument("last", type=int)
+    parser.add_argument("--break", dest="broken", default="")
+    parser.add_argument("--without", default="")
+    parser.add_argument("--tell", action="store_true")
+    parser.add_argument("--twice", action="store_true")
+    given = parser.parse_args()
+    broken.apply(given.broken)
+    for seed in WARM_UP:  # what is imported or kept at the first use is there when the first story begins
+        tell(seed)
+    without = {int(each) for each in given.without.split(",") if each}
+    for seed in range(given.first, given.last + 1):
+        began = real_clock()
+        outcome = tell(seed, without)
+        found = {
+            "seed": seed, "problems": outcome.problems, "seconds": outcome.seconds, "took": real_clock() - began,
+            "steps": outcome.steps, "commands": outcome.commands, "fingerprint": outcome.fingerprint,
+            "performs": outcome.report.performs if outcome.report else 0,
+            "faults": [fault.number for fault in outcome.plan.faults if fault.number not in without],
+        }  # fmt: skip
+        if given.twice:
+            found["again"] = tell(seed, without).fingerprint
+        if given.tell:
+            found["log"], found["plan"] = outcome.log, str(outcome.plan)
+        print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)
