@@ -43,9 +43,9 @@ def make_writer(client: Client, push_timeout: float = 2.0, wait: Wait | None = N
 
 class TestTime:
     def test_within_a_batch_redis_has_time_to_answer_a_push_that_waits_for_long(self, client: Client) -> None:
-        writer = make_writer(client, wait=Wait("replicated", 5.0))
-        with within_batch(4.0):
-            write = Write(writer, [request_of(part("a"), seconds=7.0)])
+        writer = make_writer(client, wait=Wait("replicated", 5000.0))
+        with within_batch(4000.0):
+            write = Write(writer, [request_of(part("a"), seconds=7000.0)])
         assert write.begin().seconds > 0.5  # the first of several attempts
 
     def test_a_push_that_waits_for_room_ends_with_its_batch(
@@ -58,8 +58,8 @@ class TestTime:
         assert request.give_up_at <= request.deadline
 
     def test_the_batch_is_blamed_only_when_its_deadline_has_passed(self, client: Client) -> None:
-        with within_batch(1.0):
-            cancelled = request_of(part("a"), seconds=2.0)
+        with within_batch(1000.0):
+            cancelled = request_of(part("a"), seconds=2000.0)
         with within_batch(0.0):
             late = request_of(part("a"), seconds=2.0)
         for request, words in ((cancelled, "push_timeout=2 s"), (late, "the deadline of the batch")):
