@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -15,7 +16,7 @@ from lowq.consumer.consumer import Consumer
 from lowq.consumer.hand import ConsumerJob
 from lowq.consumer.takes import Caller
 from lowq.errors import ConsumerClosed
-from lowq.push.background import run_in_own_thread
+from lowq.push.background import resolve, run_in_own_thread
 
 T = TypeVar("T")
 
@@ -166,15 +167,7 @@ async def in_thread(work: Callable[[], T], discard: Callable[[T], object] | None
             discard(result)
         return result
 
-    def done(result: T | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]  # without an error there is a result
-
-    run_in_own_thread(run, done)
+    run_in_own_thread(run, partial(resolve, future))
     try:
         return await future
     except BaseException:

@@ -93,17 +93,18 @@ def release(lock: threading.Lock) -> None:
 async def in_own_thread(work: Callable[[], T]) -> T:
     """Runs ``work`` in a new thread, in a copy of the caller's context. Should the caller be cancelled, it goes on."""
     future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-
-    def done(result: T | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]  # without an error there is a result
-
-    run_in_own_thread(partial(copy_context().run, work), done)
+    run_in_own_thread(partial(copy_context().run, work), partial(resolve, future))
     return await future
+
+
+def resolve(future: "asyncio.Future[T]", result: T | None, error: BaseException | None) -> None:
+    """Gives a future its result or error, unless it was cancelled."""
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)  # type: ignore[arg-type]  # without an error there is a result
 
 
 def run_in_own_thread(work: Callable[[], T], done: Callable[[T | None, BaseException | None], object]) -> None:
