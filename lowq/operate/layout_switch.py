@@ -1,7 +1,8 @@
 """What a reshard writes: the layouts in the registry, and calls from which others go on, confirmed by replicas.
 
-Redis loses in a failover what no replica has received. So each step is confirmed by as many replicas as its primary had
-when the reshard began, before anything goes on from it; otherwise it is written again, for as long as it takes.
+Redis loses in a failover what no replica has received. So each step is confirmed by as many replicas as its primary
+has, those included that were lost since the reshard began, before anything goes on from it; otherwise it is written
+again, for as long as it takes.
 """
 
 import random
@@ -67,33 +68,51 @@ R = TypeVar("R")
 Steps = Generator[ReshardProgress, None, Any]
 
 
-def count_replicas(backend: Backend, queue: str, layouts: Iterable[Layout]) -> list[list[int]]:
-    """How many replicas the primaries of the registry and of these shards have: [last slot, count] of each run of slots
-    with the same count; empty: none has any. By slots, as after a failover another primary has them, which may have
-    fewer: that makes nothing safer.
+def count_replicas(backend: Backend, keys: Iterable[str]) -> dict[int, int]:
+    """How many replicas the primary of each of these keys has, by slot: after a failover another primary has the slot,
+    which may have fewer. That makes nothing safer.
+
+    Raises:
+        RedisUnavailable. RedisRefused: the user may not have replicas confirm anything.
     """
-    namespace = backend.config.namespace
-    keys = [queues_key(namespace), *(prefix for each in layouts for prefix in each.prefixes(namespace, queue))]
+    keys = list(keys)
     try:
-        counts = backend.client.replicas_of(keys)
+        counts = dict(zip(map(slot_of, keys), backend.client.replicas_of(keys), strict=True))
+        if any(counts.values()):
+            backend.client.on_all([("WAIT", 0, 1)])
+        return counts
     except RedisRefused as error:
         raise RedisRefused(
             f"{error}. What a reshard moves is confirmed by replicas; if there are none: --unconfirmed"
         ) from error
+
+
+def keys_of(backend: Backend, queue: str, *layouts: Layout) -> list[str]:
+    """The registry, and the shards of these layouts: what a reshard writes to."""
+    namespace = backend.config.namespace
+    return [queues_key(namespace), *(prefix for each in layouts for prefix in each.prefixes(namespace, queue))]
+
+
+def runs_of(counts: Mapping[int, int]) -> list[list[int]]:
+    """Counts by slot as the registry has them: [last slot, count] of each run of slots with the same count; empty: all
+    are 0.
+    """
     runs: list[list[int]] = []
-    for slot, count in sorted((slot_of(key), count) for key, count in zip(keys, counts, strict=True)):
+    for slot, count in sorted(counts.items()):
         if runs and runs[-1][1] == count:
             runs[-1][0] = slot
         else:
             runs.append([slot, count])
-    return runs if any(counts) else []
+    return runs if any(counts.values()) else []
 
 
-def _read_replicas(said: Any) -> list[list[int]]:
-    """As the registry has them; empty: it says nothing that can be read."""
+def _read_runs(said: Any, slots: Iterable[int]) -> dict[int, int]:
+    """The counts of these slots, from `runs_of`; empty: it can't be read."""
     runs = said if isinstance(said, list) else []
-    found = [run for run in runs if isinstance(run, list) and len(run) == 2 and all(type(n) is int for n in run)]
-    return found if len(found) == len(runs) else []
+    if not all(isinstance(run, list) and len(run) == 2 and all(type(n) is int for n in run) for run in runs):
+        return {}
+    places = {slot: bisect_left(runs, slot, key=lambda run: run[0]) for slot in slots}
+    return {slot: runs[place][1] if place < len(runs) else 0 for slot, place in places.items()}
 
 
 class LayoutSwitch:
@@ -107,11 +126,14 @@ class LayoutSwitch:
         self.before, self.after = before, layouts.next or layouts.current
         self.layouts = layouts
         self.progress = ReshardProgress(queue, before, self.after)
-        #: How many replicas are to confirm what is written, see `count_replicas`.
-        self._replicas: list[list[int]] = []
+        self._unconfirmed = unconfirmed
+        self._keys = keys_of(backend, queue, before, self.after)
+        #: Slot -> how many replicas are to confirm what is written.
+        self._replicas: dict[int, int] = {}
+        #: How many replicas each primary had when they were last counted, by its address.
+        self._counted: dict[str, int] = {}
         if not unconfirmed:
-            said = _read_replicas(layouts.facts.get("replicas"))
-            self._replicas = said or count_replicas(backend, queue, (before, self.after))
+            self._replicas = _read_runs(layouts.facts.get("replicas"), map(slot_of, self._keys))
 
     @property
     def client(self) -> Client:
@@ -159,35 +181,48 @@ class LayoutSwitch:
         return self.patiently(lambda: read_metas(self.backend, prefixes, *fields))
 
     def run_confirmed(self, calls: Sequence[Call[Any]], *, is_of_shards: bool = True) -> Steps:
-        """Runs calls from which others go on, until as many replicas have confirmed each as its primary had when the
-        reshard began. The calls are repeated with that: they go to another primary when that has taken over, and if
-        they have changed nothing they have written something all the same, which is what replicas confirm. Returns
-        their replies, the last ones; `LeaseLost` is one, other errors are raised.
+        """Runs calls from which others go on, until as many replicas have confirmed each as its primary has. The calls
+        are repeated with that: they go to another primary when that has taken over, and if they have changed nothing
+        they have written something all the same, which is what replicas confirm. Returns their replies, the last ones;
+        `LeaseLost` is one, other errors are raised.
 
         Raises:
             RedisUnavailable: no answer for a while. UnknownQueueError, Resharding: as of `is_wanted`.
         """
-        groups: dict[int, list[int]] = {}
-        for position, call in enumerate(calls):
-            groups.setdefault(self._replicas_for(call.key), []).append(position)
         replies: list[Any] = [None] * len(calls)
-        for count, positions in groups.items():
-            size = _CONFIRMED_WRITE if count else len(positions)
-            for start in range(0, len(positions), size):
-                some = positions[start : start + size]
-                written = [calls[position] for position in some]
-                if count:
-                    wait = Wait("replicated", CONFIRM_SECONDS, count)
-                    found = yield from self._wait_for_replicas(written, wait, is_of_shards)
-                else:
-                    found = self.run_all(written)
-                for position, reply in zip(some, found, strict=True):
-                    replies[position] = reply
+        left = list(range(len(calls)))
+        while left:
+            groups: dict[int, list[int]] = {}
+            for position in left:
+                groups.setdefault(self._replicas.get(slot_of(calls[position].key), 0), []).append(position)
+            for count, positions in groups.items():
+                size = _CONFIRMED_WRITE if count else len(positions)
+                for start in range(0, len(positions), size):
+                    some = positions[start : start + size]
+                    written = [calls[position] for position in some]
+                    if count:
+                        wait = Wait("replicated", CONFIRM_SECONDS, count)
+                        found = yield from self._wait_for_replicas(written, wait, is_of_shards)
+                    else:
+                        found = self.run_all(written)
+                    for position, reply in zip(some, found, strict=True):
+                        replies[position] = reply
+            joined = self._find_joined()
+            left = [position for position in left if slot_of(calls[position].key) in joined]
         return replies
 
-    def _replicas_for(self, key: str) -> int:
-        place = bisect_left(self._replicas, slot_of(key), key=lambda run: run[0])
-        return self._replicas[place][1] if place < len(self._replicas) else 0
+    def _find_joined(self) -> set[int]:
+        """The slots whose primaries have got more replicas than confirm what is written to them; these do so from now
+        on. A primary that has just taken over has none: one that joins it and is lost soon after may become the primary
+        in the end, with the data of that moment. One that joins after this look has all that was written before it.
+        """
+        if self._unconfirmed or (counted := self.patiently(self.client.count_replicas)) == self._counted:
+            return set()
+        self._counted = counted
+        found = self.patiently(lambda: count_replicas(self.backend, self._keys))
+        joined = {slot for slot, count in found.items() if count > self._replicas.get(slot, 0)}
+        self._replicas.update((slot, found[slot]) for slot in joined)
+        return joined
 
     def _wait_for_replicas(self, calls: Sequence[Call[Any]], wait: Wait, is_of_shards: bool) -> Steps:
         replies: list[Any] = [None] * len(calls)

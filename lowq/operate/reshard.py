@@ -13,10 +13,10 @@
     check     every old shard once more: sealed and moved; every new one: open. Otherwise its class again
     end       the registry says the next layout; what is left of an old shard sends on who comes late
 
-Redis loses in a failover what no replica has received. So each step is confirmed by as many replicas as its primary had
-when the reshard began, before anything goes on from it; otherwise it is written again, for as long as it takes. That
-includes the state of an old shard when its first page is read: from then on only `move_out` changes it, so that the
-next primary has the same pages.
+Redis loses in a failover what no replica has received. So each step is confirmed by as many replicas as its primary
+has, those included that were lost since the reshard began, before anything goes on from it; otherwise it is written
+again, for as long as it takes. That includes the state of an old shard when its first page is read: from then on only
+`move_out` changes it, so that the next primary has the same pages.
 
 Everything may end anywhere: whoever begins anew with the same number of shards goes on. A page is the same whenever it
 is read, and comes to a new shard once, as that remembers the step. Several may be at it at once: the lease of an old
@@ -36,7 +36,16 @@ from lowq.backend import Backend
 from lowq.clock import now as monotonic
 from lowq.errors import ConfigError, LeaseLost, RedisRefused, RedisUnavailable, Resharding
 from lowq.logs import get_log
-from lowq.operate.layout_switch import PATIENCE, WRITE, LayoutSwitch, ReshardProgress, Steps, count_replicas
+from lowq.operate.layout_switch import (
+    PATIENCE,
+    WRITE,
+    LayoutSwitch,
+    ReshardProgress,
+    Steps,
+    count_replicas,
+    keys_of,
+    runs_of,
+)
 from lowq.operate.nodes import nodes
 from lowq.operate.queues import find_free_epoch, find_layout_before, find_queue, repair_registry, set_layouts
 from lowq.operate.walk import read_stats
@@ -117,8 +126,10 @@ def _begin(backend: Backend, queue: str, shards_count: int, by: str, unconfirmed
                 )
         facts: dict[str, Any] = {"began_at": round(time_of(backend.client.command("TIME")), 3), "by": by[:200]}
         following = Layout(shards_count, find_free_epoch(backend, queue, layouts.current, shards_count))
-        if not unconfirmed and (replicas := count_replicas(backend, queue, (layouts.current, following))):
-            facts["replicas"] = replicas
+        if not unconfirmed:
+            counts = count_replicas(backend, keys_of(backend, queue, layouts.current, following))
+            if replicas := runs_of(counts):
+                facts["replicas"] = replicas
         begun = Layouts(layouts.current, following, facts)
         if set_layouts(backend, queue, layouts, begun):
             log.info(

@@ -319,28 +319,30 @@ class Client:
                 silent[address] = error
         return replies
 
-    def replicas_of(self, keys: Sequence[str]) -> list[int]:
-        """How many replicas the primary of each of these keys has. In a cluster one counts also while its connection is
-        broken, as long as the others don't say that it has failed.
+    def count_replicas(self) -> dict[str, int]:
+        """How many replicas each primary has, by its address; "" is the only one there is. In a cluster one counts also
+        while its connection is broken, as long as the others don't say that it has failed.
 
         Raises:
-            RedisUnavailable. RedisRefused: the user may not have them confirm anything.
+            RedisUnavailable. RedisRefused: the user may neither ask for them nor have them confirm anything.
         """
         if self.is_embedded:
-            return [0] * len(keys)
+            return {"": 0}
         try:
             infos = self.on_all([("INFO", "replication")])
-            connected = {at: int(parse_info(info).get("connected_slaves", 0)) for at, (info,) in infos.items()}
+            counts = {at: int(parse_info(info).get("connected_slaves", 0)) for at, (info,) in infos.items()}
         except RedisRefused:  # then those count that answer within a second
-            connected = {at: count for at, (count,) in self.on_all([("WAIT", 1000, 1000)]).items()}
-        found = []
-        for key in keys:
-            primary = self._topology.address_of(key) if self.has_several_primaries else None
-            at = "" if primary is None else f"{primary[0]}:{primary[1]}"
-            found.append(max(connected.get(at, 0), self._topology.replicas_of(key)))
-        if any(found):
-            self.on_all([("WAIT", 0, 1)])
-        return found
+            counts = {at: count for at, (count,) in self.on_all([("WAIT", 1000, 1000)]).items()}
+        known = self._topology.replicas()
+        return {at: max(count, known.get(at, 0)) for at, count in counts.items()}
+
+    def replicas_of(self, keys: Sequence[str]) -> list[int]:
+        """How many replicas the primary of each of these keys has; errors as of `count_replicas`."""
+        counts = self.count_replicas()
+        if not self.has_several_primaries:
+            return [counts[""]] * len(keys)
+        places = map(self._topology.address_of, keys)
+        return [0 if at is None else counts.get(f"{at[0]}:{at[1]}", 0) for at in places]
 
     def scan(self, match: str, count: int) -> Iterator[list[bytes]]:
         """The keys like ``match``, of all primaries, a step of about ``count`` keys at a time. A key that is there all

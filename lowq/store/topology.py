@@ -71,9 +71,9 @@ class Topology:
         """The server that has a key, as far as that is known. None also where it is always the same."""
         return self._pool.address
 
-    def replicas_of(self, _key: str) -> int:
-        """How many replicas a cluster has for the primary of a key."""
-        return 0  # a server says that itself
+    def replicas(self) -> dict[str, int]:
+        """How many replicas the primaries of a cluster have, by their addresses, as the nodes said last."""
+        return {}  # a server says that itself
 
     def redirected(self, _key: str, error: Any, _deadline: Deadline | None) -> Pool:
         """Where a call is to go that was answered with MOVED or ASK."""
@@ -190,9 +190,8 @@ class Cluster(Topology):
     def address_of(self, key: str) -> Address | None:
         return self._slots[slot_of(key)] if self._slots else None
 
-    def replicas_of(self, key: str) -> int:
-        address = self.address_of(key)
-        return 0 if address is None else self._replicas.get(address, 0)
+    def replicas(self) -> dict[str, int]:
+        return {f"{host}:{port}": count for (host, port), count in self._replicas.items()}
 
     def pools(self) -> dict[str, Pool]:
         self._refresh()

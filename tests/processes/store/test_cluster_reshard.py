@@ -100,3 +100,23 @@ def test_a_single_server_is_waited_for_too_unless_the_operator_says_otherwise(ca
         replica.cont()
         assert [*steps][-1].is_done
         assert has_all(queue)
+
+
+def test_a_replica_that_joins_in_the_middle_is_waited_for_too() -> None:
+    """As after a failover: the new primary has no replica when the reshard begins, and its replica may be the next."""
+    with (
+        RedisServer(repl_diskless_sync_delay=0) as primary,
+        RedisServer(repl_diskless_sync_delay=0) as replica,
+        closing(lowq.Lowq(redis_url=primary.url)) as app,
+    ):
+        queue = filled(app, 4)
+        steps = reshard(app, "Orders", 6)
+        next(step for step in steps if step.jobs_moved)
+        RedisCluster.ask(replica, "REPLICAOF", "127.0.0.1", primary.port)
+        until(lambda: RedisCluster.ask(replica, "INFO", "replication")["master_link_status"] == "up", "a replica")
+        next(steps)
+        replica.pause()
+        assert until_replicas_are_waited_for(steps).waits_for_replicas == ("",)
+        replica.cont()
+        assert [*steps][-1].is_done
+        assert has_all(queue)
