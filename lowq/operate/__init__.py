@@ -13,11 +13,9 @@
     schedules       when schedules come, pause and resume
     actions         kick, bury, delete, perform now; release what dead holders left
     bulk            the same for all jobs that a filter admits, step by step
-    background      bulk actions that run in the background of a process
     reshard         another number of shards for a queue: how it begins, and the mover of its jobs
     layout_switch   what a reshard writes, confirmed by replicas
     audit           the log of what people did
-    token_store     values that processes of the dashboard leave for each other
     doctor          an examination of everything, and repairs
     findings        what a finding is; what there is to say of each kind is in findings.toml
     server          Redis itself: eviction, persistence, memory, clock

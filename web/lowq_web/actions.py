@@ -10,11 +10,11 @@ import lowq
 from lowq import admin, inspection
 from lowq.admin import Moments
 from lowq.codec import lookup_id
-from lowq.operate.background import TaskState
+from lowq.operate.actions import ActionName
 from lowq.options import QUEUE_OPTIONS
+from lowq_web.background import BackgroundAction, BackgroundActions, TaskState
 from lowq_web.journal import Actor, Entry, say
 from lowq_web.stats_cache import StatsCache
-from lowq_web.tasks import ActionName, Task, Tasks
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ MAX_IDS = 1000
 ENTRY_BEFORE = 60.0
 #: What is done to a schedule.
 SCHEDULE_ACTIONS = ("run", "pause", "resume")
-#: The states of a task that can be cancelled.
+#: The states of a background action in which it can be cancelled.
 STOPPABLE: tuple[TaskState, ...] = ("running", "interrupted")
 
 
@@ -41,10 +41,10 @@ class _Outcome:
 class Actions:
     """Safe for threads."""
 
-    def __init__(self, app: lowq.Lowq, stats_cache: StatsCache, tasks: Tasks) -> None:
+    def __init__(self, app: lowq.Lowq, stats_cache: StatsCache, background: BackgroundActions) -> None:
         self._app = app
         self._stats_cache = stats_cache
-        self._tasks = tasks
+        self._background = background
 
     def on_ids(
         self,
@@ -83,14 +83,14 @@ class Actions:
 
     def on_all(
         self, who: Actor, queue: str, action: ActionName, wanted: inspection.JobFilter, reason: str | None = None
-    ) -> Task:
+    ) -> BackgroundAction:
         """Acts on all jobs that match, in the background.
 
         Raises:
             TooManyTasks, ConfigError, UnknownQueueError, RedisUnavailable
         """
         self._app.queue(queue).shards_count  # noqa: B018 - raises for a queue that nobody has used
-        return self._tasks.start(who, queue, action, wanted, reason if action == "bury" and reason else None)
+        return self._background.start(who, queue, action, wanted, reason if action == "bury" and reason else None)
 
     def pause(self, who: Actor, queue: str, reason: str | None = None) -> bool:
         """Whether that changed anything. ``reason``: for the audit log, where the page of the queue finds it.
@@ -109,7 +109,7 @@ class Actions:
         """
         return self._on_queue(who, "resume", queue, lambda handle: handle.resume())
 
-    def reshard(self, who: Actor, queue: str, shards_count: int) -> Task:
+    def reshard(self, who: Actor, queue: str, shards_count: int) -> BackgroundAction:
         """Gives a queue so many shards, in the background, or goes on with that.
 
         Raises:
@@ -120,7 +120,7 @@ class Actions:
         layouts = self._app.queue(queue).layouts
         if layouts.next is None and layouts.current.shards_count == shards_count:
             raise lowq.ConfigError(f"queue {queue!r} has {shards_count} shards already")
-        return self._tasks.reshard(who, queue, shards_count)
+        return self._background.reshard(who, queue, shards_count)
 
     def pause_of(self, queue: lowq.Queue) -> tuple[inspection.Pause, str | None] | None:
         """The pause of a queue, and the reason that the audit log has of it; None: it is not paused.
@@ -208,8 +208,8 @@ class Actions:
             # The command was sent; an error now would have it sent twice.
             log.warning("%s of %s by %s could not be written to the log: %s", command, node, who.name, error)
 
-    def cancel(self, who: Actor, task: Task) -> bool:
-        """The task stops after its current step; what it did stays done. One that is interrupted stops when its process
+    def cancel(self, who: Actor, task: BackgroundAction) -> bool:
+        """Has it stop after its current step; what it did stays done. One that is interrupted stops when its process
         goes on, if that only hung. False: it has ended already.
 
         Raises:
@@ -218,7 +218,7 @@ class Actions:
         if task.state not in STOPPABLE:
             return False
         with self._written(who, "cancel", task.queue, {"task": task.id}):
-            return self._tasks.cancel(task.id)
+            return self._background.cancel(task.id)
 
     @contextmanager
     def _written(self, who: Actor, action: str, target: str, detail: Mapping[str, Any]) -> Iterator[_Outcome]:

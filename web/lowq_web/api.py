@@ -19,8 +19,10 @@ from starlette.routing import Route
 import lowq
 from lowq import inspection
 from lowq.observe.histories import PERCENTILES
+from lowq.operate.actions import ActionName
 from lowq.store import untrusted
 from lowq_web import documents, openapi
+from lowq_web.background import BackgroundAction, find_action, read_actions
 from lowq_web.context import context_of, queue_of
 from lowq_web.fields import query_of
 from lowq_web.listing import JobQuery, P, news
@@ -29,7 +31,6 @@ from lowq_web.openapi import Endpoint
 from lowq_web.received import Nothing, Received, read_document, read_query
 from lowq_web.retry_clock import coming_retries
 from lowq_web.security import is_json, visit_of
-from lowq_web.tasks import ActionName, Task
 from lowq_web.threads import FinalResult
 
 
@@ -309,21 +310,21 @@ def audit(request: Request, query: documents.AuditQuery) -> Response:
 
 
 def tasks(request: Request, _query: Nothing) -> Response:
-    return _answer(documents.Tasks([_task_document(item) for item in context_of(request).tasks.all()]))
+    return _answer(documents.Tasks([_task_document(item) for item in read_actions(context_of(request).app)]))
 
 
 def task(request: Request, _query: Nothing) -> Response:
     return _answer(_task_document(_task(request)))
 
 
-def _task(request: Request) -> Task:
-    found = context_of(request).tasks.get(request.path_params["task"])
+def _task(request: Request) -> BackgroundAction:
+    found = find_action(context_of(request).app, request.path_params["task"])
     if found is None:
         raise HTTPException(404, "there is no such task, or it is not remembered any more")
     return found
 
 
-def _task_document(item: Task) -> documents.Task:
+def _task_document(item: BackgroundAction) -> documents.Task:
     same = {name: getattr(item, name) for name in documents.Task.__struct_fields__ if name != "filter"}
     return documents.Task(filter=item.filter.given(), **same)
 

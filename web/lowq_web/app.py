@@ -23,6 +23,7 @@ import lowq
 from lowq_web import api, live, pages, prometheus
 from lowq_web.actions import Actions
 from lowq_web.auth import Authenticate, checked_networks, chosen_auth
+from lowq_web.background import MAX_RUNNING, BackgroundActions, TooManyTasks
 from lowq_web.confirmations import Snapshots
 from lowq_web.context import AppContext, context_of
 from lowq_web.notices import Notices
@@ -32,7 +33,6 @@ from lowq_web.redaction import Redact, redactor
 from lowq_web.security import Guard, checked_hosts, checked_origins, is_for_programs, shown_error
 from lowq_web.static_files import static
 from lowq_web.stats_cache import StatsCache
-from lowq_web.tasks import MAX_RUNNING, Tasks, TooManyTasks
 from lowq_web.threads import ConcurrencyLimit, Threads
 from lowq_web.wrong_type import explain
 
@@ -114,7 +114,6 @@ def create_app(
     app = (app or lowq.app).with_own_pool(CONNECTIONS)
     open_streams = OpenStreams()
     stats_cache = StatsCache(app, open_streams.wake)
-    tasks = Tasks(app, stats_cache)
     threads = Threads()
     routes: list[BaseRoute] = [
         Route("/healthz", _health, name="health"),
@@ -147,8 +146,7 @@ def create_app(
     application.state.context = AppContext(
         app,
         stats_cache,
-        tasks,
-        Actions(app, stats_cache, tasks),
+        Actions(app, stats_cache, BackgroundActions(app, stats_cache)),
         redactor(redact, _listed("LOWQ_WEB_REDACT")),
         threads,
         scans=ConcurrencyLimit(

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import lowq
 from lowq import inspection
 from lowq.admin import Moments
-from lowq.operate.token_store import TokenStore
 from lowq.store.keys import confirmations_key
+from lowq_web.token_store import TokenStore
 
 #: Seconds after which a confirmation is asked for again.
 MAX_AGE = 3600.0

@@ -11,7 +11,6 @@ from lowq_web.notices import Notices
 from lowq_web.open_streams import OpenStreams
 from lowq_web.redaction import Redact
 from lowq_web.stats_cache import StatsCache
-from lowq_web.tasks import Tasks
 from lowq_web.threads import ConcurrencyLimit, Threads
 
 
@@ -22,7 +21,6 @@ class AppContext:
     #: It has connections of its own; `close` closes only these, not those of the host application.
     app: lowq.Lowq
     stats_cache: StatsCache
-    tasks: Tasks
     actions: Actions
     redact: Redact
     threads: Threads

@@ -12,14 +12,14 @@ import lowq
 from lowq import admin, inspection
 from lowq.job import State
 from lowq.observe.error_groups import ErrorGroup
-from lowq.operate.background import TaskAction, TaskState
+from lowq.operate.actions import ActionName
 from lowq.operate.job_filter import OrderBy
 from lowq.operate.nodes import NodeInfo, StuckBatch
 from lowq.store.keys import MAX_SHARDS
 from lowq_web.actions import MAX_IDS
+from lowq_web.background import TaskAction, TaskState
 from lowq_web.received import Received
 from lowq_web.retry_clock import Retry
-from lowq_web.tasks import ActionName
 
 #: Bytes that are no UTF-8 come and go as surrogates.
 _BYTES = {"x-bytes": True}

@@ -10,9 +10,9 @@ import json
 from dataclasses import dataclass
 
 import lowq
-from lowq.operate.token_store import TokenStore
 from lowq.store import untrusted
 from lowq.store.keys import notices_key
+from lowq_web.token_store import TokenStore
 
 #: Notices that wait to be shown. Browsers fetch theirs at once; older ones are dropped.
 MAX_WAITING = 200

@@ -13,8 +13,8 @@ import lowq
 from lowq import inspection
 from lowq.job import State
 from lowq.operate.actions import ActionName
-from lowq.operate.background import TaskAction, TaskState
 from lowq.operate.job_filter import OrderBy
+from lowq_web.background import TaskAction, TaskState
 from lowq_web.documents import Error, NodeCommand
 from lowq_web.received import Nothing, Received
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from lowq.job import State
-from lowq_web.tasks import TaskAction
+from lowq_web.background import TaskAction
 
 
 class Term(NamedTuple):

@@ -8,10 +8,10 @@ import lowq
 import lowq.contrib.otel
 from lowq import inspection
 from lowq.errors import PushInterrupted, RedisUnavailable
-from lowq.operate import background as tasks
 from lowq.shards.lease import Lease
 from lowq.shards.shard import Shard
 from lowq.store.keys import queues_key, shard_prefix, tasks_key
+from lowq_web import background
 from tests.redis_cluster import RedisCluster
 
 
@@ -83,22 +83,24 @@ def test_a_shard_rests_while_its_slot_is_moved_and_goes_on_as_it_was(cluster: Re
 def test_registries_are_used_while_their_slots_are_moved(cluster: RedisCluster) -> None:
     apps = [lowq.Lowq(redis_url=cluster.url) for _ in range(2)]
     apps[0].queue("Orders", 1).push({"id": 1})
-    task = tasks.begin(apps[0], tasks.Task("one", "ann", "Orders", "kick", inspection.JobFilter(), "here:1", 0.0, 0.0))
+    task = background.begin(
+        apps[0], background.BackgroundAction("one", "ann", "Orders", "kick", inspection.JobFilter(), "here:1", 0.0, 0.0)
+    )
     moves = [Move(cluster, key("lowq")) for key in (queues_key, tasks_key)]
     for move in moves:
         move.begin()
     for _ in range(2):  # still here; there
         assert [queue.name for queue in apps[0].queues()] == ["Orders"]
-        assert tasks.all_tasks(apps[1]) == [task]
+        assert background.read_actions(apps[1]) == [task]
         for move in moves:
             move.carry()
     assert apps[0].queue("Mails", 1).push({"id": 1}) == 1
     moves[1].end()
-    assert tasks.cancel(apps[1], "one")
-    assert tasks.report(apps[0], "one", "running", 3, 7) == ("running", True)
+    assert background.cancel(apps[1], "one")
+    assert background.report(apps[0], "one", "running", 3, 7) == ("running", True)
     for app in apps:
         assert sorted(queue.name for queue in app.queues()) == ["Mails", "Orders"]
-        (found,) = tasks.all_tasks(app)
+        (found,) = background.read_actions(app)
         assert (found.done, found.total, found.cancelling) == (3, 7, True)
         app.close()
     moves[0].end()

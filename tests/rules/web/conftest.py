@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ from starlette.testclient import TestClient
 
 import lowq
 import lowq_web
+from tests.rules.queue_rig import QueueRig
 from tests.rules.web.shown import Reader
 from tests.waiting import PATIENCE
 
@@ -35,6 +36,13 @@ def app() -> Iterator[lowq.Lowq]:
     app = lowq.Lowq(redis_url=f"memory://{uuid.uuid4().hex}")
     yield app
     app.close()
+
+
+@pytest.fixture
+def rig(store_url: str) -> Iterator[QueueRig]:
+    """An empty queue."""
+    with closing(QueueRig(store_url)) as rig:
+        yield rig
 
 
 @contextmanager

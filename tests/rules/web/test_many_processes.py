@@ -10,8 +10,8 @@ from starlette.testclient import TestClient
 
 import lowq
 import lowq_web
-from lowq.operate.token_store import TokenStore
 from lowq_web import confirmations
+from lowq_web.token_store import TokenStore
 from tests.rows import case
 from tests.rules.web.confirming import confirm
 from tests.rules.web.conftest import OWN

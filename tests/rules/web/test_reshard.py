@@ -114,7 +114,7 @@ def test_a_task_that_is_cancelled_says_that_the_queue_is_between(
         while True:
             yield progress
 
-    monkeypatch.setattr("lowq_web.tasks.reshard", endless)
+    monkeypatch.setattr("lowq_web.background.reshard", endless)
     started = client.post("/api/v1/queues/Orders/reshard", json={"shards_count": 8}).json()["id"]
     client.post(f"/api/v1/tasks/{started}/cancel", json={})
     assert ended(client, started)["state"] == "cancelled"

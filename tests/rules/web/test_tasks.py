@@ -15,13 +15,12 @@ from starlette.testclient import TestClient
 import lowq
 import lowq_web
 from lowq import admin, inspection
-from lowq.operate import background as registry
 from lowq.queue import Queue
 from lowq.store import Call, Client
-from lowq_web import stats_cache, tasks
+from lowq_web import background, stats_cache
+from lowq_web.background import BackgroundActions
 from lowq_web.journal import Actor
 from lowq_web.stats_cache import StatsCache
-from lowq_web.tasks import Tasks
 from tests.redis_server import RedisServer
 from tests.rows import case
 from tests.rules.web.conftest import OWN
@@ -134,22 +133,22 @@ def test_one_that_can_not_begin_says_why_and_leaves_no_record_nor_takes_a_place(
         raise lowq.RedisUnavailable("went away")
 
     app.queue("Orders", 1).push({"id": 1})
-    begin = registry.begin
-    for module, name, fails in ((registry, "begin", lambda *args: (begin(*args), away())), (tasks, "Entry", away)):
+    begin = background.begin
+    for name, fails in (("begin", lambda *args: (begin(*args), away())), ("Entry", away)):
         with case(name), monkeypatch.context() as patch:
-            patch.setattr(module, name, fails)
-            background = Tasks(app, StatsCache(app))
-            for _ in range(tasks.MAX_RUNNING + 1):
+            patch.setattr(background, name, fails)
+            running = BackgroundActions(app, StatsCache(app))
+            for _ in range(background.MAX_RUNNING + 1):
                 with pytest.raises(lowq.RedisUnavailable, match="went away"):
-                    background.start(Actor("ann"), "Orders", "delete", inspection.JobFilter())
-            assert background.all() == []
+                    running.start(Actor("ann"), "Orders", "delete", inspection.JobFilter())
+            assert background.read_actions(app) == []
     assert app.queue("Orders").stats().length == 1
 
 
 def test_progress_is_seen_and_a_task_is_cancelled_from_another_dashboard(
     pair: tuple[TestClient, TestClient], steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks, "REPORT_INTERVAL", 0.0)
+    monkeypatch.setattr(background, "REPORT_INTERVAL", 0.0)
     one, other = pair
     task = start(one)
     steps.go(8)
@@ -169,7 +168,7 @@ def test_so_many_run_on_all_dashboards_together(
     pair: tuple[TestClient, TestClient], steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = pair
-    for number in range(tasks.MAX_RUNNING):
+    for number in range(background.MAX_RUNNING):
         start(pair[number % 2])
     refused = other.post("/api/v1/queues/Orders/actions", json={"action": "delete", "all": {}})
     assert refused.status_code == 429
@@ -179,8 +178,8 @@ def test_so_many_run_on_all_dashboards_together(
     until(lambda: {task["state"] for task in one.get("/api/v1/tasks").json()["tasks"]} == {"done"}, "end of all")
     steps.ends = False
     # In one process no more run either, if Redis holds some of them for interrupted.
-    monkeypatch.setattr(registry, "SILENCE", -1.0)
-    for _ in range(tasks.MAX_RUNNING):
+    monkeypatch.setattr(background, "SILENCE", -1.0)
+    for _ in range(background.MAX_RUNNING):
         start(one)
     assert one.post("/api/v1/queues/Orders/actions", json={"action": "delete", "all": {}}).status_code == 429
     start(other)
@@ -204,9 +203,9 @@ def test_a_task_reports_a_few_times_a_second_whatever_its_steps_take(
     monkeypatch.setattr(Queue, "bulk", steps)
     monkeypatch.setattr(Client, "call", counted)
     app.queue("Orders", 1).push({"id": 1})
-    background = Tasks(app, StatsCache(app), clock=lambda: now)
-    task = background.start(Actor("ann"), "Orders", "delete", inspection.JobFilter())
-    until(lambda: (found := background.get(task.id)) and found.state == "done", "end of the task")
+    running = BackgroundActions(app, StatsCache(app), clock=lambda: now)
+    task = running.start(Actor("ann"), "Orders", "delete", inspection.JobFilter())
+    until(lambda: (found := background.find_action(app, task.id)) and found.state == "done", "end of the task")
     assert 20 <= reports.count("task_report") <= 22
 
 
@@ -221,7 +220,7 @@ def test_the_task_of_a_process_that_dies_is_interrupted(redis_url: str, monkeypa
             assert seen(client, task)["state"] == "running"
         finally:
             dying.kill()
-    monkeypatch.setattr(registry, "SILENCE", 1.0)
+    monkeypatch.setattr(background, "SILENCE", 1.0)
     assert in_state(client, task, "interrupted")["ended_at"] is None
     page = client.get(f"/tasks/{task}").text
     assert ">Cancel<" in page, "it may only hang"
@@ -234,7 +233,7 @@ def test_started_again_it_is_bound_to_the_same_jobs(
     pair: tuple[TestClient, TestClient], steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cancelled where it runs it ends at its next step, however seldom it reports."""
-    monkeypatch.setattr(tasks, "REPORT_INTERVAL", NEVER)
+    monkeypatch.setattr(background, "REPORT_INTERVAL", NEVER)
     one, other = pair
     wanted = {"state": "morgue", "match": "1*", "error": "no <order>", "error_group": "0123456789ab", "shard": 2}
     task = start(one, all=wanted)
@@ -254,7 +253,7 @@ def test_started_again_it_is_bound_to_the_same_jobs(
 def test_the_end_is_written_when_redis_answers_again_or_given_up(
     app: lowq.Lowq, steps: Steps, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tasks, "END_PAUSE", 0.0)
+    monkeypatch.setattr(background, "END_PAUSE", 0.0)
     call, now, tried = Client.call, 1000.0, 0
     app.queue("Orders", 1).push({"id": 1})
     # In the last row each call takes as long as Redis may leave it unanswered.
@@ -272,8 +271,8 @@ def test_the_end_is_written_when_redis_answers_again_or_given_up(
 
         with case(error, takes), monkeypatch.context() as patch:
             steps.ends, tried = False, 0
-            background = Tasks(app, StatsCache(app), clock=lambda: now)
-            task = background.start(Actor("ann"), "Orders", "delete", inspection.JobFilter()).id
+            running = BackgroundActions(app, StatsCache(app), clock=lambda: now)
+            task = running.start(Actor("ann"), "Orders", "delete", inspection.JobFilter()).id
             patch.setattr(Client, "call", away)
             steps.ends = True
             steps.go()
@@ -285,7 +284,7 @@ def test_the_end_is_written_when_redis_answers_again_or_given_up(
 def test_a_task_whose_record_is_gone_ends(app: lowq.Lowq, client: TestClient, steps: Steps) -> None:
     app.queue("Orders", 1).push({"id": 1})
     task = start(client)
-    registry.forget(app, task)
+    background.forget(app, task)
     steps.go()
     entry = until(lambda: next((entry for entry in app.audit() if "error" in entry.detail), None), "its end")
     assert entry is not None

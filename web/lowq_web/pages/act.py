@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 import lowq
 from lowq import inspection
-from lowq.operate.actions import ACTIONS
+from lowq.operate.actions import ACTIONS, ActionName
 from lowq_web import text
 from lowq_web.actions import DESTRUCTIVE
 from lowq_web.confirmations import confirmation_of, encode_moments, moments_of, snapshot_of
@@ -19,7 +19,6 @@ from lowq_web.listing import JobQuery, asked_of, group_text
 from lowq_web.pages.queue import in_words
 from lowq_web.pages.rendering import redirect, render
 from lowq_web.security import visit_of
-from lowq_web.tasks import ActionName
 from lowq_web.words import DONE, VERBS
 
 #: The fields of a listing, to go back to it.

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import lowq
+from lowq.operate.actions import ActionName
 from lowq_web import text
 from lowq_web.context import context_of, queue_of
 from lowq_web.fields import form_of, query_of
@@ -19,7 +20,6 @@ from lowq_web.listing import JobQuery, P, as_typed, asked_of, group_text, tab_co
 from lowq_web.pages.charts import charts
 from lowq_web.pages.rendering import redirect, render, stream
 from lowq_web.security import shown_error, visit_of
-from lowq_web.tasks import ActionName
 
 #: Characters of the reason of a pause.
 MAX_REASON = 200

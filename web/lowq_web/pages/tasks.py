@@ -5,11 +5,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lowq_web.background import BackgroundAction, find_action, read_actions
 from lowq_web.context import context_of
 from lowq_web.listing import group_text
 from lowq_web.pages.rendering import redirect, render, trouble
 from lowq_web.security import visit_of
-from lowq_web.tasks import Task
 from lowq_web.words import DONE, VERBS
 
 #: Fields of a filter that say nothing about which jobs of a bulk action are meant, or that the next one has of its own.
@@ -18,20 +18,20 @@ _NOT_REPEATED = ("order_by", "reverse", "before")
 
 def tasks(request: Request) -> Response:
     """All tasks, of all processes."""
-    return render(request, "tasks.html", tasks=context_of(request).tasks.all(), verbs=VERBS)
+    return render(request, "tasks.html", tasks=read_actions(context_of(request).app), verbs=VERBS)
 
 
 def task(request: Request) -> Response:
     """One task and its progress."""
     context = context_of(request)
-    found = context.tasks.get(request.path_params["task"])
+    found = find_action(context.app, request.path_params["task"])
     if found is None:
         return trouble(request, 404, "There is no such task, or it is not remembered any more.")
     group = group_text(context.app.queue(found.queue), found.filter.error_group)
     return render(request, "task.html", task=found, done=DONE, again=_again(found), group_text=group)
 
 
-def _again(task: Task) -> dict[str, Any]:
+def _again(task: BackgroundAction) -> dict[str, Any]:
     """The form that asks for the same action on the same jobs: every field of the filter, since without one it would be
     done to more of them.
     """
@@ -42,7 +42,7 @@ def _again(task: Task) -> dict[str, Any]:
 def cancel(request: Request) -> Response:
     """A task stops after its current step."""
     context = context_of(request)
-    found = context.tasks.get(request.path_params["task"])
+    found = find_action(context.app, request.path_params["task"])
     if found is None:
         return trouble(request, 404, "There is no such task, or it is not remembered any more.")
     context.actions.cancel(visit_of(request).actor, found)

@@ -1,4 +1,4 @@
-"""The registry of tasks: what may begin, what a process reports, who cancels it, and what is left of a dead one."""
+"""Records of background actions: what may begin, what a process reports, who cancels it, what a dead one leaves."""
 
 import json
 from dataclasses import replace
@@ -8,9 +8,9 @@ import pytest
 
 import lowq
 from lowq import inspection
-from lowq.operate import background as tasks
-from lowq.operate.background import KEPT, MAX_ENDED, MAX_RUNNING, SILENCE, Task, TooManyTasks
 from lowq.store.keys import tasks_key
+from lowq_web import background
+from lowq_web.background import KEPT, MAX_ENDED, MAX_RUNNING, SILENCE, BackgroundAction, TooManyTasks
 from tests.rows import case
 from tests.rules.queue_rig import QueueRig
 from tests.rules.support import NOW
@@ -38,14 +38,14 @@ def record(rig: QueueRig, task_id: str) -> str:
     return "" if raw is None else raw.decode()
 
 
-def find(rig: QueueRig, task_id: str = "one") -> Task:
-    found = tasks.find_task(rig.app, task_id)
+def find(rig: QueueRig, task_id: str = "one") -> BackgroundAction:
+    found = background.find_action(rig.app, task_id)
     assert found is not None
     return found
 
 
-def task(task_id: str = "one", **fields: Any) -> Task:
-    return Task(
+def task(task_id: str = "one", **fields: Any) -> BackgroundAction:
+    return BackgroundAction(
         task_id, "ann", "Orders", "delete", inspection.JobFilter(match="4*", min=1.5), "here:1", 0.0, 0.0, **fields
     )
 
@@ -54,11 +54,11 @@ def task(task_id: str = "one", **fields: Any) -> Task:
 
 
 def test_a_task_is_there_for_all_as_it_was_given(rig: QueueRig) -> None:
-    given = tasks.begin(rig.app, task(reason="caf\udce9", exact=True))
+    given = background.begin(rig.app, task(reason="caf\udce9", exact=True))
     assert given.began_at == given.heartbeat_at > 1_700_000_000
     assert find(rig) == given
-    assert tasks.all_tasks(rig.app) == [given]
-    assert tasks.find_task(rig.app, "two") is None
+    assert background.read_actions(rig.app) == [given]
+    assert background.find_action(rig.app, "two") is None
 
 
 def test_a_bound_that_could_not_be_read_back_is_refused(rig: QueueRig) -> None:
@@ -68,12 +68,12 @@ def test_a_bound_that_could_not_be_read_back_is_refused(rig: QueueRig) -> None:
             given = replace(task("of-that"), filter=inspection.JobFilter(**wanted))
             with case(name, bound):
                 if bound == 2**53:
-                    tasks.begin(rig.app, given)
+                    background.begin(rig.app, given)
                     assert find(rig, "of-that").filter == given.filter
-                    tasks.forget(rig.app, "of-that")
+                    background.forget(rig.app, "of-that")
                 else:
                     with pytest.raises(lowq.ConfigError, match=f"^{name}=.*: a bound of a task is a number from -9"):
-                        tasks.begin(rig.app, given)
+                        background.begin(rig.app, given)
 
 
 def test_a_repeated_beginning_changes_nothing(rig: QueueRig) -> None:
@@ -87,12 +87,12 @@ def test_a_repeated_beginning_changes_nothing(rig: QueueRig) -> None:
 
 def test_only_so_many_run_of_all_applications(rig: QueueRig) -> None:
     for number in range(MAX_RUNNING):
-        tasks.begin(rig.app, task(str(number)))
+        background.begin(rig.app, task(str(number)))
     with pytest.raises(TooManyTasks, match="4 tasks are running already"):
-        tasks.begin(rig.app, task("late"))
+        background.begin(rig.app, task("late"))
     assert record(rig, "late") == ""
-    tasks.report(rig.app, "1", "done", 0, 0)
-    tasks.begin(rig.app, task("late"))
+    background.report(rig.app, "1", "done", 0, 0)
+    background.begin(rig.app, task("late"))
 
 
 @pytest.mark.parametrize("later", [SILENCE + 1, -SILENCE - 1], ids=["later", "the clock stepped back"])
@@ -123,16 +123,16 @@ def test_the_latest_that_ended_are_kept_for_a_while_and_what_is_no_record_goes(r
 
 
 def test_progress_is_seen_and_texts_have_a_length_in_characters(rig: QueueRig) -> None:
-    long = "€\udce9" + "x" * (tasks.MAX_TEXT + 5)
-    tasks.begin(rig.app, replace(task(reason=long), who=long))
-    assert tasks.report(rig.app, "one", "running", 0, None) == ("running", False)
+    long = "€\udce9" + "x" * (background.MAX_TEXT + 5)
+    background.begin(rig.app, replace(task(reason=long), who=long))
+    assert background.report(rig.app, "one", "running", 0, None) == ("running", False)
     assert (find(rig).state, find(rig).done, find(rig).total) == ("running", 0, None)
-    tasks.report(rig.app, "one", "running", 5, 9)
-    tasks.report(rig.app, "one", "failed", 7, 9, long)
+    background.report(rig.app, "one", "running", 5, 9)
+    background.report(rig.app, "one", "failed", 7, 9, long)
     found = find(rig)
     assert (found.state, found.done, found.total, found.ended_at) == ("failed", 7, 9, found.heartbeat_at)
-    assert found.error == ("€\\udce9" + long[2:])[: tasks.MAX_TEXT]
-    assert [len(text or "") for text in (found.who, found.reason)] == [tasks.MAX_TEXT] * 2
+    assert found.error == ("€\\udce9" + long[2:])[: background.MAX_TEXT]
+    assert [len(text or "") for text in (found.who, found.reason)] == [background.MAX_TEXT] * 2
 
 
 def test_a_late_report_takes_nothing_back(rig: QueueRig) -> None:
@@ -145,21 +145,21 @@ def test_a_late_report_takes_nothing_back(rig: QueueRig) -> None:
     assert before.split(" ")[4:6] == ["6", "9"]
     for state in ("running", "done", "failed"):
         assert report(rig, "one", state, 8, 9, "more", NOW + 2) == ("failed", 0)
-    assert not tasks.cancel(rig.app, "one")
+    assert not background.cancel(rig.app, "one")
     assert record(rig, "one") == before
 
 
 def test_a_report_or_cancel_of_a_task_that_is_gone_says_so(rig: QueueRig) -> None:
-    tasks.begin(rig.app, task())
-    tasks.forget(rig.app, "one")
-    assert tasks.report(rig.app, "one", "done", 5, 5) == ("", False)
-    assert not tasks.cancel(rig.app, "one")
+    background.begin(rig.app, task())
+    background.forget(rig.app, "one")
+    assert background.report(rig.app, "one", "done", 5, 5) == ("", False)
+    assert not background.cancel(rig.app, "one")
     assert rig.client.command("EXISTS", KEY) == 0
 
 
 def test_the_process_learns_that_it_is_cancelled_from_its_next_report(rig: QueueRig) -> None:
     begin(rig, "one")
-    assert [tasks.cancel(rig.app, "one") for _ in range(2)] == [True, True]
+    assert [background.cancel(rig.app, "one") for _ in range(2)] == [True, True]
     assert report(rig, "one", "running", 5) == ("running", 1)
     assert report(rig, "one", "cancelled", 5) == ("cancelled", 1)
 
@@ -170,7 +170,7 @@ def test_one_whose_process_is_silent_is_interrupted_and_goes_on_when_it_reports(
     begin(rig, "one", now - away)
     report(rig, "one", "running", 3, 9, now=now - away)
     assert (find(rig).state, find(rig).done, find(rig).ended_at) == ("interrupted", 3, None)
-    tasks.report(rig.app, "one", "running", 4, 9)
+    background.report(rig.app, "one", "running", 4, 9)
     assert (find(rig).state, find(rig).done) == ("running", 4)
 
 
@@ -194,11 +194,11 @@ def test_a_forged_record_costs_its_own_row(rig: QueueRig) -> None:
     for forged in FORGED:
         with case(forged):
             rig.client.command("DEL", KEY)
-            tasks.begin(rig.app, task())
+            background.begin(rig.app, task())
             rig.client.command("HSET", KEY, "forged", forged, "../x", f"done 1 1 1 1 1 0 {len(FACTS)} {FACTS}")
-            assert [found.id for found in tasks.all_tasks(rig.app)] == ["one"]
-            assert tasks.find_task(rig.app, "forged") is None
-            assert tasks.report(rig.app, "forged", "running", 1, None).is_cancelled is False
-            tasks.cancel(rig.app, "forged")
-            tasks.begin(rig.app, task("two"))
-            assert [found.id for found in tasks.all_tasks(rig.app)] == ["two", "one"]
+            assert [found.id for found in background.read_actions(rig.app)] == ["one"]
+            assert background.find_action(rig.app, "forged") is None
+            assert background.report(rig.app, "forged", "running", 1, None).is_cancelled is False
+            background.cancel(rig.app, "forged")
+            background.begin(rig.app, task("two"))
+            assert [found.id for found in background.read_actions(rig.app)] == ["two", "one"]

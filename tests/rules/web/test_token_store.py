@@ -2,7 +2,7 @@
 
 import pytest
 
-from lowq.operate.token_store import TokenStore
+from lowq_web.token_store import TokenStore
 from tests.rows import case
 from tests.rules.queue_rig import QueueRig
 
