@@ -21,8 +21,8 @@ from lowq.cli.web import DASHBOARD_OPTIONS, Address, announce, dashboard, log_op
 from lowq.errors import EXIT_CUT_SHORT, ConfigError, LowqError, RedisUnavailable, ShardsCountError
 from lowq.logs import LogFormat, get_log
 from lowq.node.node import Node
-from lowq.node.process_end import end_process_by
 from lowq.node.signals import HeldSignals
+from lowq.node.watchdog import end_process_by
 from lowq.observe import log_context
 from lowq.store import new_store
 from lowq.store.embedded import serving

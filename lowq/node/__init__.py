@@ -3,12 +3,10 @@
 ::
 
     node           starts and stops all of it
-    performers     its threads and its event loop, and those that are written off
-    broker         its part in the work: what the broker is told of queues, workers and schedules
-    checks         what it looks at when it starts, and the rehearsal of a start
-    signals        what wakes it: signals, and other threads that want something of it
+    performers     its threads, its event loop, and the broker that gets them shards; replaces threads that hang
+    checks         checks and warnings of a start, and its rehearsal
+    signals        signals, and requests of other threads, which wake the main thread
     reload         new code for a node that keeps its process and its leases
     schedules      pushes what is due by the time
-    watchdog       looks whether a batch runs for too long
-    process_end    ends a process that does not end by itself
+    watchdog       batches that run for too long, and a process that does not end
 """

@@ -19,12 +19,11 @@ from lowq.application import Lowq
 from lowq.errors import EXIT_CUT_SHORT, EXIT_FAILED, EXIT_OK, EXIT_REPLACE, LowqError
 from lowq.logs import describe, flush, get_log
 from lowq.node import checks
-from lowq.node.broker import make_broker
 from lowq.node.performers import Performers
-from lowq.node.process_end import LEEWAY, ending_process_by
 from lowq.node.reload import NewCode, Reload
 from lowq.node.schedules import QueueSchedules, former_schedules
 from lowq.node.signals import HeldSignals, Request, Signals
+from lowq.node.watchdog import LEEWAY, end_process_by
 from lowq.observe.tallies import node_source
 from lowq.operate.queues import all_queues
 from lowq.registrations import QueueInfo
@@ -161,13 +160,12 @@ class Node:
         config.on_server_init()
         self._has_init = True
         self.client = app.connect((self.threads or config.threads_per_node) + 3 + bool(self._schedules))
-        self.broker, recorder = make_broker(
-            app, self._nonce, self.client, self._workers, self._schedules, self._performers,
-            more_details=self._details, on_ready=self._on_ready, on_command=self._on_command, on_fatal=self.fail,
-            resumes=self._resumes,
+        self._performers.make(
+            self._nonce, self.client, self._schedules, more_details=self._details, on_ready=self._on_ready,
+            on_command=self._on_command, on_fatal=self.fail, resumes=self._resumes,
         )  # fmt: skip
+        self.broker = self._performers.broker
         self.name = self.broker.name
-        self._performers.make(self.client, self.broker, recorder)
         self._when_ready(partial(checks.warn, app, self.client, registered))
         performers = [f"{self.threads} threads"] if self.threads else []
         if any(map(is_async, self._workers.values())):
@@ -181,7 +179,9 @@ class Node:
         )  # fmt: skip
         self._performers.start(self.broker.start, lambda: self._signals.stop_requested or self.stopping.is_set())
         self._stop_export = app.export_metrics(
-            node_source(recorder.tallies, lambda: self.broker.shards, self._performers.activities, self.threads)
+            node_source(
+                self._performers.recorder.tallies, lambda: self.broker.shards, self._performers.activities, self.threads
+            )
         )
         for request in self._too_early:
             self._signals.wake(request)
@@ -385,13 +385,16 @@ class Node:
         if not self._has_init:
             return
         self._has_init = False
-        end_by = self.end_by if self._in_run else None
-        code = self.exit_code or EXIT_CUT_SHORT
+        call_off: Callable[[], None] = lambda: None  # noqa: E731
+        if self._in_run and self.end_by is not None:
+            code = self.exit_code or EXIT_CUT_SHORT
+            call_off = end_process_by(self.end_by, code, at_once=lambda: self._signals.cut_short)
         try:
-            with ending_process_by(end_by, code, at_once=lambda: self._signals.cut_short):
-                self.app.config.on_server_stop()
+            self.app.config.on_server_stop()
         except BaseException:
             log.exception("on_server_stop failed")
+        finally:
+            call_off()
 
     def stop(self, timeout: float | None = None) -> bool:
         """Stops: takes nothing more, waits for what runs, surrenders the leases. False when something still runs

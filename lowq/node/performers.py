@@ -1,14 +1,14 @@
-"""What performs jobs in a node: its worker threads, its event loop, and the thread of its schedules.
+"""The performers of a node: its worker threads, its event loop, the thread of its schedules, and their broker.
 
-A thread whose handler hangs is written off and replaced: at any time each of the places has a thread that lives. What a
-handler that hangs still has is reported by the successor.
+A thread whose handler hangs is written off and replaced, so each place always has a thread that lives. The successor
+reports what the hanging handler had in hand.
 """
 
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,20 +17,26 @@ from lowq.clock import now
 from lowq.duration import duration
 from lowq.errors import EXIT_REPLACE
 from lowq.logs import get_log
-from lowq.node.checks import new_scheduler
+from lowq.node.checks import new_scheduler, new_splitter
+from lowq.node.schedules import QueueSchedules
 from lowq.node.watchdog import Watchdog
 from lowq.observe.emit import QueueEvents
+from lowq.observe.error_groups import ErrorCounts, ErrorRecorder
 from lowq.observe.tallies import Recorder
 from lowq.operate.nodes import StuckLimits
+from lowq.sharding import Layout, Layouts
 from lowq.shards.broker import Broker, WorkerGroup
+from lowq.shards.fairness import Share
+from lowq.shards.membership import Identity
 from lowq.shards.scheduler import LagScheduler
-from lowq.shards.shard import Performing
+from lowq.shards.shard import Performing, Shard, lag_of, shards_of, take_inflow
 from lowq.store import Client
+from lowq.version import VERSION
 from lowq.work.event_loop import EventLoop
 from lowq.work.handler import WorkerRuntime, has_life
 from lowq.work.loop import BatchActivity
 from lowq.work.threads import WorkerThread
-from lowq.workers import Worker, is_async, time_limits_of
+from lowq.workers import Worker, is_async, limits_of, payload_type_of, queue_options_of, time_limits_of
 
 log = get_log("lowq.node")
 
@@ -45,9 +51,11 @@ class Performers:
     to take its place, with True if it is to finish what runs; returns its name.
     """
 
-    #: From `make` on.
+    #: From `make` on, as the two below.
     client: Client
     broker: Broker
+    #: Writes the histories of the queues.
+    recorder: Recorder
 
     def __init__(
         self, app: Lowq, workers: Workers, threads: int, *, prefetch: bool, stopping: threading.Event,
@@ -82,21 +90,17 @@ class Performers:
 
     # --- start and stop ---
 
-    def groups(self, schedule_workers: Workers) -> list[WorkerGroup]:
-        """Who works which queues. ``schedule_workers``: those of internal queues."""
-        self._schedule_workers = schedule_workers
-        build = partial(new_scheduler, self.app.config)
-        groups = [
-            WorkerGroup(queues, [{name: build() for name in queues} for _ in range(number)])
-            for queues, number in ((self._thread_queues, self.count), (self._loop_queues, 1))
-        ]
-        groups.append(WorkerGroup([*schedule_workers], [{name: LagScheduler() for name in schedule_workers}]))
-        return [group for group in groups if group.queues]
+    def make(self, nonce: str, client: Client, schedules: Sequence[QueueSchedules], **node: Any) -> None:
+        """Makes the broker and all performers, with instances of their workers. The queues are registered. ``node``:
+        more arguments of the broker.
 
-    def make(self, client: Client, broker: Broker, recorder: Recorder) -> None:
-        """Makes all of them, with instances of their workers; it raises what these raise. ``broker``: of `groups`."""
-        self.client, self.broker, self._recorder = client, broker, recorder
-        dispatchers = iter(broker.dispatchers)
+        Raises:
+            ConfigError: a splitter or a scheduler can't be called; and what building it, or a worker, raises.
+        """
+        self.client = client
+        self._schedule_workers = {item.worker.queue_name: item.worker for item in schedules}
+        self.broker = self._new_broker(nonce, schedules, node)
+        dispatchers = iter(self.broker.dispatchers)
         if self._thread_queues:
             dispatcher = next(dispatchers)
             self._threads = [
@@ -110,6 +114,59 @@ class Performers:
             runtimes = self._runtimes(self._schedule_workers)
             self._schedules = WorkerThread(self, 0, BatchActivity(0), next(dispatchers), runtimes, name="schedules")
 
+    def _new_broker(self, nonce: str, schedules: Sequence[QueueSchedules], node: dict[str, Any]) -> Broker:
+        app, config, client = self.app, self.app.config, self.client
+        workers = self._workers | self._schedule_workers
+        failed = {name: ErrorCounts(config.load_error) for name in self._workers}
+
+        def make_shards(queue: str, layout: Layout) -> list[Shard]:
+            events = app.events_of(queue)
+            return shards_of(
+                client, config, workers[queue], nonce, layout=layout,
+                events=events.joined_by(failed[queue]) if queue in failed else events,
+                payload_type=payload_type_of(workers[queue]),
+            )  # fmt: skip
+
+        def layouts_of(queue: str) -> Layouts:
+            routes = app.registrations.routes_of(queue)
+            return Layouts.plain(workers[queue].shards_count) if routes is None else routes.layouts
+
+        layouts = {name: layouts_of(name) for name in workers}
+        each = [(name, layout) for name, found in layouts.items() for layout in found.all]
+        self.recorder = Recorder(
+            config.namespace, self._workers, lambda queue: lag_of(self.broker.shards, queue),
+            take_inflow=lambda queue: take_inflow(shard for shard in self.broker.shards if shard.queue == queue),
+        )  # fmt: skip
+        return Broker(
+            Identity(nonce, {layout.name(name): layout.shards_count for name, layout in each}, self.count, VERSION),
+            [shard for name, layout in each for shard in make_shards(name, layout)],
+            client, app.connect(2, socket_timeout=max(config.lease_ttl / 4, 0.1)), config,
+            splitter=new_splitter(config, self.count), groups=self._groups(),
+            shares={
+                name: Share(worker.weight, worker.max_threads, limits_of(worker), worker.batch_size)
+                for name, worker in self._workers.items()
+            },
+            activities=self.activities, queues=[queue_options_of(worker) for worker in self._workers.values()],
+            registrations=lambda: [
+                app.registrations.call(name, worker.shards_count, worker) for name, worker in workers.items()
+            ],
+            chore=(lambda client, _now: min(item.enter(client) for item in schedules)) if schedules else None,
+            layouts=layouts, make_shards=make_shards, read_layouts=app.registrations.layouts_in,
+            heartbeat_extras=[self.recorder, ErrorRecorder(config.namespace, failed, app.events_of)],
+            **node,
+        )  # fmt: skip
+
+    def _groups(self) -> list[WorkerGroup]:
+        """The queues of each group of performers, with their schedulers."""
+        build = partial(new_scheduler, self.app.config)
+        groups = [
+            WorkerGroup(queues, [{name: build() for name in queues} for _ in range(number)])
+            for queues, number in ((self._thread_queues, self.count), (self._loop_queues, 1))
+        ]
+        internal = self._schedule_workers
+        groups.append(WorkerGroup([*internal], [{name: LagScheduler() for name in internal}]))
+        return [group for group in groups if group.queues]
+
     def _runtimes(self, queues: Iterable[str]) -> dict[str, WorkerRuntime]:
         return {name: self.new_runtime(name) for name in queues}
 
@@ -121,8 +178,8 @@ class Performers:
             events = self.app.events_of(queue)
             if queue in self._workers:
                 offset = lambda: self.broker.maintenance.server_clock.offset  # noqa: E731
-                events = events.counted_by(self._recorder.new_tally(queue), offset)
-        worker = {**self._workers, **self._schedule_workers}[queue]
+                events = events.counted_by(self.recorder.new_tally(queue), offset)
+        worker = (self._workers | self._schedule_workers)[queue]
         return WorkerRuntime.of(worker, self.app.config, events=events)
 
     def start(self, take: Callable[[], object], is_stopping: Callable[[], bool]) -> None:

@@ -1,22 +1,29 @@
-"""The watchdog: the thread that looks whether a batch runs for too long.
+"""What runs for too long: batches, which the watchdog ends, and the end of a process.
 
-It is told of nothing: those who perform show their batches anyway (`activity`), and no batch can pass a limit sooner
-than the shortest limit after it began. So it sleeps for as long as the shortest limit at most, or until the first batch
-that is being performed passes one. A node without any limit has none.
+The watchdog is a thread. It looks at the batches that each performer shows (`BatchActivity`). No batch can pass a limit
+sooner than the shortest limit after it began, so it sleeps for that long at most, or until the first running batch
+passes one. A node without any limit has no watchdog.
 """
 
+import os
+import sys
 import threading
+import time
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
-from lowq.duration import LONGEST_WAIT
-from lowq.logs import get_log
+from lowq.duration import LONGEST_WAIT, duration
+from lowq.logs import flush, get_log
 from lowq.shards.shard import Performing
 from lowq.work.loop import BatchActivity
 
 log = get_log("lowq.node")
+
+#: Seconds beyond `shutdown_timeout` for what a node does itself when that is over: reports, surrendered leases.
+LEEWAY = 2.0
 
 
 class Watchdog:
@@ -110,3 +117,39 @@ class Watchdog:
                 due *= 2
         activity.seen = performing, due
         return due - seconds
+
+
+# --- the end of the process ---
+
+
+def end_process_by(
+    deadline: float, exit_code: int, *, at_once: Callable[[], bool] = lambda: False
+) -> Callable[[], None]:
+    """Ends the process with that code at that time (monotonic seconds), or as soon as ``at_once`` says so, however it
+    hangs: in a hook of the application, in a thread of its own that is no daemon, or in `atexit`. Returns what calls
+    this off. Leases that are still held then run out.
+    """
+    called_off = threading.Event()
+
+    def watch() -> None:
+        while not called_off.wait(min(max(deadline - time.monotonic(), 0.0), 0.1)):
+            if time.monotonic() >= deadline or at_once():
+                log.error(
+                    "the process ends with %d: it should have ended %s ago, and this still runs:\n%s",
+                    exit_code, duration(max(time.monotonic() - deadline, 0.0)), _stacks(),
+                    extra={"event": "cut_short"},
+                )  # fmt: skip
+                flush()
+                os._exit(exit_code)
+
+    threading.Thread(target=watch, name="lowq-process-end", daemon=True).start()
+    return called_off.set
+
+
+def _stacks() -> str:
+    """Where the threads are that keep the process from ending."""
+    frames = sys._current_frames()
+    threads = [thread for thread in threading.enumerate() if not thread.daemon and thread.ident in frames]
+    return "\n".join(
+        f"--- {thread.name}\n{''.join(traceback.format_stack(frames[thread.ident or 0]))}" for thread in threads
+    )
