@@ -31,8 +31,8 @@ def lowq_app(_lowq_sandbox: Sandbox, pytestconfig: pytest.Config) -> lowq.Lowq:
     one. All others of the process are embedded as well.
     """
     import lowq
-    from lowq.cli.failure import Failure
     from lowq.cli.loading import app_of_project, load_app
+    from lowq.cli.output import Failure
 
     try:
         found = app_of_project(pytestconfig.rootpath)

@@ -2,32 +2,28 @@
 
 ::
 
-    group     finds the verb; -r, --redis-url, --namespace     failure   exit codes, `lowq: ...`
-    loading   from -r to the application                       output    tables, times, JSON, progress
-    run       a node, or a supervisor of several               launch    processes of others, and new code
-    web       the dashboard                                    process   standard streams, process 1
-    stats     stats, statistics                                history   rates, times, errors, audit
+    group     finds the verb; options, the application, confirmation, the log of what people did
+    loading   from -r to the application                    output    tables, times, JSON, progress, `lowq: ...`
+    run       a node, or a supervisor of several            process   streams, process 1, what a supervisor hears
+    web       the dashboard
+    stats     stats, statistics; rates, times, errors, audit
     jobs      jobs, peek, why; kick, bury, delete, perform-now
-    queues    shards, pause, resume, release-all, drop, reshard
+    queues    shards, pause, resume, release-all, drop, reshard; schedules
     nodes     nodes, quiet, stop, reload
-    push      NDJSON, or a single job                          consume   put, take, consume
-    outbox    from a table of the application's database into queues
-    schedules what is pushed at set times; pause, resume, run-now
-    doctor    what is wrong, and what to do about it           audited   changes, in the log of what people did
-    init      the first files of a project; completion
+    push      NDJSON, a single job, put; outbox             consume   take, consume
+    doctor    what is wrong, and what to do about it
+    init      the first files of a project (in the folder `project`); completion
 """
 
 import click
 
-from lowq.cli import history, jobs, nodes, queues, stats
-from lowq.cli.consume import consume, put, take
+from lowq.cli import jobs, nodes, queues, stats
+from lowq.cli.consume import consume, take
 from lowq.cli.doctor import doctor
 from lowq.cli.group import Group
 from lowq.cli.init import completion, init
-from lowq.cli.outbox import outbox
-from lowq.cli.push import push
+from lowq.cli.push import outbox, push, put
 from lowq.cli.run import run
-from lowq.cli.schedules import schedules
 from lowq.cli.web import web
 from lowq.version import VERSION
 
@@ -38,7 +34,7 @@ from lowq.version import VERSION
         "Run": [run, consume, web, outbox],
         "Look": [
             stats.stats, stats.statistics, nodes.nodes, queues.shards, jobs.jobs, jobs.peek, jobs.why,
-            history.rates, history.times, history.errors, schedules, history.audit, doctor,
+            stats.rates, stats.times, stats.errors, queues.schedules, stats.audit, doctor,
         ],
         "Act": [
             push, put, take, jobs.kick, jobs.bury, jobs.delete, jobs.perform_now, queues.pause, queues.release_all,

@@ -1,4 +1,4 @@
-"""``lowq put``, ``take`` and ``consume``: jobs in with fresh ids, and out by hand or by any program."""
+"""``lowq take`` and ``consume``: jobs out by hand, or by any program."""
 
 import io
 import os
@@ -19,15 +19,12 @@ import msgspec
 
 from lowq import logs
 from lowq.application import Lowq
-from lowq.cli.failure import FAILED, USAGE, Failure
 from lowq.cli.group import json_option, metrics_options, queue_argument, set_up, with_app
-from lowq.cli.output import answer, count, say
+from lowq.cli.output import FAILED, USAGE, Failure, count, say
 from lowq.cli.process import stopped_by_signals
-from lowq.cli.push import job_of, job_options, push_options, queue_to_push, shards_count_option, single_push
 from lowq.consumer import Consumer, ConsumerJob
 from lowq.errors import ConsumerClosed, NotTaken, RedisUnavailable
 from lowq.logs import get_log
-from lowq.store import Durability
 
 log = get_log("lowq.consumer")
 
@@ -37,33 +34,6 @@ RELEASE = 75
 GRACE = 5.0
 #: Characters of what a command wrote to its standard error that are kept with a failed job.
 KEPT_ERROR = 2000
-
-
-@click.command
-@with_app
-@queue_argument
-@click.argument("payload", required=False)
-@click.option("--score", metavar="NUMBER", help="The payload's order; default: the time.")
-@job_options
-@shards_count_option
-@push_options
-@json_option
-def put(
-    app: Lowq, queue: str, payload: str | None, shards_count: int | None, timeout: float | None,
-    durability: Durability | None, as_json: bool, **rest: Any,
-) -> None:  # fmt: skip
-    """Put a job with a fresh id; prints the id.
-
-    PAYLOAD is JSON; default: "", and - reads it from the standard input.
-
-    \b
-    lowq put mail '{"to": "a@b.c"}' --delay 60
-    """
-    handle = queue_to_push(app, queue, shards_count)
-    job = job_of(None, sys.stdin.read() if payload == "-" else payload, **rest)
-    with single_push():
-        job_id = handle.put(**job, timeout=timeout, durability=durability)
-    answer(as_json, {"queue": queue, "id": job_id}, job_id)
 
 
 @click.command

@@ -8,10 +8,18 @@ from difflib import get_close_matches
 import click
 
 from lowq.application import Lowq
-from lowq.cli.audited import audited
-from lowq.cli.failure import FAILED, USAGE, Failure, message_of
-from lowq.cli.group import json_option, with_app
-from lowq.cli.output import Progress, count, echo_json, echo_lines, terminal_width
+from lowq.cli.group import audited, json_option, with_app
+from lowq.cli.output import (
+    FAILED,
+    USAGE,
+    Failure,
+    Progress,
+    count,
+    echo_json,
+    echo_lines,
+    message_of,
+    terminal_width,
+)
 from lowq.doctor import CODES, Finding, Severity
 from lowq.errors import RedisRefused, RedisUnavailable
 from lowq.logs import printable

@@ -1,26 +1,32 @@
-"""``lowq VERB``: finds the verb, and gives every command the application that it works on."""
+"""``lowq VERB``: finds the verb. What commands have in common: options, the application that they work on, the
+question whether to do it, the entry in the log of what people did.
+"""
 
 import errno
 import functools
+import getpass
 import io
 import os
 import re
 import signal
+import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
 import click
 
 from lowq.application import Lowq
-from lowq.cli.failure import FAILED, INTERRUPTED, USAGE, Failure, failure_of
 from lowq.cli.loading import load_given
+from lowq.cli.output import FAILED, INTERRUPTED, USAGE, Failure, failure_of
 from lowq.cli.process import drop_broken_streams, open_closed_streams, serve_as_process_1
 from lowq.errors import ConfigError, LowqError
 from lowq.logs import printable
+from lowq.operate.audit import CLI, ActionRecord
 from lowq.queue import Queue
 from lowq.settings import SETTINGS
 
@@ -167,6 +173,18 @@ metrics_options = options_of(
     setting_option("statsd", "--statsd", metavar="HOST:PORT"),
 )
 
+#: Adds --log-format and --log-level.
+log_options = options_of(
+    click.option(
+        "--log-format", type=click.Choice(["text", "json"]), help="Default: text, or what the app has set up."
+    ),
+    click.option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning", "error", "critical"], case_sensitive=False),
+        help="Default: info.",
+    ),
+)
+
 
 def with_app(command: Command) -> Command:
     """Adds the options that say which Redis is meant, and gives the command the application for it, ``app``."""
@@ -221,3 +239,46 @@ def confirm(what: str, yes: bool) -> None:
 yes_option = click.option("-y", "--yes", is_flag=True, help="Don't ask.")
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document, for machines.")
 queue_argument = click.argument("queue")
+
+
+# --- the log of what people did ---
+
+
+@dataclass(slots=True)
+class ActionResult:
+    """What came of an action, for its entry in the audit log."""
+
+    #: Jobs that it was done to.
+    count: int | None = None
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+def me() -> str:
+    """The name of the one who types, as the operating system has it: user@host."""
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (KeyError, OSError):
+        return socket.gethostname()
+
+
+@contextmanager
+def audited(app: Lowq, action: str, target: str, detail: Mapping[str, Any] | None = None) -> Iterator[ActionResult]:
+    """Writes the action of the block into the audit log: before it begins, and how it ended. The library writes none,
+    so a verb that changes anything does it here.
+
+    Raises:
+        RedisUnavailable, RedisRefused: it can't be written; nothing was done.
+    """
+    given = {name: value for name, value in (detail or {}).items() if value not in (None, "", [])}
+    record, result = ActionRecord(app, me(), action, target, given, address=CLI), ActionResult()
+    try:
+        yield result
+    except BaseException as error:
+        ended = {"outcome": "interrupted"}
+        if isinstance(error, LowqError):
+            ended, result.count = {"outcome": "failed", "error": str(error)}, error.done or result.count
+        elif not isinstance(error, KeyboardInterrupt):
+            ended = {"outcome": "failed", "error": type(error).__name__}
+        record.ended(result.count, {**given, **result.detail, **ended})
+        raise
+    record.ended(result.count, {**given, **result.detail})

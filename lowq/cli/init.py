@@ -6,99 +6,11 @@ from pathlib import Path
 import click
 from click.shell_completion import get_completion_class
 
-from lowq.cli.failure import FAILED, USAGE, Failure
-from lowq.cli.output import echo_lines, say
+from lowq.cli.output import FAILED, USAGE, Failure, echo_lines, say
 
-_WORKERS = '''"""The workers of this project: `lowq run` performs their jobs."""
-
-import logging
-
-import lowq
-
-log = logging.getLogger("orders")
-
-#: Stands for your database: order -> its newest state.
-orders: dict[str, dict] = {}
-
-
-@lowq.worker(shards_count=24, score="version")
-class OrderSync(lowq.Worker):
-    """Saves orders. Jobs of one order never run at the same time, and their payloads come oldest first."""
-
-    def perform_one(self, order_id: str, payloads: list[dict]) -> None:
-        newest = payloads[-1]
-        if order_id not in orders or newest["version"] > orders[order_id]["version"]:
-            orders[order_id] = newest
-            log.info("order %s is %s, the newest of %d changes", order_id, newest["status"], len(payloads))
-
-
-if __name__ == "__main__":  # python workers.py pushes a few changes
-    OrderSync.push(42, {"version": 2, "status": "paid"})
-    OrderSync.push(42, {"version": 1, "status": "new"})
-'''
-
-_TESTS = '''"""The workers, without Redis and without waiting."""
-
-from workers import OrderSync, orders
-
-
-def test_the_newest_version_wins(lowq_drain, assert_ordered) -> None:
-    OrderSync.push(1, {"version": 2, "status": "paid"})
-    OrderSync.push(1, {"version": 1, "status": "new"})
-    assert lowq_drain().performed == 1
-    assert orders["1"]["status"] == "paid"
-    assert_ordered()
-'''
-
-_COMPOSE = """# docker compose up: Redis, a node with two processes, and the dashboard at http://localhost:8080
-services:
-  redis:
-    image: redis:7
-    # Jobs outlast a restart, and Redis never drops any to make room.
-    command: redis-server --appendonly yes --maxmemory-policy noeviction
-    volumes: [redis:/data]
-  node:
-    image: python:3.12
-    # lowq is on no package index yet: put its wheel beside this file. It is built in lowq's folder by
-    # pip wheel --no-deps -w FOLDER .
-    command: sh -c "pip install -q --find-links . 'lowq[web]' && exec lowq run --processes 2 --web 0.0.0.0:8080"
-    working_dir: /app
-    volumes: [".:/app"]
-    environment:
-      LOWQ_REDIS_URL: redis://redis:6379/0
-      # Who may use the dashboard. Change the password; it has 12 characters or more.
-      LOWQ_WEB_USER: admin
-      LOWQ_WEB_PASSWORD: change-me-please
-    ports: ["127.0.0.1:8080:8080"]
-    depends_on: [redis]
-    # What runs is finished before a container ends.
-    stop_grace_period: 60s
-volumes:
-  redis:
-"""
-
-_PROJECT = """[project]
-name = "orders"
-version = "0.1.0"
-requires-python = ">=3.11"
-dependencies = ["lowq[web]"]
-
-[project.optional-dependencies]
-dev = ["lowq[embedded]", "pytest"]
-
-[tool.setuptools]
-py-modules = ["workers"]
-
-[tool.lowq]
-app = "workers"
-"""
-
-_FILES = {
-    "workers.py": _WORKERS,
-    "test_workers.py": _TESTS,
-    "compose.yaml": _COMPOSE,
-    "pyproject.toml": _PROJECT,
-}
+#: The files; what is in them is in the folder `project`, as NAME-tpl.
+_FILES = ("workers.py", "test_workers.py", "compose.yaml", "pyproject.toml")
+_TEMPLATES = Path(__file__).parent / "project"
 
 
 @click.command
@@ -118,7 +30,7 @@ def init(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name in names:
             with (folder / name).open("x", encoding="utf-8") as file:
-                file.write(_FILES[name])
+                file.write((_TEMPLATES / f"{name}-tpl").read_text(encoding="utf-8"))
     except OSError as error:
         raise Failure(f"{folder}: it can't be written: {error}", FAILED) from None
     echo_lines([f"wrote {folder / name}" for name in names])

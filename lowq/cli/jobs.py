@@ -8,11 +8,23 @@ from typing import Any
 import click
 
 from lowq.application import Lowq
-from lowq.cli.audited import audited
-from lowq.cli.failure import FAILED, INTERRUPTED, USAGE, Failure
-from lowq.cli.group import Command, confirm, json_option, options_of, queue_argument, used_queue, with_app, yes_option
+from lowq.cli.group import (
+    Command,
+    audited,
+    confirm,
+    json_option,
+    options_of,
+    queue_argument,
+    used_queue,
+    with_app,
+    yes_option,
+)
 from lowq.cli.output import (
+    FAILED,
+    INTERRUPTED,
     JOB_COLUMNS,
+    USAGE,
+    Failure,
     Progress,
     answer,
     bound,
@@ -260,19 +272,19 @@ def _act_on_ids(
     outcomes: dict[str, str] | None = None
     named = [job_id for job_id in ids if job_id != "-"]
     detail = {"ids": named[:5], "named": len(ids) if named == list(ids) else None, "reason": reason}
-    with audited(app, action, queue.name, detail) as outcome:
+    with audited(app, action, queue.name, detail) as result:
         if "-" not in ids and len(ids) <= REPORTED_ONE_BY_ONE:
             acted, outcomes = Acted(), {}
             for job_id in dict.fromkeys(ids):
                 one = method(job_id, **options)
                 acted += one
-                outcome.count = acted.done
+                result.count = acted.done
                 outcomes[job_id] = "done" if one.done else "in_flight" if one.in_flight else "missing"
         else:
             acted = method(_all_ids(ids), **options)
-        outcome.count = acted.done
+        result.count = acted.done
         left = {"in_flight": acted.in_flight, "missing": acted.missing}
-        outcome.detail = {name: number for name, number in left.items() if number}
+        result.detail = {name: number for name, number in left.items() if number}
     if as_json:
         echo_json({"action": action, "queue": queue.name, "done": acted.done, **left, "ids": outcomes})
     elif outcomes is not None:
@@ -350,11 +362,11 @@ def _act_on_many(
         confirm(f"{action.replace('_', '-')} {what}{hint}", yes)
     try:
         with (
-            audited(app, action, queue.name, {**wanted.given(), "reason": reason}) as outcome,
+            audited(app, action, queue.name, {**wanted.given(), "reason": reason}) as result,
             Progress(_DONE[action]) as progress,
         ):
             for step in steps:
-                outcome.count = step.done
+                result.count = step.done
                 progress.show(step.done, step.done / max(step.total, 1))
     except KeyboardInterrupt:
         say(f"lowq: stopped; {number(step.done)} of {count(step.total, 'job')} {_DONE[action]}")

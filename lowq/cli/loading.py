@@ -24,7 +24,7 @@ from types import ModuleType
 
 import lowq
 from lowq.application import Lowq
-from lowq.cli.failure import FAILED, USAGE, Failure
+from lowq.cli.output import FAILED, USAGE, Failure
 from lowq.errors import LowqError
 
 #: What ``[tool.lowq]`` may say.

@@ -6,8 +6,7 @@ from typing import Any, Literal
 import click
 
 from lowq.application import Lowq
-from lowq.cli.audited import audited
-from lowq.cli.group import json_option, with_app
+from lowq.cli.group import audited, json_option, with_app
 from lowq.cli.output import echo_json, echo_lines, number, say, server_time, table
 from lowq.duration import duration
 from lowq.logs import printable

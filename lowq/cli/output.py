@@ -1,4 +1,5 @@
-"""What people and machines get to see: tables, times, numbers, JSON, progress; and times that people type.
+"""What people and machines get to see: tables, times, numbers, JSON, progress, and how a command fails; and times that
+people type.
 
 Nothing that comes from a job, an id or a name reaches a terminal unescaped.
 """
@@ -13,21 +14,69 @@ import time
 import unicodedata
 from collections.abc import Sequence
 from datetime import datetime
-from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import click
 
 from lowq.application import Lowq
-from lowq.cli.failure import USAGE, Failure
 from lowq.codec import MAX_TIME
 from lowq.duration import ago, duration, relative_seconds
+from lowq.errors import (
+    START_REDIS,
+    ConfigError,
+    JobError,
+    LowqError,
+    RedisUnavailable,
+    ShardsCountError,
+    UnknownQueueError,
+)
 from lowq.job import Job
 from lowq.logs import printable
 from lowq.store.scripts import time_of
 
+#: Exit codes. Something failed.
+FAILED = 1
+#: What was typed makes no sense; the message says what to type instead.
+USAGE = 2
+#: Ended by Ctrl-C.
+INTERRUPTED = 130
+
 #: Seconds between two updates of a progress line.
 PROGRESS_INTERVAL = 0.1
+
+
+# --- failures ------------------------------------------------------------------------------------------------
+
+
+class Failure(click.ClickException):
+    """Ends the command with ``lowq: message`` on stderr.
+
+    ``passing``: trying again later may well help. ``trace``: where in the user's code it went wrong, shown before that.
+    """
+
+    def __init__(self, message: str, exit_code: int = FAILED, *, passing: bool = False, trace: str = "") -> None:
+        super().__init__(message)
+        self.passing = passing
+        self.trace = trace
+        self.exit_code = exit_code  # type: ignore[misc]  # click declares it for the class, and reads it here
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(self.trace, file=file, err=file is None, nl=False)
+        click.echo(f"lowq: {printable(self.format_message())}", file=file, err=file is None)
+
+
+def failure_of(error: LowqError) -> Failure:
+    """The failure that ends a command for an error of lowq's: its message, and no traceback."""
+    typed = isinstance(error, UnknownQueueError | ConfigError | JobError) and not isinstance(error, ShardsCountError)
+    return Failure(message_of(error), USAGE if typed else FAILED)
+
+
+def message_of(error: LowqError, or_else: str = "") -> str:
+    """The error's message; where nothing listens, also what to do about it. ``or_else``: one more thing to do."""
+    if isinstance(error, RedisUnavailable) and "does not answer" in str(error):
+        reason = str(error).removesuffix(f"; {START_REDIS.format('redis_url')}").rstrip(".")
+        return f"{reason}; {START_REDIS.format('--redis-url')}{or_else}"
+    return str(error)
 
 
 # --- machines ------------------------------------------------------------------------------------------------
@@ -36,9 +85,9 @@ PROGRESS_INTERVAL = 0.1
 def echo_json(document: Any) -> None:
     """One JSON document on a line of its own. Pure ASCII, so that it survives every pipe and drives no terminal."""
     try:
-        text = json.dumps(document, default=as_json, allow_nan=False)
-    except ValueError:  # a score that is infinite: rare, and no JSON
-        text = json.dumps(_finite(json.loads(json.dumps(document, default=as_json))), allow_nan=False)
+        text = json.dumps(document, default=_json_value, allow_nan=False)
+    except ValueError:  # a score that is infinite, which JSON has not
+        text = json.dumps(json.loads(json.dumps(document, default=_json_value), parse_constant=lambda _: None))
     click.echo(text)
 
 
@@ -50,16 +99,8 @@ def answer(as_json: bool, document: Any, *lines: str) -> None:
         echo_lines(lines)
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def as_json(value: Any) -> Any:
-    """What json doesn't know by itself: the values that the queue's handle gives, and payloads of other codecs."""
+def _json_value(value: Any) -> Any:
+    """JSON for what `json` does not know: dataclasses, and payloads of other codecs."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     return str(value)
@@ -266,9 +307,7 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self._shown and self._last != self._began:
             click.echo("\r\x1b[K", nl=False, err=True)
 

@@ -1,10 +1,40 @@
-"""The process of a command: its standard streams, and what process 1 of a container has to do."""
+"""A command as a process: its standard streams, process 1 of a container, how it was started, what it reports to a
+supervisor, and how a node gets new code, which the same process executes.
+"""
 
+import atexit
+import json
+import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import click
+from click.core import ParameterSource
+
+from lowq import logs
+from lowq.cli.output import USAGE, Failure, failure_of
+from lowq.errors import LowqError
+from lowq.logs import LogFormat
+from lowq.node.reload import NewCode
+from lowq.supervisor.dashboard import DashboardProcess
+from lowq.supervisor.process import OPTION, Supervised, why_not
+from lowq.supervisor.supervisor import current_folder, has_terminal
+
+log = logging.getLogger("lowq.cli")
+
+
+#: What the old code leaves to the new one. It is for this process alone: whatever inherits it has another pid.
+_VARIABLE = "LOWQ_RELOADED"
+
+Kind = TypeVar("Kind", bound=Supervised)
+
+supervised_option = click.option(OPTION, hidden=True, help="What a supervisor passes to its processes.")
 
 #: `si_code` of a signal that the kernel itself has sent, as for Ctrl-C: all processes of the terminal have it.
 _FROM_KERNEL = 128
@@ -12,6 +42,9 @@ _FROM_KERNEL = 128
 _OWN = frozenset(
     {"SIGKILL", "SIGSTOP", "SIGCHLD", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP"}
 )
+
+
+# --- streams, signals, process 1 ---
 
 
 def open_closed_streams() -> None:
@@ -88,3 +121,133 @@ def stopped_by_signals(stop: Callable[[], object]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+# --- how the process was started, and what it reports ---
+
+
+def program() -> list[str]:
+    """How this program was started, up to the arguments: `python -W error -m lowq`, or `python /usr/bin/lowq`."""
+    given = len(sys.orig_argv) - len(sys.argv) + 1
+    script = Path(sys.argv[0])
+    is_lowq = script.name == "lowq" or script.parent == Path(__file__).parents[1]
+    if is_lowq and given > 1 and sys.orig_argv[given:] == sys.argv[1:]:
+        return [sys.executable, *sys.orig_argv[1:given]]
+    return [sys.executable, "-m", "lowq"]
+
+
+def typed_options(context: click.Context, names: Collection[str]) -> list[str]:
+    """Those of these options that were typed, as they can be typed again."""
+    options = []
+    for param in context.command.params:
+        name = param.name or ""
+        if name not in names or context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        option = next(opt for opt in param.opts if opt.startswith("--"))
+        value = context.params[name]
+        if isinstance(param, click.Option) and param.is_flag:
+            options.append(option)
+        else:
+            options += [f"{option}={item}" for item in (value if param.multiple else [value])]
+    return options
+
+
+@contextmanager
+def reporting(
+    supervised: str | None, log_format: LogFormat | None, log_level: str | None, kind: Callable[[str], Kind]
+) -> Iterator[Kind | None]:
+    """Why the command fails is said to those who hear it: of a process of a supervisor, to that one, which logs it; in
+    the log where that is for machines, since who reads JSON gets nothing else; otherwise to people.
+    """
+    is_json = log_format == "json"
+    if is_json:  # and anew once the application, which may set up logging, is loaded
+        logs.configure(log_format, log_level)
+    child = None
+    try:
+        child = None if supervised is None else _as_child(supervised, kind)
+        yield child
+    except (Failure, LowqError) as error:
+        failure = error if isinstance(error, Failure) else failure_of(error)
+        if is_json:
+            logs.configure(log_format, log_level)
+        trace = {"exception": failure.trace.rstrip()} if failure.trace else {}
+        record = {"event": "failed_to_start", **trace}
+        if child is not None:
+            if is_json and trace:  # it is too long for the pipe
+                log.error("%s", failure.message, extra=record)
+            elif trace:
+                click.echo(failure.trace, err=True, nl=False)
+            if child.failed(failure.message, passing=failure.passing):
+                click.get_current_context().exit(failure.exit_code)
+            failure.trace, record = "", {"event": "failed_to_start"}
+        if not is_json:
+            raise failure from None
+        log.critical("%s", failure.message, extra=record)
+        drop_broken_streams()
+        click.get_current_context().exit(failure.exit_code)
+
+
+def _as_child(supervised: str, kind: Callable[[str], Kind]) -> Kind:
+    try:
+        return kind(supervised)
+    except ValueError:
+        raise Failure(f"{OPTION} is for the processes of a supervisor: lowq run --processes N", USAGE) from None
+
+
+@dataclass(slots=True)
+class Launch:
+    """How this process was started, and what its code goes on with, or leaves to the next. To be made before the
+    application is loaded, which may change folder, environment and arguments.
+    """
+
+    folder: str = field(default_factory=current_folder)
+    command: list[str] = field(default_factory=lambda: [*program(), *sys.argv[1:]])
+    has_terminal: bool = field(default_factory=has_terminal)
+    environment: dict[str, str] = field(default_factory=dict)
+    #: The nonce of the leases that the code before this one has kept; None: there was none.
+    nonce: str | None = None
+    #: Where its dashboard was, if there was one.
+    web: str | None = None
+    #: The dashboard of this code.
+    dashboard: DashboardProcess | None = None
+    #: The nonce of the leases that this code has kept for the next one.
+    succeeds_as: str | None = None
+
+    def __post_init__(self) -> None:
+        carried = os.environ.pop(_VARIABLE, None)
+        self.environment = dict(os.environ)
+        if carried is not None and (values := json.loads(carried))["pid"] == os.getpid():
+            self.nonce, self.web = values["nonce"], values["web"]
+
+    def new_code(self, refusal: str) -> NewCode:
+        """For the node that this process runs. ``refusal``: why it can't have any; empty: it can."""
+        if not hasattr(signal, "SIGHUP"):
+            refusal = "this system can't replace the code of a process: start another node, then stop this one"
+        return NewCode(
+            check=lambda: why_not([*self.command, "--check"], self.folder, self.environment),
+            terminal_closed=lambda: self.has_terminal and not has_terminal(),
+            on_kept=self._end_dashboard,
+            refusal=refusal,
+        )
+
+    def _end_dashboard(self) -> None:
+        if self.dashboard is not None:
+            self.dashboard.stop(at_once=True)
+
+    def go_on(self) -> None:
+        """If the node has kept its leases for new code, ends this code and does not return. What would be called at the
+        end of the process is called first.
+
+        Raises:
+            Failure: the system can't execute it.
+        """
+        if self.succeeds_as is None:
+            return
+        atexit._run_exitfuncs()
+        bind = None if self.dashboard is None else self.dashboard.bind
+        carried = json.dumps({"pid": os.getpid(), "nonce": self.succeeds_as, "web": bind})
+        try:
+            os.chdir(self.folder)
+            os.execve(self.command[0], self.command, {**self.environment, _VARIABLE: carried})
+        except OSError as error:
+            raise Failure(f"the new code could not be started: {error}; the leases of the node run out") from None

@@ -1,4 +1,6 @@
-"""``lowq push``: jobs from a file or the standard input, one JSON object a line; or a single one from options."""
+"""Jobs in: ``lowq push``, from a file or the standard input, one JSON object a line, or a single one from options;
+``lowq put``, with a fresh id; ``lowq outbox``, from a table of the application's database.
+"""
 
 import os
 import re
@@ -12,12 +14,14 @@ from typing import IO, Any, NoReturn
 import click
 import msgspec
 
+from lowq import logs
 from lowq.application import Lowq
-from lowq.cli.failure import FAILED, INTERRUPTED, USAGE, Failure, failure_of
-from lowq.cli.group import json_option, options_of, queue_argument, with_app
-from lowq.cli.output import Progress, answer, count, moment, say
+from lowq.cli.group import json_option, log_options, open_app, options_of, queue_argument, with_app, with_connection
+from lowq.cli.output import FAILED, INTERRUPTED, USAGE, Failure, Progress, answer, count, failure_of, moment, say
+from lowq.cli.process import stopped_by_signals
 from lowq.codec import encode_job
 from lowq.errors import JobError, LowqError, NotReplicated, PushError, QueueFull, UnknownQueueError
+from lowq.logs import LogFormat
 from lowq.queue import Queue
 from lowq.store import DURABILITIES, Durability
 
@@ -196,16 +200,18 @@ def push(
     \b
     lowq push Orders --id 42 --payload '{"version": 7}' --score 7
     """
-    handle = queue_to_push(app, queue, shards_count)
     if job_id is not None:
         if file is not None or any(skip):
             raise Failure("--id pushes a single job; leave out the file and --skip", USAGE)
+        job = job_of(job_id, **single)
+        handle = queue_to_push(app, queue, shards_count)
         with single_push():
-            accepted = handle.push(job_of(job_id, **single), timeout=timeout, durability=durability)
+            accepted = handle.push(job, timeout=timeout, durability=durability)
     else:
         for name, value in single.items():
             if value is not None:
                 raise Failure(f"--{name.replace('_', '-')} is for a single job: give its --id too", USAGE)
+        handle = queue_to_push(app, queue, shards_count)
         accepted = _push_lines(app, handle, file or "-", skip, timeout, durability)
     answer(as_json, {"queue": queue, "accepted": accepted}, f"{count(accepted, 'payload')} pushed to {queue}")
 
@@ -323,3 +329,96 @@ def _refusal(app: Lowq, queue: Queue, error: JobError, lines: list[Line]) -> str
         except JobError as refused:
             return f"line {line.number}: {refused}"
     return failure_of(error).message
+
+
+@click.command
+@with_app
+@queue_argument
+@click.argument("payload", required=False)
+@click.option("--score", metavar="NUMBER", help="The payload's order; default: the time.")
+@job_options
+@shards_count_option
+@push_options
+@json_option
+def put(
+    app: Lowq, queue: str, payload: str | None, shards_count: int | None, timeout: float | None,
+    durability: Durability | None, as_json: bool, **rest: Any,
+) -> None:  # fmt: skip
+    """Put a job with a fresh id; prints the id.
+
+    PAYLOAD is JSON; default: "", and - reads it from the standard input.
+
+    \b
+    lowq put mail '{"to": "a@b.c"}' --delay 60
+    """
+    job = job_of(None, sys.stdin.read() if payload == "-" else payload, **rest)
+    handle = queue_to_push(app, queue, shards_count)
+    with single_push():
+        job_id = handle.put(**job, timeout=timeout, durability=durability)
+    answer(as_json, {"queue": queue, "id": job_id}, job_id)
+
+
+# --- from an outbox ---
+
+#: Seconds, at most, for which --once waits for transactions that were open when it began.
+WAIT_FOR_WRITERS = 10.0
+
+
+@click.command
+@with_connection
+@click.argument("database_url", required=False, envvar="DATABASE_URL")
+@click.option("--once", is_flag=True, help="Push what is committed now, then end.")
+@click.option("--retry", is_flag=True, help="Let rows that could not be pushed wait again, then end.")
+@click.option(
+    "--sql", type=click.Choice(["postgresql", "sqlite"]), metavar="DATABASE",
+    help="Print what makes the table, for postgresql or sqlite, then end.",
+)  # fmt: skip
+@click.option(
+    "--interval", type=click.FloatRange(0, 3600, min_open=True), default=1.0, show_default=True, metavar="SECONDS",
+    help="Look for rows after so long, though nobody has told of any.",
+)  # fmt: skip
+@log_options
+def outbox(
+    database_url: str | None, once: bool, retry: bool, sql: str | None, interval: float, log_format: LogFormat | None,
+    log_level: str | None, **connection: str | None,
+) -> None:  # fmt: skip
+    """Push what the transactions of a database have left in its table lowq_outbox.
+
+    DATABASE_URL, or the variable of that name, is postgresql://user:password@host/name or sqlite:///path/to/file.db. Of
+    several relays of one database one is at work, the others wait. TERM and Ctrl-C end it.
+
+    \b
+    lowq outbox --sql postgresql | psql "$DATABASE_URL"
+    lowq outbox -r shop.workers
+    """
+    from lowq.contrib import outbox as contrib  # the other verbs do without it
+
+    if sql is not None:
+        click.echo(contrib.sql(sql), nl=False)
+        return
+    if not database_url:
+        raise Failure("which database? lowq outbox postgresql://user:password@host/name, or set DATABASE_URL", USAGE)
+    logs.configure(log_format, log_level)
+    app = open_app(**connection)
+    logs.configure(log_format, log_level)
+    relay = contrib.Relay(app, database_url, interval=interval)
+    if not once and not retry:
+        with stopped_by_signals(relay.request_stop):
+            say("relaying the outbox; Ctrl-C ends it")
+            relay.run()
+        return
+    try:
+        if retry:
+            say(f"{count(relay.retry_refused(), 'row')} wait again")
+        else:
+            pushed = relay.run_once(wait=WAIT_FOR_WRITERS)
+            waiting, refused = relay.count_rows()
+            say(
+                f"{count(pushed, 'job')} pushed"
+                + (f"; {count(waiting, 'row')} left for later" if waiting else "")
+                + (f"; {count(refused, 'row')} kept with an error" if refused else "")
+            )
+    except LowqError:
+        raise
+    except Exception as error:  # the driver's
+        raise Failure(f"the database can't be used: {type(error).__name__}: {error}".strip(), FAILED) from None

@@ -1,20 +1,33 @@
-"""Whole queues: shards, pause, resume, release-all, drop, reshard."""
+"""Whole queues: shards, pause, resume, release-all, drop, reshard; and their schedules."""
 
 import time
+from collections.abc import Callable
 
 import click
 
 from lowq.admin import ReshardProgress
 from lowq.application import Lowq
-from lowq.cli.audited import audited, me
-from lowq.cli.failure import INTERRUPTED
-from lowq.cli.group import confirm, json_option, queue_argument, used_queue, with_app, yes_option
-from lowq.cli.output import Progress, answer, count, echo_json, echo_lines, number, say, table
+from lowq.cli.group import audited, confirm, json_option, me, queue_argument, used_queue, with_app, yes_option
+from lowq.cli.output import (
+    INTERRUPTED,
+    USAGE,
+    Failure,
+    Progress,
+    answer,
+    count,
+    echo_json,
+    echo_lines,
+    number,
+    say,
+    server_time,
+    table,
+)
 from lowq.cli.stats import end_without, shards_without
-from lowq.duration import duration
+from lowq.duration import ago, duration
 from lowq.errors import RedisUnavailable
 from lowq.operate.actions import IN_FLIGHT
 from lowq.operate.queries import shards_of_handle
+from lowq.operate.schedules import ScheduleInfo
 from lowq.operate.stats import read_shards
 from lowq.operate.walk import Silent
 
@@ -71,14 +84,17 @@ def resume(app: Lowq, queue: str, as_json: bool) -> None:
 
 def _pause(app: Lowq, queue: str, as_json: bool, *, paused: bool) -> None:
     handle = used_queue(app, queue)
-    with audited(app, "pause" if paused else "resume", queue) as outcome:
+    with audited(app, "pause" if paused else "resume", queue) as result:
         changed = handle.pause(by=me()) if paused else handle.resume()
-        outcome.detail = {} if changed else {"changed": False}
+        result.detail = {} if changed else {"changed": False}
+    answer(as_json, {"queue": queue, "paused": paused, "changed": changed}, f"{queue}: {_pause_text(paused, changed)}")
+
+
+def _pause_text(paused: bool, changed: bool) -> str:
+    """What a pause, or its end, has changed."""
     if paused:
-        said = "paused" if changed else "was paused already"
-    else:
-        said = "goes on" if changed else "was not paused"
-    answer(as_json, {"queue": queue, "paused": paused, "changed": changed}, f"{queue}: {said}")
+        return "paused" if changed else "was paused already"
+    return "goes on" if changed else "was not paused"
 
 
 @click.command("release-all")
@@ -92,8 +108,8 @@ def release_all(app: Lowq, queue: str, as_json: bool) -> None:
     another one takes over. What living ones have stays theirs.
     """
     handle = used_queue(app, queue)
-    with audited(app, "release_all", queue) as outcome:
-        released = outcome.count = handle.release_all()
+    with audited(app, "release_all", queue) as result:
+        released = result.count = handle.release_all()
     in_flight = handle.stats().taken
     left = f"; {number(in_flight)} {IN_FLIGHT}" if in_flight else ""
     document = {"queue": queue, "released": released, "in_flight": in_flight}
@@ -111,8 +127,8 @@ def drop(app: Lowq, queue: str, yes: bool, as_json: bool) -> None:
     figures = handle.stats()
     jobs = figures.length + figures.taken + figures.morgue_length
     confirm(f"remove the queue {queue!r} with all its {count(jobs, 'job')} for good", yes)
-    with audited(app, "drop", queue) as outcome:
-        removed = outcome.count = handle.drop()
+    with audited(app, "drop", queue) as result:
+        removed = result.count = handle.drop()
     answer(as_json, {"queue": queue, "removed": removed}, f"{queue}: removed, with {count(removed, 'job')}")
 
 
@@ -134,19 +150,19 @@ def reshard(app: Lowq, queue: str, shards_count: int, unconfirmed: bool, as_json
     handle = app.queue(queue)
     before = handle.layouts
     last: ReshardProgress | None = None
-    watch = _Watch(queue, shards_count)
+    say_what_it_waits_for = _waiting_lines(queue, shards_count)
     try:
         with (
-            audited(app, "reshard", queue, {"from": before.current.shards_count, "to": shards_count}) as outcome,
+            audited(app, "reshard", queue, {"from": before.current.shards_count, "to": shards_count}) as result,
             Progress("jobs moved") as progress,
         ):
 
             def show(done: ReshardProgress) -> None:
                 nonlocal last
                 last = done
-                outcome.count = done.jobs_moved
+                result.count = done.jobs_moved
                 progress.show(done.jobs_moved, done.shards_moved / done.shards_count)
-                watch.show(done)
+                say_what_it_waits_for(done)
 
             handle.reshard(shards_count, on_progress=show, by=me(), unconfirmed=unconfirmed)
     except KeyboardInterrupt:
@@ -168,26 +184,107 @@ def reshard(app: Lowq, queue: str, shards_count: int, unconfirmed: bool, as_json
     )
 
 
-class _Watch:
-    """Names the shards, and the replicas, that are waited for, when it takes long."""
+def _waiting_lines(queue: str, shards_count: int) -> Callable[[ReshardProgress], None]:
+    """Makes what is shown each step of a reshard: it names the shards, and the replicas, that are waited for, when that
+    takes long.
+    """
+    since = said = time.monotonic()
 
-    def __init__(self, queue: str, shards_count: int) -> None:
-        self._queue = queue
-        self._shards_count = shards_count
-        self._since = self._said = time.monotonic()
-
-    def show(self, done: ReshardProgress) -> None:
+    def show(done: ReshardProgress) -> None:
+        nonlocal since, said
         now = time.monotonic()
         if not (done.waits_for or done.waits_for_replicas):
-            self._since = now
-        elif now - self._since >= NAMED_AFTER and now - self._said >= NAMED_AFTER:
-            self._said = now
-            if done.waits_for_replicas:
-                of = ", ".join(filter(None, done.waits_for_replicas)) or "the primary"
-                say(
-                    f"lowq: waiting until replicas of {of} have what was written; should there be none any more: "
-                    f"lowq reshard {self._queue} {self._shards_count} --unconfirmed (a failover may lose jobs then)"
-                )
-                return
+            since = now
+        if now - since < NAMED_AFTER or now - said < NAMED_AFTER:
+            return
+        said = now
+        if done.waits_for_replicas:
+            of = ", ".join(filter(None, done.waits_for_replicas)) or "the primary"
+            say(
+                f"lowq: waiting until replicas of {of} have what was written; should there be none any more: "
+                f"lowq reshard {queue} {shards_count} --unconfirmed (a failover may lose jobs then)"
+            )
+        else:
             some = ", ".join(map(str, done.waits_for[:10])) + (", ..." if len(done.waits_for) > 10 else "")
-            say(f"lowq: waiting for what is in flight of shard {some} of {self._queue}; `lowq shards` says who has it")
+            say(f"lowq: waiting for what is in flight of shard {some} of {queue}; `lowq shards` says who has it")
+
+    return show
+
+
+# --- schedules ---
+
+_VERBS = {"run-now": "run_schedule", "pause": "pause_schedule", "resume": "resume_schedule"}
+
+
+@click.command
+@with_app
+@click.argument("action", required=False, type=click.Choice(list(_VERBS)), metavar="[run-now|pause|resume]")
+@click.argument("name", required=False)
+@click.option("--queue", metavar="QUEUE", help="Of this queue; needed where schedules of several have that name.")
+@click.option("--all", "everything", is_flag=True, help="Pause or resume all of them, or all of the queue.")
+@json_option
+def schedules(
+    app: Lowq, action: str | None, name: str | None, queue: str | None, everything: bool, as_json: bool
+) -> None:
+    """What is pushed at set times, and when: lists the schedules.
+
+    `lowq schedules run-now NAME` pushes a job of one now, and its time table goes on as it is. `pause NAME` and `resume
+    NAME` are for one, with --all instead of the name for all. What a schedule missed while it was paused is made up for
+    as its worker says: missed="one", "all" or "skip".
+    """
+    if action is None:
+        _list_schedules(app, queue, as_json)
+        return
+    if (name is None) != everything or (everything and action == "run-now"):
+        other = "" if action == "run-now" else ", or --all"
+        raise Failure(f"which schedule? lowq schedules {action} NAME{other}", USAGE)
+    if name is None:
+        found = [info for info in app.schedules() if queue in (None, info.queue)]
+    else:
+        found = [app.schedule(name, queue)]
+    done = [_act_on_schedule(app, action, info) for info in found]
+    if as_json:
+        echo_json({"action": action, "schedules": [document for document, _ in done]})
+    else:
+        echo_lines([line for _, line in done])
+        if not done:
+            say("there are no schedules")
+
+
+def _act_on_schedule(app: Lowq, action: str, info: ScheduleInfo) -> tuple[dict[str, object], str]:
+    """What was done to one: for machines, and for people."""
+    names: dict[str, object] = {"name": info.name, "queue": info.queue}
+    with audited(app, _VERBS[action], info.queue, {"schedule": info.name}) as result:
+        if action == "run-now":
+            planned_at = app.run_schedule_now(info.name, info.queue)
+            result.count = 1
+            return names | {"planned_at": planned_at}, f"{info.name}: a job of it is in the queue {info.queue}"
+        paused = action == "pause"
+        changed = (
+            app.pause_schedule(info.name, info.queue, by=me()) if paused else app.resume_schedule(info.name, info.queue)
+        )
+        result.detail = {} if changed else {"changed": False}
+    return names | {"paused": paused, "changed": changed}, f"{info.name}: {_pause_text(paused, changed)}"
+
+
+def _list_schedules(app: Lowq, queue: str | None, as_json: bool) -> None:
+    found = [info for info in app.schedules() if queue in (None, info.queue)]
+    if as_json:
+        echo_json({"schedules": found})
+    elif not found:
+        say("there are no schedules")
+    else:
+        now = server_time(app)
+        rows = [
+            [info.name, info.queue, info.text, info.missed, _next_time(info, now), ago(info.last_at, now)]
+            for info in found
+        ]
+        echo_lines(table(("name", "queue", "when", "missed", "next", "last"), rows))
+
+
+def _next_time(info: ScheduleInfo, now: float) -> str:
+    if info.paused_at is not None:
+        return f"paused {ago(info.paused_at, now)}" + (f" by {info.paused_by}" if info.paused_by else "")
+    if not info.is_known:
+        return "no node knows it"
+    return "never" if info.next_at is None else ago(info.next_at, now)

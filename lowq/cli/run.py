@@ -12,12 +12,11 @@ from click.core import ParameterSource
 
 from lowq import logs
 from lowq.application import Lowq
-from lowq.cli.failure import FAILED, USAGE, Failure, message_of
-from lowq.cli.group import metrics_options, set_up, setting_option, with_connection
-from lowq.cli.launch import Launch, program, reporting, supervised_option, typed_options
+from lowq.cli.group import log_options, metrics_options, set_up, setting_option, with_connection
 from lowq.cli.loading import app_of_project, in_short, load_given, source_folder, users_traceback
-from lowq.cli.process import drop_broken_streams
-from lowq.cli.web import DASHBOARD_OPTIONS, Address, announce, dashboard, log_options, with_dashboard_options
+from lowq.cli.output import FAILED, USAGE, Failure, message_of
+from lowq.cli.process import Launch, drop_broken_streams, program, reporting, supervised_option, typed_options
+from lowq.cli.web import DASHBOARD_OPTIONS, Address, announce, dashboard, with_dashboard_options
 from lowq.errors import EXIT_CUT_SHORT, ConfigError, LowqError, RedisUnavailable, ShardsCountError
 from lowq.logs import LogFormat, get_log
 from lowq.node.node import Node

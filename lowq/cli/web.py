@@ -10,9 +10,9 @@ import click
 
 from lowq import logs
 from lowq.application import Lowq
-from lowq.cli.failure import FAILED, USAGE, Failure
-from lowq.cli.group import open_app, options_of, with_connection
-from lowq.cli.launch import program, reporting, supervised_option
+from lowq.cli.group import log_options, open_app, options_of, with_connection
+from lowq.cli.output import FAILED, USAGE, Failure
+from lowq.cli.process import program, reporting, supervised_option
 from lowq.errors import ConfigError
 from lowq.logs import LogFormat
 from lowq.supervisor.dashboard import DashboardFailed, DashboardProcess, NodeWatcher
@@ -23,8 +23,6 @@ DEFAULT_ADDRESS = "127.0.0.1:8080"
 SHUTDOWN_TIMEOUT = 3.0
 
 log = logging.getLogger("lowq.cli")
-
-_LEVELS = ["debug", "info", "warning", "error", "critical"]
 
 
 class Address(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic in newer versions of click
@@ -75,13 +73,6 @@ with_dashboard_options = options_of(
         help="Connections to the dashboard at a time, besides those for /healthz.",
     ),
 )  # fmt: skip
-#: Adds --log-format and --log-level.
-log_options = options_of(
-    click.option(
-        "--log-format", type=click.Choice(["text", "json"]), help="Default: text, or what the app has set up."
-    ),
-    click.option("--log-level", type=click.Choice(_LEVELS, case_sensitive=False), help="Default: info."),
-)
 
 
 @click.command
@@ -118,10 +109,7 @@ def announce(text: str, event: str, **fields: str) -> None:
 
 
 #: What `lowq run` passes on to the dashboard beside it, as it was typed.
-DASHBOARD_OPTIONS = {
-    "require", "redis_url", "namespace", "redact", "root_path", "no_auth", "max_connections", "log_format", "log_level",
-    "auth_header", "admins", "groups_header", "trusted_proxy",
-}  # fmt: skip
+DASHBOARD_OPTIONS = {param.name or "" for param in web.params} - {"bind", "supervised"}
 
 
 @contextmanager

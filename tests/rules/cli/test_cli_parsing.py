@@ -13,9 +13,8 @@ from click.testing import CliRunner, Result
 import lowq
 from lowq import Lowq
 from lowq.cli import main, output
-from lowq.cli.failure import Failure
 from lowq.cli.loading import load_app, users_traceback
-from lowq.cli.output import moment
+from lowq.cli.output import Failure, moment
 from lowq.cli.push import lines_but
 from lowq.codec import MAX_TIME
 from lowq.duration import ago, duration
@@ -74,26 +73,27 @@ def test_wrong_usage_exits_2_and_says_what_to_type(monkeypatch: pytest.MonkeyPat
         (["kick", "Q", "1", "--all"], "not both"),
         (["kick", "Q", "--state", "due"], "morgue"),
         (["stats", "a{b"], "queue name"),
-        (["put", "Q", "paid", "--shards-count", "1"], "the payload is no JSON"),
+        (["put", "Q", "paid"], "the payload is no JSON"),
         (["consume", "Q"], "lowq consume QUEUE -- COMMAND {id}"),
         (["take", "Q", "--timeout", "-1"], "-1"),
-        (["push", "Q", "--shards-count", "1", "--id", "1", "--score", "high"], "--score high: it must be a number"),
-        (["push", "Q", "--shards-count", "1", "--score", "1"], "give its --id"),
-        (["push", "Q", "--shards-count", "1", "--id", "1", "--skip", "1"], "leave out the file and --skip"),
+        (["push", "Q", "--id", "1", "--payload", "{x"], "the payload is no JSON"),
+        (["push", "Q", "--id", "1", "--score", "high"], "--score high: it must be a number"),
+        (["push", "Q", "--score", "1"], "give its --id"),
+        (["push", "Q", "--id", "1", "--skip", "1"], "leave out the file and --skip"),
         (["-r", "app.py", "--processes", "0"], "0 is not in the range x>=1"),
         (["-r", "app.py", "--processes", "2", "--embedded", "--redis-url", "memory://"], "brings its own store"),
         (["-r", "app.py", "--supervised", "1.1"], "lowq run --processes N"),
         (["-r", "app.py", "--supervised", "1.1:500:501"], "lowq run --processes N"),
         (["zzz"], "verbs are run, consume, web, outbox, stats"),
         (["kick", "Q", "--all", "--match", "4*"], "leave one of them out"),
-        (["push", "Q", "--shards-count", "1", "--id", "1", "--perform-at", "soon"], "--perform-at soon"),
+        (["push", "Q", "--id", "1", "--perform-at", "soon"], "--perform-at soon"),
         (["-r", "app.py", "--graphite", "graphite"], "write HOST:PORT"),
         (["run", "-r", "app.py", "--processes", "2", "--statsd", "tcp://statsd:8125"], "write HOST:PORT"),
         (["consume", "q", "--graphite", "graphite", "--", "true"], "write HOST:PORT"),
     ]
     for args, says in rows:
         with case(args, says), monkeypatch.context() as patch:
-            patch.setenv("LOWQ_REDIS_URL", "memory://cli-usage")
+            patch.setenv("LOWQ_REDIS_URL", "redis://127.0.0.1:1")  # nobody is there: wrong usage is named without it
             result = invoke(*args)
             assert result.exit_code == 2, result.output
             assert says in result.stderr
