@@ -6,8 +6,9 @@
                                                      ^                     |
                                                      +------- DELETE ------+   once the push has returned
 
-    table         how the table is made          databases   what the relay asks of PostgreSQL and SQLite
-    connections   write to it through anything   relay       from the table into queues
+    table       makes the table, and inserts rows through any connection of the caller's
+    databases   what the relay asks of PostgreSQL and SQLite
+    relay       from the table into queues
 
 Nothing is imported but what the caller has: neither SQLAlchemy nor a driver.
 """
@@ -16,11 +17,11 @@ import time
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from importlib import import_module
-from typing import Any, TypedDict, Unpack, cast
+from typing import Any, cast
 
 from lowq.application import Lowq, default
 from lowq.codec import encode_job, score_reader
-from lowq.contrib.outbox import connections, table
+from lowq.contrib.outbox import table
 from lowq.contrib.outbox.relay import Relay
 from lowq.errors import ConfigError, JobError, PayloadError
 from lowq.job import JobId, JobOptions, new_job
@@ -32,14 +33,6 @@ __all__ = ["Relay", "apush", "create_table", "push", "sql"]
 _FIELDS = {"id", "payload", "score", "delay", "perform_at", "perform_in"}
 
 
-class RowOptions(TypedDict, total=False):
-    """What a job says besides, as in a `JobDict`; None: it says nothing of that."""
-
-    score: float | None
-    delay: float | timedelta | None
-    perform_at: float | datetime | None
-
-
 def push(
     worker: type[Worker[Any]] | str,
     job: JobId | Mapping[str, Any] | Iterable[Mapping[str, Any]],
@@ -48,7 +41,9 @@ def push(
     connection: Any = None,
     using: str | None = None,
     app: Lowq | None = None,
-    **options: Unpack[RowOptions],
+    score: float | None = None,
+    delay: float | timedelta | None = None,
+    perform_at: float | datetime | None = None,
 ) -> int:
     """Pushes a job, given as its id and its payload, or jobs, given as mappings, when the transaction of the connection
     is committed::
@@ -58,17 +53,18 @@ def push(
 
     ``worker``: its class, or the queue's name. ``connection``: of SQLAlchemy, Django, or a driver, or a cursor of that;
     ``using``: the alias of one of Django's instead. ``app``: of a queue that is given by its name; None: the default
-    one. Returns the number of rows inserted.
+    one. ``score``, ``delay`` (seconds) and ``perform_at`` (Unix time, seconds) are of a single job, as in a `JobDict`.
+    Returns the number of rows inserted.
 
     Raises:
-        JobError, PayloadError: a job is malformed; nothing was inserted. TypeError: an option is unknown.
+        JobError, PayloadError: a job is malformed; nothing was inserted.
         ConfigError: the connection is missing, async, or of a library that is not known.
         What the database raises.
     """
-    rows = _rows(worker, job, payload, app, options)
+    rows = _rows(worker, job, payload, app, score=score, delay=delay, perform_at=perform_at)
     connection = _connection_of(connection, using)
     if rows:
-        connections.write(connection, rows)
+        table.insert(connection, rows)
     return len(rows)
 
 
@@ -79,7 +75,9 @@ async def apush(
     *,
     connection: Any = None,
     app: Lowq | None = None,
-    **options: Unpack[RowOptions],
+    score: float | None = None,
+    delay: float | timedelta | None = None,
+    perform_at: float | datetime | None = None,
 ) -> int:
     """`push` through an async connection: an AsyncSession or AsyncConnection of SQLAlchemy, one of psycopg, asyncpg or
     aiosqlite.
@@ -87,10 +85,10 @@ async def apush(
     Raises:
         As `push`.
     """
-    rows = _rows(worker, job, payload, app, options)
+    rows = _rows(worker, job, payload, app, score=score, delay=delay, perform_at=perform_at)
     connection = _connection_of(connection, None)
     if rows:
-        await connections.awrite(connection, rows)
+        await table.ainsert(connection, rows)
     return len(rows)
 
 
@@ -102,7 +100,7 @@ def create_table(connection: Any) -> bool:
     Raises:
         ConfigError: as `push`. What the database raises.
     """
-    return connections.create_table(_connection_of(connection, None))
+    return table.create(_connection_of(connection, None))
 
 
 def sql(dialect: str) -> str:
@@ -128,17 +126,12 @@ def _connection_of(connection: Any, using: str | None) -> Any:
     return of_django[using]
 
 
-def _rows(
-    worker: type[Worker[Any]] | str, job: Any, payload: Any, app: Lowq | None, options: RowOptions
-) -> list[table.Row]:
+def _rows(worker: type[Worker[Any]] | str, job: Any, payload: Any, app: Lowq | None, **options: Any) -> list[table.Row]:
     """Jobs as rows, each checked as a push would.
 
     Raises:
-        TypeError: an option is unknown. JobError, PayloadError, ConfigError
+        JobError, PayloadError, ConfigError
     """
-    unknown = [name for name in options if name not in RowOptions.__annotations__]
-    if unknown:
-        raise TypeError(f"push has no option {unknown[0]!r}; it has {', '.join(RowOptions.__annotations__)}")
     if isinstance(job, JobId):
         jobs: list[Any] = [new_job(job, payload, cast(JobOptions, options))]
     else:
@@ -149,15 +142,14 @@ def _rows(
             )
         jobs = [job] if isinstance(job, Mapping) else list(job)
     owner = _worker_of(worker, app)
-    if owner is None:
-        app = app or default
-        name, typed, read_score = app.queue(cast(str, worker)).name, None, None
-    else:
-        app, name = cast(Lowq, owner._app), owner.queue_name
-        typed = app.payload_type_of(name)
-        score, load = owner._queue_options.score, None if typed is None else typed.load
-        read_score = None if score is None else score_reader(score, owner.__name__, load)
+    app = (app or default) if owner is None else cast(Lowq, owner._app)
+    name = app.queue(cast(str, worker)).name if owner is None else owner.queue_name
+    typed = None if owner is None else app.payload_type_of(name)
     dump = app.config.dump_payload if typed is None else typed.dump
+    score = None if owner is None else owner._queue_options.score
+    read_score = None
+    if owner is not None and score is not None:
+        read_score = score_reader(score, owner.__name__, None if typed is None else typed.load)
     rows = []
     for given_job in jobs:
         try:
@@ -167,12 +159,12 @@ def _rows(
             )
         except JobError as error:
             raise type(error)(f"queue {name!r}: {error}") from error.__cause__
-        rows.append(_row(name, encoded[0], encoded[1], encoded[2], encoded[3]))
+        rows.append(_row(name, *encoded[:4]))
     return rows
 
 
 def _worker_of(worker: Any, app: Lowq | None) -> type[Worker[Any]] | None:
-    """The worker that is meant; None: only its name is known here."""
+    """The worker's class; None: only its name is known here."""
     if isinstance(worker, str):
         return (app or default).workers.get(worker)
     if not (isinstance(worker, type) and issubclass(worker, Worker) and "_app" in vars(worker)):

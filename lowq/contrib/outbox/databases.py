@@ -34,8 +34,7 @@ from importlib import import_module
 from typing import Any
 from urllib.parse import quote
 
-from lowq.contrib.outbox.connections import driver_of
-from lowq.contrib.outbox.table import exists_query
+from lowq.contrib.outbox.table import driver_of, exists_query
 from lowq.errors import ConfigError
 
 #: Bytes of payloads that are read together, about: bounds memory.

@@ -192,10 +192,9 @@ def test_what_can_not_be_pushed_is_refused_at_once(app: lowq.Lowq, sqlite_url: s
         (lowq.JobError, "ttl and", lambda: outbox.push(order_sync, {"id": 1, "ttl": 5}, connection=connection)),
         (lowq.JobError, "did you mean", lambda: outbox.push(order_sync, {"id": 1, "scor": 5}, connection=connection)),
         (lowq.JobError, "score beside jobs", lambda: outbox.push(order_sync, [], score=1, connection=connection)),
-        (TypeError, "no option 'scroe'", lambda: outbox.push(order_sync, 1, scroe=None, connection=connection)),  # type: ignore[call-arg]
-        (TypeError, "no option 'scroe'", lambda: outbox.push(order_sync, [], scroe=None, connection=connection)),  # type: ignore[call-arg]
-        (TypeError, "no option 'id'", lambda: outbox.push(order_sync, 1, id=2, connection=connection)),  # type: ignore[call-arg]
-        (TypeError, "no option 'ttl'", lambda: asyncio.run(outbox.apush(order_sync, 1, ttl=2, connection=connection))),  # type: ignore[call-arg]
+        (TypeError, "argument 'scroe'", lambda: outbox.push(order_sync, 1, scroe=None, connection=connection)),  # type: ignore[call-arg]
+        (TypeError, "argument 'id'", lambda: outbox.push(order_sync, 1, id=2, connection=connection)),  # type: ignore[call-arg]
+        (TypeError, "argument 'ttl'", lambda: asyncio.run(outbox.apush(order_sync, 1, ttl=2, connection=connection))),  # type: ignore[call-arg]
         (lowq.ConfigError, "which transaction", lambda: outbox.push(order_sync, 1)),
         (lowq.ConfigError, "no library", lambda: outbox.push(order_sync, 1, connection=object())),
         (lowq.ConfigError, "await outbox.apush", lambda: outbox.push(order_sync, 1, connection=AsyncSession(engine))),
