@@ -2,9 +2,8 @@
 
 ::
 
-    apps         on start: settings.LOWQ, every <app>/workers.py, connections, the queues of tasks
-    config       settings.LOWQ -> the settings of `lowq.app`, and the system checks lowq.E001 to E006, W001
-    connections  closes what has become obsolete, before and after each batch
+    apps         on start: settings.LOWQ with its system checks, every <app>/workers.py, the queues of tasks;
+                 connections to databases, which are closed around batches when they are obsolete
     on_commit    `push_on_commit`, `apush_on_commit`
     tasks        `LowqBackend` for django.tasks; `task_results` keeps what became of them
     node         what `lowq run lowq.contrib.django.node` loads

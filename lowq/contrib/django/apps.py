@@ -1,14 +1,39 @@
-"""The installed app: what is done when Django starts."""
+"""The installed app: what Django does with it on start. Settings, system checks, workers, connections to databases.
+
+settings.LOWQ has the settings of lowq, in upper case. Callables and classes there may be named by their dotted paths, as
+settings are read before any model.
+
+Around a batch, as around a request, connections are closed that are obsolete or broken. A worker thread has connections
+of its own. The async workers of a process share one thread for what they call by ``sync_to_async``, and so its
+connections: one batch must not close a connection from which another still reads rows. So as long as others run, only a
+connection that is broken is closed.
+"""
 
 import logging
+from collections.abc import Awaitable, Callable, Mapping
+from difflib import get_close_matches
+from types import NoneType
+from typing import Any, get_args
 
+from asgiref.sync import sync_to_async
 from django.apps import AppConfig
+from django.conf import settings
 from django.core import checks
-from django.utils.module_loading import autodiscover_modules
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, reset_queries
+from django.utils.module_loading import autodiscover_modules, import_string
 
 import lowq
-from lowq.contrib.django import config
-from lowq.contrib.django.connections import close_connections
+from lowq.errors import ConfigError
+
+#: The names of lowq's settings, with their types.
+_TYPES: dict[str, Any] = {name: kind for name, kind in lowq.Config.__annotations__.items() if not name.startswith("_")}
+_PLAIN = [str, int, float, bool, NoneType]
+#: Settings that hold classes or callables.
+_OF_CODE = [name for name, kind in _TYPES.items() if any(part not in _PLAIN for part in get_args(kind) or (kind,))]
+
+#: What `apply_settings` found wrong.
+_problems: list[checks.CheckMessage] = []
 
 
 class LowqConfig(AppConfig):
@@ -21,10 +46,10 @@ class LowqConfig(AppConfig):
     def ready(self) -> None:
         """Applies settings.LOWQ, and imports the workers of all installed apps."""
         _enable_loggers()
-        config.apply(lowq.app.config)
-        checks.register(config.check, "lowq")
+        apply_settings(lowq.app.config)
+        checks.register(check_settings, "lowq")
         autodiscover_modules("workers")
-        config.register_task_queues()
+        register_task_queues()
         middlewares = lowq.app.config.server_middlewares
         if close_connections not in middlewares:  # also if a workers.py has set others
             lowq.app.config.server_middlewares = [close_connections, *middlewares]
@@ -37,3 +62,155 @@ def _enable_loggers() -> None:
     for name, logger in list(logging.root.manager.loggerDict.items()):
         if name.partition(".")[0] == "lowq" and isinstance(logger, logging.Logger):
             logger.disabled = False
+
+
+# --- settings and their checks ---
+
+
+def apply_settings(config: lowq.Config) -> None:
+    """Gives the application what settings.LOWQ says. What is wrong is kept for `check_settings`, and then a push raises
+    `ImproperlyConfigured`: it might go to a Redis that nobody means.
+    """
+    _problems.clear()
+    given: Any = getattr(settings, "LOWQ", None) or {}
+    if not isinstance(given, Mapping):
+        hint = 'Write LOWQ = {"REDIS_URL": "redis://localhost:6379/0"}.'
+        _problems.append(_error(f"LOWQ is a {type(given).__name__}, not a dict.", hint, "E001"))
+        given = {}
+    for name, value in given.items():
+        problem = _apply_one(config, name, value)
+        if problem is not None:
+            _problems.append(problem)
+    if _problems:
+        config.client_middlewares = [_Refusal()]
+
+
+def _apply_one(config: lowq.Config, name: Any, value: Any) -> checks.CheckMessage | None:
+    where = f"LOWQ[{name!r}]"
+    setting = name.lower() if isinstance(name, str) else ""
+    if setting not in _TYPES or name != name.upper():
+        near = get_close_matches(setting, _TYPES, 1)
+        hint = f'Write "{near[0].upper()}".' if near else f"Settings are {', '.join(map(str.upper, _TYPES))}."
+        return _error(f"{where} is no setting of lowq.", hint, "E002")
+    try:
+        value = _imported(value) if setting in _OF_CODE else value
+    except (ImportError, ValueError) as error:
+        hint = 'Write its dotted path, such as "shop.middlewares.timing", or the object itself.'
+        return _error(f"{where}: {error}", hint, "E003")
+    try:
+        setattr(config, setting, value)
+    except ConfigError as error:
+        return _error(f"{where}: {error}.", "docs/settings.md has every setting with its unit.", "E004")
+    return None
+
+
+def _error(text: str, hint: str, number: str) -> checks.CheckMessage:
+    return checks.Error(text, hint=hint, id=f"lowq.{number}")
+
+
+def _imported(value: Any) -> Any:
+    """The value, with what its dotted paths name in their places."""
+    if isinstance(value, str):
+        return import_string(value)
+    if isinstance(value, Mapping):
+        return {_imported(key): item for key, item in value.items()}
+    return [_imported(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+class _Refusal:
+    """A client middleware, for pushes of both kinds, that lets nothing pass."""
+
+    def __call__(self, *_push: Any) -> None:
+        refuse_problems()
+
+    async def acall(self, *_push: Any) -> None:
+        refuse_problems()
+
+
+def refuse_problems() -> None:
+    """Raises ImproperlyConfigured if settings.LOWQ is wrong."""
+    if _problems:
+        found = "; ".join(f"{problem.msg} {problem.hint} ({problem.id})" for problem in _problems)
+        raise ImproperlyConfigured(f"settings.LOWQ is wrong: {found}")
+
+
+def check_settings(app_configs: object = None, **_options: Any) -> list[checks.CheckMessage]:  # noqa: ARG001  # Django's
+    """Django's system check of settings.LOWQ, the environment, and the queues of tasks."""
+    found = list(_problems)
+    scratch = lowq.Config()
+    for name in _TYPES:
+        try:
+            getattr(scratch, name)
+        except ConfigError as error:
+            found.append(_error(f"{error}.", "Correct or remove the variable.", "E005"))
+    if lowq.app.config.redis_url.startswith("memory://") and not settings.DEBUG:
+        found.append(
+            checks.Warning(
+                "The jobs of lowq are in the memory of each process: other processes do not see them, and they are "
+                "gone when it ends.",
+                hint='Write LOWQ = {"REDIS_URL": "redis://localhost:6379/0"}; tests have stores of their own.',
+                id="lowq.W001",
+            )
+        )
+    return found
+
+
+def register_task_queues() -> None:
+    """Makes the backends of settings.TASKS that are lowq's, so that a node has workers for their queues."""
+    for alias, params in (getattr(settings, "TASKS", None) or {}).items():
+        try:
+            backend = import_string(params["BACKEND"])
+        except (ImportError, KeyError, TypeError) as error:
+            if isinstance(error, ImportError) and params["BACKEND"].startswith("lowq."):
+                raise  # django-tasks is missing
+            continue  # which Django's own check says
+        register = getattr(backend, "register_workers_of", None)
+        if register is not None:
+            register(alias)
+
+
+# --- connections to databases ---
+
+
+class CloseConnections:
+    """The server middleware, of sync and async workers. Inside a transaction, as in a test, it leaves things alone."""
+
+    def __init__(self) -> None:
+        #: Async batches that run, each as an object of its own: to add and to discard one is atomic.
+        self._running: set[object] = set()
+
+    def __call__(self, worker: Any, batch: Any, call_next: Callable[[], object]) -> None:  # noqa: ARG002
+        _close(is_alone=True)
+        try:
+            call_next()
+        finally:
+            _close(is_alone=True)
+
+    async def acall(self, worker: Any, batch: Any, call_next: Callable[[], Awaitable[object]]) -> None:  # noqa: ARG002
+        await sync_to_async(self._close_if_quiet)()
+        this = object()
+        self._running.add(this)
+        try:
+            await call_next()
+        finally:
+            self._running.discard(this)
+            await sync_to_async(self._close_if_quiet)()
+
+    def _close_if_quiet(self) -> None:
+        _close(is_alone=not self._running)
+
+
+def _close(*, is_alone: bool) -> None:
+    for connection in connections.all(initialized_only=True):
+        if connection.in_atomic_block:
+            continue
+        if is_alone:
+            connection.close_if_unusable_or_obsolete()
+        elif connection.errors_occurred and not connection.is_usable():
+            connection.close()
+    if settings.DEBUG and is_alone:  # or the statements of all batches pile up
+        reset_queries()
+
+
+#: Of all workers of the project.
+close_connections = CloseConnections()

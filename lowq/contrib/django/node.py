@@ -6,7 +6,7 @@ import django
 from django.apps import apps
 
 import lowq
-from lowq.contrib.django.config import refuse_problems
+from lowq.contrib.django.apps import refuse_problems
 
 if not apps.ready:
     django.setup()

@@ -15,8 +15,7 @@ from django.db import connection, connections, transaction
 from django.test import SimpleTestCase, override_settings
 
 import lowq
-from lowq.contrib.django import config
-from lowq.contrib.django.connections import CloseConnections, close_connections
+from lowq.contrib.django.apps import CloseConnections, apply_settings, check_settings, close_connections
 from lowq.contrib.django.test import TransactionTestCase
 from tests.rules.contrib.django_site import middlewares
 from tests.rules.contrib.django_site.workers import OrderSync
@@ -24,7 +23,7 @@ from tests.rules.contrib.django_site.workers import OrderSync
 
 class SettingsTests(SimpleTestCase):
     def tearDown(self) -> None:
-        config.apply(lowq.Config())
+        apply_settings(lowq.Config())
 
     def test_the_settings_of_the_project_are_those_of_its_application(self) -> None:
         self.assertEqual(lowq.app.config.redis_url, "memory://")
@@ -44,8 +43,8 @@ class SettingsTests(SimpleTestCase):
         names = [name for name in lowq.Config.__annotations__ if not name.startswith("_")]
         written = {name.upper(): paths.get(name, getattr(scratch, name)) for name in names}
         with override_settings(LOWQ=written):
-            config.apply(changed)
-            self.assertEqual([problem for problem in config.check() if problem.id != "lowq.W001"], [])
+            apply_settings(changed)
+            self.assertEqual([problem for problem in check_settings() if problem.id != "lowq.W001"], [])
         self.assertEqual((changed.bury_on, changed.release_on), ((KeyError,), {OSError: 5.0}))
         self.assertEqual(changed.workers, [OrderSync])
 
@@ -63,7 +62,7 @@ class SettingsTests(SimpleTestCase):
         for given, number, text, hint in rows:
             with self.subTest(given), override_settings(LOWQ=given):
                 app = lowq.Lowq(redis_url="memory://")
-                config.apply(app.config)
+                apply_settings(app.config)
                 (problem,) = (found for found in run_checks(tags=["lowq"]) if found.is_serious())
                 self.assertEqual(problem.id, number)
                 self.assertIn(text, problem.msg)
@@ -76,9 +75,9 @@ class SettingsTests(SimpleTestCase):
 
     def test_the_environment_and_a_store_in_memory(self) -> None:
         with mock.patch.dict("os.environ", LOWQ_LEASE_TTL="long"):
-            self.assertEqual([problem.id for problem in config.check()], ["lowq.E005", "lowq.W001"])
+            self.assertEqual([problem.id for problem in check_settings()], ["lowq.E005", "lowq.W001"])
         with override_settings(DEBUG=True):
-            self.assertEqual(config.check(), [])
+            self.assertEqual(check_settings(), [])
 
     def test_queues_of_tasks_are_checked(self) -> None:
         backend = "lowq.contrib.django.tasks.LowqBackend"
@@ -169,7 +168,7 @@ class CommandTests(TransactionTestCase):
     def test_a_node_is_refused_without_workers_and_anything_with_wrong_settings(self) -> None:
         with mock.patch.dict(lowq.app.workers, clear=True), self.assertRaisesMessage(CommandError, "workers.py"):
             call_command("lowq", "run")
-        self.addCleanup(config.apply, lowq.Config())
+        self.addCleanup(apply_settings, lowq.Config())
         with override_settings(LOWQ={"REDIS_ULR": "x"}), self.assertRaisesMessage(CommandError, "lowq.E002"):
-            config.apply(lowq.Config())
+            apply_settings(lowq.Config())
             call_command("lowq", "stats")
