@@ -167,7 +167,7 @@ def take(folder: Path, names: list[str], schemes: list[str], seconds: float) -> 
                 page.goto(address + path)
                 page.wait_for_load_state()
                 if page.locator("[data-charts]").count():
-                    page.wait_for_selector(".u-over")
+                    page.wait_for_selector("[data-plot]")
                     page.wait_for_selector("body[data-live]")
                 for rate in page.locator("[data-live='total.processed_rate']").all():
                     expect(rate).not_to_have_text("-", timeout=15_000)

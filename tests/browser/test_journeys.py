@@ -1,5 +1,6 @@
 """What operators do, step by step, in a real browser."""
 
+import json
 import re
 import threading
 import time
@@ -67,16 +68,20 @@ def number_of(page: Page, selector: str) -> int:
     return int((page.locator(selector).get_attribute("title") or "0").replace(",", ""))
 
 
+def readings(page: Page) -> list[list[float | None]]:
+    """Of each moment of the charts: Unix time, processed and failed per second, latency."""
+    found: list[list[float | None]] = json.loads(page.locator("[data-charts]").get_attribute("data-readings") or "[]")
+    return found
+
+
 def test_the_chart_and_the_numbers_move_while_jobs_run(stage: Stage, address: str, watched: Watched) -> None:
     with working(stage):
         page = watched.page(address)
-        # Drawn with the first live figures that say more than nothing.
-        expect(page.locator(".u-over").first).to_be_visible()
         before = number_of(page, "[data-live='total.processed']")
         # Not wait_for_function: it evaluates text in the page, which our policy forbids.
-        until(lambda: float(page.locator("[data-charts]").get_attribute("data-last") or 0) > 0, "a live rate")
-        seen = int(page.locator("[data-charts]").get_attribute("data-points") or 0)
-        until(lambda: int(page.locator("[data-charts]").get_attribute("data-points") or 0) > seen, "another point")
+        until(lambda: any(processed for _, processed, *_ in readings(page)), "a rate")
+        seen = readings(page)
+        until(lambda: readings(page) != seen, "another point")
         until(lambda: number_of(page, "[data-live='total.processed']") > before, "more jobs performed")
         expect(page.locator("tr[data-queue=Orders] [data-field=processed_rate]")).to_have_text(re.compile("[1-9]"))
         # What the nodes have recorded is there again after a reload, before any live number has come.
@@ -88,7 +93,7 @@ def test_on_a_touchscreen_the_chart_shows_what_was_when(stage: Stage, address: s
     fill(stage)
     history(stage, "Orders", lag=500.0)
     page = watched.page(f"{address}/queues/Orders", has_touch=True, viewport=NARROW)
-    plot = page.locator("[data-plot] .u-over").first
+    plot = page.locator("[data-plot] .lines").first
     plot.scroll_into_view_if_needed()
     box = box_of(plot)
     page.touchscreen.tap(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
@@ -99,15 +104,14 @@ def test_the_chart_shows_what_was_when_to_the_mouse_and_to_keys(stage: Stage, ad
     fill(stage)
     history(stage, "Orders", lag=500.0)
     page = watched.page(f"{address}/queues/Orders", viewport=WIDE, timezone_id="Asia/Tokyo", locale="en-GB")
-    readout, lag, plots = page.locator("[data-readout]"), page.locator("[data-plot=lag]"), page.locator(".u-over")
-    expect(plots).to_have_count(2)  # `all` does not wait until they are drawn
-    for plot in plots.all():
-        expect(plot).to_be_visible()  # the lag of a single queue, too
+    readout, plots = page.locator("[data-readout]"), page.locator("[data-plots]")
+    assert page.locator("[data-plot] .lines").count() == 3
+    for plot in page.locator("[data-plot] .lines").all():
         plot.hover()
         expect(readout).to_have_text(
             re.compile(r"^\s*\d\d:\d\d:\d\d\s+processed 12/s\s+failed 2.0/s\s+latency 4 min( \d+ s)?\s*$")
         )
-        lag.focus()
+        plots.focus()
         page.keyboard.press("ArrowLeft")
         page.mouse.move(1, 1)  # a mouse that leaves takes nothing away from the keys
         page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
@@ -118,11 +122,11 @@ def test_the_chart_shows_what_was_when_to_the_mouse_and_to_keys(stage: Stage, ad
         expect(readout).to_contain_text("processed")
         page.mouse.move(1, 1)
         expect(readout).to_have_text("")
-    lag.focus()
+    plots.focus()
     page.keyboard.press("ArrowLeft")
     # Live numbers don't take it away.
-    seen = int(page.locator("[data-charts]").get_attribute("data-points") or 0)
-    until(lambda: int(page.locator("[data-charts]").get_attribute("data-points") or 0) > seen, "another point")
+    seen = readings(page)
+    until(lambda: readings(page) != seen, "another point")
     before = readout.inner_text()
     assert "processed" in before
     page.keyboard.press("ArrowLeft")

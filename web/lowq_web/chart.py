@@ -1,15 +1,18 @@
-"""Charts as SVG, for pages without JavaScript; with it, static/app.js draws them anew, larger and live."""
+"""Charts as SVG. static/app.js adds the values at the pointer, and replaces a chart when there is a newer one."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import count
 from typing import Protocol
 
 from lowq import inspection
 from lowq_web import text
 
 WIDTH, HEIGHT = 960, 180
+#: Steps that an axis of values has at most.
+_MOST_STEPS = 4
 #: Shards that a heat map shows, the hottest: of one queue, and of all queues of a page together.
 MOST_CELLS, ALL_CELLS = 500, 1000
 #: Queues of a page that have one.
@@ -38,14 +41,28 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """A value on the axis of values."""
+
+    #: From the top, in the units of HEIGHT.
+    y: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
 class Chart:
-    """Lines scaled to a box of WIDTH x HEIGHT."""
+    """Lines scaled to a box of WIDTH x HEIGHT, and its axes."""
 
     lines: list[Line]
-    top: float
+    steps: list[Step]
     marks: list[Mark]
     #: No value is known, so there is nothing to draw.
     empty: bool
+
+    @property
+    def top(self) -> str:
+        """The largest value of the axis."""
+        return self.steps[-1].label
 
 
 class Moment(Protocol):
@@ -57,12 +74,14 @@ class Moment(Protocol):
 
 
 def chart(moments: Sequence[Moment], names: Sequence[str], *, seconds: bool = False, least: float = 1.0) -> Chart:
-    """Some of their fields over time, on one scale. ``seconds``: the fields are durations, and the scale ends
-    with ``least`` or more of them.
+    """Some of their fields over time, on one scale that ends with ``least`` or more. ``seconds``: the fields are
+    durations, otherwise rates per second.
     """
-    columns = {name: [_known(getattr(moment, name)) for moment in moments] for name in names}
+    columns = {name: [known(getattr(moment, name)) for moment in moments] for name in names}
     most = max((value for column in columns.values() for value in column if value is not None), default=0.0)
-    top = _round_up_seconds(max(most, least)) if seconds else _round_up(most)
+    step = _step_of(max(most, least), _DURATIONS if seconds else ())
+    steps = max(math.ceil(max(most, least) / step - 1e-9), 1)
+    write: Callable[[float], str] = (lambda value: text.duration(value, fine=True)) if seconds else text.rate
     last = max(len(moments) - 1, 1)
     lines = []
     for name, column in columns.items():
@@ -71,10 +90,14 @@ def chart(moments: Sequence[Moment], names: Sequence[str], *, seconds: bool = Fa
             if value is None:
                 pieces.append([])
             else:
-                pieces[-1].append((WIDTH * index / last, HEIGHT - (HEIGHT - 4) * value / top))
+                pieces[-1].append((WIDTH * index / last, HEIGHT * (1 - value / (steps * step))))
         lines.append(Line(name, [_points(piece, WIDTH / last / 2) for piece in pieces if piece]))
-    empty = all(value is None for column in columns.values() for value in column)
-    return Chart(lines, top, _marks(moments[0].at, moments[-1].at) if moments else [], empty)
+    return Chart(
+        lines,
+        [Step(round(HEIGHT * (1 - number / steps), 1), write(number * step)) for number in range(steps + 1)],
+        _marks(moments[0].at, moments[-1].at) if moments else [],
+        empty=all(value is None for column in columns.values() for value in column),
+    )
 
 
 def _points(piece: Sequence[tuple[float, float]], half: float) -> str:
@@ -85,57 +108,26 @@ def _points(piece: Sequence[tuple[float, float]], half: float) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in piece)
 
 
-def _known(value: float | None) -> float | None:
+def known(value: float | None) -> float | None:
+    """The value, unless it is none that a history can have."""
     return value if value is not None and 0 <= value < _ABSURD else None
 
 
-def _round_up(value: float) -> float:
-    """To 1, 2 or 5 times a power of ten."""
-    if not 0 < value < _ABSURD:
-        return 1.0
-    step = 1.0
-    while step < value:
-        step *= 10
-    while step > 0.001 and step / 10 >= value:
-        step /= 10
-    return next(part for part in (step / 5, step / 2, step) if part >= value)
+#: Durations that an axis may step by, in seconds, up to a day.
+_DURATIONS = (
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600,
+    7200, 14_400, 21_600, 43_200, 86_400,
+)  # fmt: skip
 
 
-#: Durations that an axis may end with, in seconds, up to a day.
-_ROUND = (
-    0.001,
-    0.002,
-    0.005,
-    0.01,
-    0.02,
-    0.05,
-    0.1,
-    0.2,
-    0.5,
-    1,
-    2,
-    5,
-    10,
-    20,
-    30,
-    60,
-    120,
-    300,
-    600,
-    1200,
-    1800,
-    3600,
-    7200,
-    14_400,
-    21_600,
-    43_200,
-    86_400,
-)
-
-
-def _round_up_seconds(value: float) -> float:
-    """To a round duration."""
-    return next((float(step) for step in _ROUND if step >= value), 86_400 * _round_up(value / 86_400))
+def _step_of(most: float, durations: Sequence[float]) -> float:
+    """The smallest round step of which at most `_MOST_STEPS` reach ``most``: one of these, or beyond them 1, 2 or 5
+    times a power of ten of the last one.
+    """
+    unit = durations[-1] if durations else 1.0
+    powers = (part * 10.0**power * unit for power in count(0 if durations else -3) for part in (1, 2, 5))
+    found = next((step for step in durations if step * _MOST_STEPS >= most), 0.0)
+    return found or next(step for step in powers if step * _MOST_STEPS >= most)
 
 
 #: Spans up to so many seconds -> seconds between two marks, and how a moment is written.

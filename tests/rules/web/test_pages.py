@@ -133,7 +133,7 @@ class TestRedaction:
         self, browse: Open, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("LOWQ_WEB_REDACT", "a, token")
-        app.queue("Orders", 1).push({"id": "x", "payload": {"token": "hush", "pin": 4711, "b": "seen"}})
+        app.queue("Orders", 1).push({"id": "x", "payload": {"token": "hush", "pin": "p1n", "b": "seen"}})
         app.queue("Orders", 1).push({"id": "y", "payload": ["odd"]})
         rows: list[tuple[Any, bool, bool]] = [
             ({}, True, True), ({"redact": ["pin"]}, False, True),
@@ -143,7 +143,7 @@ class TestRedaction:
             with case(options):
                 page = browse(**options).get("/queues/Orders").text
                 assert ("hush" in page, "seen" in page) == (False, True)
-                assert ("4711" in page, "odd" in page) == (shows_pin, shows_odd)
+                assert ("p1n" in page, "odd" in page) == (shows_pin, shows_odd)
         for nonsense in ("password", [5]):
             with pytest.raises(lowq.ConfigError):
                 browse(redact=nonsense)

@@ -9,6 +9,7 @@ from starlette.routing import Route
 from lowq_web.pages import (
     act,
     audit,
+    charts,
     dashboard,
     errors,
     job,
@@ -31,6 +32,7 @@ def routes() -> list[Route]:
     return [
         Route("/", dashboard.dashboard, name="dashboard"),
         Route("/parts", dashboard.parts, name="parts"),
+        Route("/charts", charts.newest_charts, name="charts"),
         Route("/jobs", jobs.jobs, name="jobs"),
         Route("/search", search.search, name="search"),
         Route("/errors", errors.errors, name="errors"),

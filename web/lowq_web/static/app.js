@@ -1,4 +1,4 @@
-// Adds to pages that are complete without it: live numbers, charts that move, times in the viewer's zone, select all.
+// Adds to pages that are complete without it: live numbers and charts, times in the viewer's zone, select all.
 "use strict";
 
 (() => {
@@ -152,207 +152,99 @@
     }
   });
 
-  // --- charts ---
+  // --- charts: the values at the pointer, and newer ones ---
 
   const charts = document.querySelector("[data-charts]");
-  const plots = [];
-  // Of the theme that is shown: the property itself names the colours of both.
-  const colour = (name) => {
-    const probe = document.createElement("i");
-    probe.style.color = `var(${name})`;
-    document.body.append(probe);
-    const found = getComputedStyle(probe).color;
-    probe.remove();
-    return found;
-  };
-
-  const two = { hour: "2-digit", minute: "2-digit", hour12: false };
-  // Seconds of a span, and what its axis steps by: never less than the labels show, or they would repeat.
-  const lengths = { hour: 3600, day: 86400, month: 30 * 86400 };
-  const timeSteps = {
-    hour: [60, 300, 600, 900, 1800, 3600], day: [3600, 7200, 14400, 21600, 43200, 86400],
-    month: [86400, 2 * 86400, 5 * 86400, 10 * 86400, 20 * 86400],
-  };
-  const onAxis = (span) => {
-    const format = new Intl.DateTimeFormat(undefined, span === "month" ? { month: "short", day: "numeric" } : two);
-    return (_, values) => {
-      const labels = values.map((value) => format.format(new Date(value * 1000)));
-      // A day that ends at a full hour begins at the same one: said once, at its end.
-      return labels.map((label, index) => index < labels.lastIndexOf(label) ? "" : label);
-    };
-  };
-  // Lengths of time that an axis steps by, and how its marks are written: round ones, in one unit.
-  const minute = 60, hour = 3600, day = 86400;
-  const steps = [
-    0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, minute, 2 * minute, 5 * minute, 10 * minute, 20 * minute, 30 * minute,
-    hour, 2 * hour, 4 * hour, 6 * hour, 12 * hour, day, 2 * day, 5 * day, 10 * day, 20 * day, 50 * day, 100 * day,
-  ];
-  const mark = (seconds) => {
-    if (!seconds) return "0";
-    for (const [unit, size] of [["d", day], ["h", hour], ["min", minute]]) {
-      if (seconds >= size && seconds % size === 0) return `${seconds / size} ${unit}`;
-    }
-    if (seconds < minute) return `${Number(seconds.toFixed(1))} s`;
-    // Between two units: 1:30 is a minute and a half below an hour, an hour and a half above.
-    const [large, small] = seconds < hour ? [minute, 1] : [hour, minute];
-    return `${Math.floor(seconds / large)}:${String(Math.round((seconds % large) / small)).padStart(2, "0")}${large === hour ? " h" : ""}`;
-  };
-
-  // The values at the pointer, touch or arrow-key position, in one line for both charts.
-  const readout = charts && charts.querySelector("[data-readout]");
-  const moment = charts && new Intl.DateTimeFormat(undefined, charts.dataset.span === "hour"
-    ? { ...two, second: "2-digit" } : { ...two, month: "short", day: "numeric" });
-  let readings = () => [];
-  let pointedPlot = null;
-  // Where the arrow keys have led to, until the focus goes: a mouse that leaves does not take that away.
-  let led = null;
+  let readings = [];
+  // The moment that is shown, Unix time; and whether the arrow keys have led to it, which a mouse that leaves does not
+  // take away.
+  let shown = null;
+  let byKeys = false;
   const showReadings = (index) => {
+    const readout = charts.querySelector("[data-readout]");
+    for (const cursor of charts.querySelectorAll(".cursor")) cursor.remove();
     readout.replaceChildren();
-    if (index === null || index === undefined) return;
-    for (const [name, value] of readings(index)) {
+    const reading = readings[index];
+    shown = reading ? reading[0] : null;
+    if (!reading) return;
+    const [at, processed, failed, latency] = reading;
+    const hour = charts.dataset.span === "hour";
+    const moment = new Intl.DateTimeFormat(undefined, {
+      hour: "2-digit", minute: "2-digit", hour12: false, ...(hour ? { second: "2-digit" } : { month: "short", day: "numeric" }),
+    });
+    for (const [name, value] of [
+      ["", moment.format(at * 1000)], ["processed", `${rate(processed)}/s`], ["failed", `${rate(failed)}/s`],
+      ["latency", latency === null ? "-" : duration(latency)],
+    ]) {
       const [pair, strong] = [document.createElement("span"), document.createElement("b")];
       strong.textContent = value;
       pair.append(name, " ", strong);
       readout.append(pair, " ");
     }
+    for (const lines of charts.querySelectorAll(".lines")) {
+      const cursor = document.createElementNS("http://www.w3.org/2000/svg", "line");
+      const { width, height } = lines.viewBox.baseVal;
+      const x = width * index / Math.max(readings.length - 1, 1);
+      for (const [name, value] of Object.entries({ class: "cursor", x1: x, x2: x, y1: 0, y2: height })) cursor.setAttribute(name, value);
+      lines.append(cursor);
+    }
   };
-  const point = (place, plot) => {
-    const to = (left) => plot.setCursor({ left, top: 0 });
-    const touched = (event) => to(event.touches[0].clientX - plot.over.getBoundingClientRect().left);
-    place.tabIndex = 0;
-    place.setAttribute("role", "img");
-    place.onkeydown = (event) => {
+  const prepare = () => {
+    readings = JSON.parse(charts.dataset.readings);
+    const index = shown === null ? -1 : readings.findIndex(([at]) => at >= shown);
+    showReadings(index < 0 ? null : index);
+    tick();
+  };
+  if (charts) {
+    const plots = charts.querySelector("[data-plots]");
+    plots.tabIndex = 0;
+    plots.setAttribute("role", "group");
+    plots.setAttribute("aria-label", "Charts: the arrow keys lead through their values");
+    const point = (event) => {
+      const place = event.target.closest("[data-plot]")?.querySelector(".lines").getBoundingClientRect();
+      if (!place) return;
+      byKeys = false;
+      const share = Math.min(Math.max((event.clientX - place.left) / place.width, 0), 1);
+      showReadings(Math.round(share * (readings.length - 1)));
+    };
+    plots.addEventListener("pointermove", point);
+    plots.addEventListener("pointerdown", point);
+    // A finger that is lifted leaves, too; what it showed stays.
+    plots.addEventListener("pointerleave", (event) => !byKeys && event.pointerType === "mouse" && showReadings(null));
+    plots.addEventListener("blur", () => {
+      byKeys = false;
+      showReadings(null);
+    });
+    plots.addEventListener("keydown", (event) => {
       const way = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
       if (!way || event.ctrlKey || event.metaKey || event.altKey) return;
       event.preventDefault();
-      const last = plot.data[0].length - 1;
-      const index = Math.min(Math.max((plot.cursor.idx ?? last + (way > 0 ? 0 : 1)) + way, 0), last);
-      const at = plot.data[0][index];  // by then it may have another index
-      led = () => to(plot.valToPos(at, "x"));
-      led();
-    };
-    place.onblur = () => {
-      led = null;
-      to(-10);
-    };
-    // After uPlot's own listener, which takes the cursors of both charts away.
-    plot.over.addEventListener("mouseleave", () => led && led());
-    plot.over.addEventListener("touchstart", touched, { passive: true });
-    plot.over.addEventListener("touchmove", touched, { passive: true });
-  };
-
-  const draw = (place, series, data, write_, span, high) => {
-    const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
-    const label = place.querySelector("svg")?.getAttribute("aria-label") ?? place.getAttribute("aria-label");
-    const options = {
-      width: place.clientWidth, height: charts.classList.contains("slim") ? (high ? 136 : 112) : (high ? 206 : 96), padding: [10, 18, 0, 0],
-      cursor: { y: false, drag: { x: false, y: false }, sync: { key: "charts" } }, legend: { show: false }, select: { show: false },
-      scales: {
-        // The whole span, also when little of it is known yet.
-        x: { time: true, range: (_, first, last) => [Math.min(first ?? now(), (last ?? now()) - lengths[span]), last ?? now()] },
-        y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] },
-      },
-      axes: [
-        { ...axis, size: 24, incrs: timeSteps[span], values: onAxis(span) },
-        {
-          ...axis, space: high ? 36 : 26, values: (_, values) => values.map(write_),
-          ...(write_ === mark ? { incrs: steps } : {}),
-          // As wide as its longest label.
-          size: (_, values) => Math.max(44, 14 + 7 * Math.max(0, ...(values ?? []).map((text) => text.length))),
-        },
-      ],
-      series: [{}, ...series.map((name) => ({
-        stroke: colour(name), width: 1.75, points: { show: false }, spanGaps: false,
-        fill: name === "--accent" ? colour("--accent-soft") : undefined,
-      }))],
-      hooks: { setCursor: [(plot) => {
-        // Live numbers make both charts report their cursors; the chart without one has no values to show.
-        if (plot.cursor.left >= 0) {
-          pointedPlot = plot;
-          showReadings(plot.cursor.idx);
-        } else if (plot === pointedPlot) {
-          showReadings(null);
-        }
-      }] },
-    };
-    place.replaceChildren();
-    place.setAttribute("aria-label", label);
-    const plot = new uPlot(options, data, place);
-    plots.push([plot, place]);
-    point(place, plot);
-    return plot;
-  };
-
-  let live = null;
-  const load = async () => {
-    const { span, queue } = charts.dataset;
-    const at = queue ? `queues/${encodeURIComponent(encodeURIComponent(queue))}/rates` : "rates";
-    const answer = await fetch(`${root}/api/v1/${at}?span=${span}`);
-    if (!answer.ok) return;
-    const { rates } = await answer.json();
-    const column = (name) => rates.map((item) => item[name]);
-    const x = column("at");
-    for (const [plot] of plots.splice(0)) plot.destroy();
-    led = null;
-    const [top, low] = [charts.querySelector("[data-plot=rates]"), charts.querySelector("[data-plot=lag]")];
-    const data = [x, column("processed"), column("failed")];
-    const lags = [[...x], column("lag")];
-    readings = (index) => [
-      ["", moment.format(new Date(data[0][index] * 1000))],
-      ["processed", `${rate(data[1][index])}/s`],
-      ["failed", `${rate(data[2][index])}/s`],
-      ["latency", typeof lags[1][index] === "number" ? duration(lags[1][index]) : "-"],
-    ];
-    const known = [...data.slice(1), lags[1]].some((values) => values.some((value) => typeof value === "number"));
-    // Nothing to draw: the page says what to do, until live figures say more than nothing.
-    const bare = (yes) => {
-      charts.classList.toggle("bare", yes);
-      for (const part of charts.querySelectorAll("[data-plot], h3")) part.hidden = yes;
-      for (const part of charts.querySelectorAll("[data-empty]")) part.hidden = !yes;
-      readout.hidden = yes;
-    };
-    bare(!known);
-    const sourceOf = (figures) => queue ? figures.queues[queue] : figures.total;
-    const begin = () => {
-      const upper = draw(top, ["--accent", "--danger"], data, rate, span, true);
-      const lower = draw(low, ["--amber"], lags, mark, span, false);
-      live = (figures) => {
-        if (span !== "hour") return;
-        const source = sourceOf(figures);
-        if (!source || source.processed_rate === null) return;
-        const add = (columns, values) => {
-          if (columns[0].length && figures.at <= columns[0][columns[0].length - 1]) return false;
-          columns.forEach((column, index) => column.push(values[index]));
-          const first = figures.at - 3600;
-          while (columns[0][0] < first) columns.forEach((column) => column.shift());
-          return true;
-        };
-        if (add(data, [figures.at, source.processed_rate, source.failed_rate])) upper.setData(data);
-        if (add(lags, [figures.at, source.lag])) lower.setData(lags);
-        charts.dataset.points = data[0].length;
-        charts.dataset.last = source.processed_rate;
-      };
-    };
-    if (known) {
-      begin();
-      return;
-    }
-    live = (figures) => {
-      const source = sourceOf(figures);
-      if (span !== "hour" || !source || !(source.processed_rate > 0 || source.failed_rate > 0)) return;
-      bare(false);
-      begin();
-      live(figures);
-    };
-  };
-  if (charts && window.uPlot) {
-    load().catch(() => {});
-    addEventListener("resize", () => {
-      for (const [plot, place] of plots) plot.setSize({ width: place.clientWidth, height: plot.height });
+      byKeys = true;
+      const last = readings.length - 1;
+      const index = shown === null ? last + (way > 0 ? 0 : 1) : readings.findIndex(([at]) => at >= shown);
+      showReadings(Math.min(Math.max(index + way, 0), last));
     });
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => load().catch(() => {}));
-    document.addEventListener("lowq:theme", () => load().catch(() => {}));
+    prepare();
   }
+
+  // Nodes record what they perform every 10 s.
+  const RECORDED = 10;
+  let drawnAt = Date.now();
+  const redraw = async () => {
+    if (charts.dataset.span !== "hour" || Date.now() - drawnAt < RECORDED * 1000) return;
+    drawnAt = Date.now();
+    const answer = await fetch(`${root}/charts?${new URLSearchParams({ queue: charts.dataset.queue })}`);
+    if (!answer.ok) return;
+    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("[data-charts]");
+    if (!fresh) return;
+    charts.dataset.readings = fresh.dataset.readings;
+    for (const part of ["[data-empty]", "[data-plots]"]) {
+      const [old, newer] = [charts.querySelector(part), fresh.querySelector(part)];
+      old.hidden = newer.hidden;
+      old.replaceChildren(...newer.childNodes);
+    }
+    prepare();
+  };
 
   // --- live numbers; live.js brings them ---
 
@@ -413,6 +305,6 @@
     }
     for (const [queue, values] of Object.entries(figures.queues)) paused(queue, values.paused);
     if (newer) tellNewer(figures);
-    if (live) live(figures);
+    if (charts) redraw().catch(() => {});
   });
 })();

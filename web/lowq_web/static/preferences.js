@@ -29,7 +29,6 @@
   choice("Theme", "lowq-theme", [["", "system"], ["light", "light"], ["dark", "dark"]], document.documentElement.dataset.theme ?? "", (theme) => {
     if (theme) document.documentElement.dataset.theme = theme;
     else delete document.documentElement.dataset.theme;
-    document.dispatchEvent(new Event("lowq:theme"));
   });
   if (document.body.dataset.refreshes) {
     choice("Refresh", "lowq-refresh", [["0", "off"], ["2", "every 2 s"], ["5", "every 5 s"], ["30", "every 30 s"]], document.body.dataset.refreshes, (seconds) => {
