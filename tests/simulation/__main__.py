@@ -114,7 +114,7 @@ def main() -> int:
     seconds = time.monotonic() - began
     print(
         f"{len(told)} stories, {sum(each['performs'] for each in told)} performs, {len(failed)} failed; "
-        f"{seconds:.0f} s, {sum(each['took'] for each in told) / max(len(told), 1):.2f} s a story"
+        f"{seconds:.0f} s, {sum(each['took'] for each in told) / max(len(told), 1):.2f} s of a core a story"
     )
     return bool(failed) != bool(given.broken)
 

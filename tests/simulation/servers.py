@@ -9,14 +9,16 @@ import hashlib
 import random
 import sys
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
-from fakeredis import FakeRedisConnection, FakeServer
+import redis.utils
 
-from lowq.store.connection import pack
 from lowq.store.embedded import encode, take_command
 from lowq.store.keys import SLOTS, slot_of
+from lowq.store.scripts import Script
 from tests.simulation.machine import NETWORK, Socket
+from tests.simulation.store import Session, new_store
 from tests.simulation.world import Process, World
 
 #: Seconds that a command takes, and a script.
@@ -37,7 +39,7 @@ class Connection:
     """A connection to a server, as the server has it."""
 
     socket: Socket
-    store: Any
+    session: Session
     buffer: bytearray = field(default_factory=bytearray)
     is_open: bool = True
     is_subscribed: bool = False
@@ -70,7 +72,7 @@ class Server:
         self.link = link
         self.cluster = cluster
         self.process = Process(world, f"redis:{address[1]}", 100_000 + address[1])
-        self.store = FakeServer(version=(7, 0))
+        self.store = new_store()
         self.started_at = world.now
         self.connections: list[Connection] = []
         #: Processes that can't reach it, nor it them.
@@ -102,23 +104,18 @@ class Server:
         world.sleep(seconds)
         if not self.process.is_alive:
             raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
-        connection = Connection(socket, self._connect())
+        connection = Connection(socket, Session(self.store))
         self.connections.append(connection)
         socket.deliver = lambda data: self._sent(connection, data, process)
         socket.on_close = lambda: world.after(seconds, lambda: self._closed(connection))
         if process is not None:
             process.at_death.append(socket.hang_up)
 
-    def _connect(self) -> Any:
-        fake = FakeRedisConnection(server=self.store, protocol=2)
-        fake.connect()
-        return fake
-
     def _closed(self, connection: Connection) -> None:
         connection.is_open = False
         if connection in self.connections:
             self.connections.remove(connection)
-            connection.store.disconnect()
+            connection.session.close()
 
     def break_connections(self, share: float = 1.0) -> None:
         """Resets connections."""
@@ -170,7 +167,7 @@ class Server:
                     )
             self._reply(connection, answers)
             for other in [each for each in self.connections if each.is_subscribed]:
-                self._reply(other, _pending(other.store))
+                self._reply(other, other.session.take_pending())
 
     def _reply(self, connection: Connection, answers: list[bytes]) -> None:
         if not answers:
@@ -204,9 +201,9 @@ class Server:
         if name == b"EVALSHA":
             command[1] = self._scripts.get(command[1], command[1])
         if name not in READING:
+            _RANDOM.seed(len(self.log))
             self.log.append((self.world.now, command))
-        random_before_scripts(self.executed)
-        return [_ask(connection.store, command), *_pending(connection.store)]
+        return connection.session.answer(command)
 
     def _own_answer(self, name: bytes, command: list[bytes]) -> bytes | None:
         """What the store does not know, or knows otherwise."""
@@ -225,7 +222,7 @@ class Server:
             if theirs not in self._scripts:
                 self._scripts[theirs] = ours
                 self._sources[ours] = source
-                self._run_apart([b"SCRIPT", b"LOAD", source])
+                self.ask(b"SCRIPT", b"LOAD", source)
             return encode(theirs)
         if name == b"SCRIPT" and command[1].upper() == b"EXISTS":
             return encode([int(sha in self._scripts) for sha in command[2:]])
@@ -241,26 +238,15 @@ class Server:
 
     def ask(self, *command: bytes) -> Any:
         """What a command answers beside all that is simulated."""
-        fake = self._connect()
         with self.world.acting_as(self.process):
-            fake.send_packed_command([pack(command)], check_health=False)
-            answer = fake.read_response()
-        fake.disconnect()
-        return answer
-
-    def _run_apart(self, command: list[bytes]) -> bytes:
-        fake = self._connect()
-        try:
-            return _ask(fake, command)
-        finally:
-            fake.disconnect()
+            return Session(self.store).ask(*command)
 
     # --- faults ---
 
     def flush_scripts(self) -> None:
         """SCRIPT FLUSH, by an operator."""
         self._scripts.clear()
-        self._run_apart([b"SCRIPT", b"FLUSH"])
+        self.ask(b"SCRIPT", b"FLUSH")
 
     def stop(self) -> None:
         """It is killed: all connections break."""
@@ -288,18 +274,17 @@ class Server:
     def _replay(self, log: list[tuple[float, list[bytes]]]) -> None:
         """What it knows becomes what these commands do, each at its time."""
         world, present = self.world, self.world.now
-        self.store = FakeServer(version=(7, 0))
+        self.store = new_store()
         self._scripts.clear()
         for source in self._sources.values():
-            self._run_apart([b"SCRIPT", b"LOAD", source])
-        fake = self._connect()
+            self.ask(b"SCRIPT", b"LOAD", source)
+        session = Session(self.store)
         with world.acting_as(self.process):
             for number, (at, command) in enumerate(log):
                 world.now = at
-                random_before_scripts(number)
-                _ask(fake, list(command))
+                _RANDOM.seed(number)
+                session.answer(list(command))
         world.now = present
-        fake.disconnect()
         self.log = log
 
 
@@ -342,32 +327,12 @@ def _key_of(name: bytes, command: list[bytes]) -> str | None:
     return None
 
 
-def _ask(fake: Any, command: list[bytes]) -> bytes:
-    fake.send_packed_command([pack(tuple(command))], check_health=False)
-    return _read(fake)
-
-
-def _read(fake: Any) -> bytes:
-    try:
-        return encode(fake.read_response(disconnect_on_error=False))
-    except Exception as error:
-        return encode(error)
-
-
-def _pending(fake: Any) -> list[bytes]:
-    answers = []
-    while fake.can_read(0):
-        answers.append(_read(fake))
-    return answers
-
-
-def random_before_scripts(number: int) -> None:
-    """Chance within scripts: the same whenever the same commands are replayed."""
-    _RANDOM.seed(number)
-
-
+#: Chance within scripts: the same whenever the same commands are replayed.
 _RANDOM = random.Random(0)
 
+# Each client asks for these anew: a story has many.
+redis.utils.get_lib_version = cache(redis.utils.get_lib_version)
+Script.for_server = cache(Script.for_server)  # type: ignore[method-assign]
 
 for _name, _module in list(sys.modules.items()):
     if _name.startswith("fakeredis") and getattr(_module, "random", None) is random:
