@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from lowq.errors import LowqError
 from lowq.logs import LogFormat
 from lowq.node.reload import NewCode
 from lowq.supervisor.dashboard import DashboardProcess
-from lowq.supervisor.process import OPTION, Supervised, why_not
+from lowq.supervisor.process import OPTION, READY_SECONDS, Child, Supervised, how_it_ended
 from lowq.supervisor.supervisor import current_folder, has_terminal
 
 log = logging.getLogger("lowq.cli")
@@ -224,11 +225,32 @@ class Launch:
         if not hasattr(signal, "SIGHUP"):
             refusal = "this system can't replace the code of a process: start another node, then stop this one"
         return NewCode(
-            check=lambda: why_not([*self.command, "--check"], self.folder, self.environment),
+            check=self._check_code,
             terminal_closed=lambda: self.has_terminal and not has_terminal(),
             on_kept=self._end_dashboard,
             refusal=refusal,
         )
+
+    def _check_code(self) -> str | None:
+        """Why the code that is on the disk now can't be run, or None. Another process loads it, and reports that it
+        could (`Supervised.ready`). Should this process die meanwhile, so does that one.
+        """
+        command = [*self.command, "--check"]
+        try:
+            child = Child.start(command, self.folder, "check", time.monotonic(), environment=self.environment)
+        except OSError as error:
+            return f"it could not be started: {error}"
+        try:
+            if child.await_ready(READY_SECONDS):
+                return None
+            if child.report_pipe() is not None:
+                return f"it is not loaded after {READY_SECONDS:g} s"
+            return child.reason or f"its process {how_it_ended(child.process.wait())}"
+        finally:
+            # It has nothing more to do, and nothing to finish.
+            child.kill()
+            child.process.wait()
+            child.ended()
 
     def _end_dashboard(self) -> None:
         if self.dashboard is not None:

@@ -1,9 +1,12 @@
 """``lowq run``: a node, or a supervisor of several."""
 
+import logging
 import os
 import signal
 import socket
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +29,13 @@ from lowq.observe import log_context
 from lowq.store import new_store
 from lowq.store.embedded import serving
 from lowq.supervisor.process import Supervised
-from lowq.supervisor.reload import SourceWatcher
 from lowq.supervisor.supervisor import Supervisor
 
 log = get_log("lowq.cli")
+supervisor_log = get_log("lowq.supervisor")
 
+#: Folders with code that nobody edits; hidden ones are left out too.
+_IGNORED = {"__pycache__", "node_modules", "site-packages"}
 #: Options that a process of a supervisor is given as they were typed.
 _PASSED_ON = {
     "require", "redis_url", "namespace", "threads", "concurrency", "queues", "no_prefetch", "log_format", "log_level",
@@ -99,7 +104,10 @@ def run(
                 supervisor.dashboard = stack.enter_context(
                     dashboard(options, web, launch.folder, health=supervisor.trouble, patient=reload)
                 )
-            code = _supervise(stack, supervisor, source_folder(require) if reload else None)
+            if reload:
+                stack.enter_context(deploying_changes([Path.cwd(), source_folder(require)], supervisor.deploy))
+            signal.signal(signal.SIGTERM, lambda *_: None)  # once its processes have ended it stops already
+            code = supervisor.run()
         else:
             held = HeldSignals(stops=launch.nonce is not None)
             app = load_given(require, workers=True)
@@ -139,16 +147,6 @@ def run(
     context.exit(code)
 
 
-def _supervise(stack: ExitStack, supervisor: Supervisor, sources: Path | None) -> int:
-    """Runs its processes; with ``sources``, new ones whenever a file there, or here, changes."""
-    if sources is not None:
-        watcher = SourceWatcher([Path.cwd(), sources], supervisor.deploy)
-        watcher.start()
-        stack.callback(watcher.close)
-    signal.signal(signal.SIGTERM, lambda *_: None)  # once its processes have ended it stops already
-    return supervisor.run()
-
-
 def _open_store(stack: ExitStack, store: object, namespace: str | None) -> str:
     """The embedded store listens; its URL."""
     url = stack.enter_context(serving(store))
@@ -157,6 +155,66 @@ def _open_store(stack: ExitStack, store: object, namespace: str | None) -> str:
         settings += f" LOWQ_NAMESPACE={namespace}"
     announce(f"the store listens at {url}; in another terminal: {settings} lowq stats", "store", url=url)
     return url
+
+
+# --- --reload ---
+
+
+@contextmanager
+def deploying_changes(folders: Iterable[Path], deploy: Callable[[str], object]) -> Iterator[None]:
+    """For the time of the block, calls ``deploy`` with the names whenever Python files in the folders, or below them,
+    change: in a thread of its own.
+
+    Raises:
+        ConfigError: the extra `reload` is not installed.
+    """
+    try:
+        import watchfiles
+    except ModuleNotFoundError:
+        raise ConfigError("--reload needs watchfiles: pip install 'lowq[reload]'") from None
+    logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it would log each change, as we do
+    watched = outermost(folders)
+    closed = threading.Event()
+
+    def watch() -> None:
+        shown = ", ".join(map(str, watched))
+        is_first = True
+        try:
+            for changes in watchfiles.watch(
+                *watched, watch_filter=lambda _, path: any(is_source(Path(path), folder) for folder in watched),
+                stop_event=closed, yield_on_timeout=True, rust_timeout=500, ignore_permission_denied=True,
+            ):  # fmt: skip
+                if is_first:  # perhaps without any change: now the watch stands
+                    is_first = False
+                    supervisor_log.info("watching Python files in %s", shown, extra={"event": "watching"})
+                if changes:
+                    names = sorted({Path(path).name for _, path in changes})
+                    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+                    deploy(f"{', '.join(names[:3])}{more} changed")
+        except Exception as error:
+            supervisor_log.exception("%s can't be watched any more: %s", shown, error, extra={"event": "watch_failed"})
+
+    thread = threading.Thread(target=watch, name="lowq-reload", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        closed.set()
+        thread.join()
+
+
+def is_source(path: Path, folder: Path) -> bool:
+    """Whether that is a Python file below the folder that somebody may edit."""
+    if path.suffix != ".py" or not path.is_relative_to(folder):
+        return False
+    parts = path.relative_to(folder).parts
+    return not any(part.startswith(".") or part in _IGNORED for part in parts)
+
+
+def outermost(folders: Iterable[Path]) -> list[Path]:
+    """The folders, resolved, without those that lie in others of them."""
+    resolved = dict.fromkeys(folder.resolve() for folder in folders)
+    return [folder for folder in resolved if not any(other in folder.parents for other in resolved)]
 
 
 # --- a node ---

@@ -3,8 +3,6 @@
 ::
 
     supervisor  the loop: signals, deploys, restarts
-    generation  the processes that run the same code
-    process     one child process, and how it ended; whether the code that is on the disk can be run
+    process     one child process, seen from both ends; a generation: the processes that run the same code
     dashboard   the dashboard beside a node, as a process of its own
-    reload      new code as soon as a file changes, for development
 """

@@ -23,8 +23,18 @@ from collections.abc import Callable, Sequence
 
 from lowq.duration import duration
 from lowq.errors import LowqError
-from lowq.supervisor.generation import FORGIVEN_AFTER, restart_delay
-from lowq.supervisor.process import BEAT, MARGIN, READY_SECONDS, Child, Health, Supervised, health_line, how_it_ended
+from lowq.supervisor.process import (
+    BEAT,
+    FORGIVEN_AFTER,
+    MARGIN,
+    READY_SECONDS,
+    Child,
+    Health,
+    Supervised,
+    health_line,
+    how_it_ended,
+    restart_delay,
+)
 
 log = logging.getLogger("lowq.supervisor")
 

@@ -1,4 +1,5 @@
-"""A node as a process of a supervisor, seen from both ends.
+"""A node as a process of a supervisor, seen from both ends; and a generation: the N processes that a supervisor has
+started for the same code.
 
 ::
 
@@ -18,12 +19,15 @@ others are ``{"trouble": null}``, or why the node is not well.
 import contextlib
 import json
 import os
+import random
 import select
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
 from typing import Any, Self
 
 from lowq.logs import get_log
@@ -45,6 +49,16 @@ BEAT = 1.0
 SILENCE = 10.0
 #: Characters of a reason that are reported: the whole line has to fit into the pipe at once.
 _LONGEST_REASON = 1000
+
+#: Processes in a row that may end before they were ready.
+TRIES = 5
+#: Seconds before a process is replaced that has died the second time in a row; doubled with each further time.
+FIRST_DELAY = 0.25
+LONGEST_DELAY = 15.0
+#: The longest where only Redis is waited for.
+PASSING_DELAY = 2.0
+#: Seconds that a process has to live until its earlier deaths are forgotten.
+FORGIVEN_AFTER = 30.0
 
 
 class Health:
@@ -234,6 +248,96 @@ class Child:
             self._report = None
 
 
+def restart_delay(deaths: int, longest: float = LONGEST_DELAY) -> float:
+    """Seconds before a process is started again after so many deaths in a row: none after the first."""
+    if deaths <= 1:
+        return 0.0
+    # Days of deaths would make it a number that no float holds.
+    doubled: int = 2 ** min(deaths - 2, 20)
+    return min(FIRST_DELAY * doubled, longest) * random.uniform(0.75, 1.25)
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """One of the N places for a process."""
+
+    number: int
+    child: Child | None = None
+    #: Monotonic time at which a process is to be started in it; inf: none.
+    start_at: float = 0.0
+    #: Deaths in a row, each before FORGIVEN_AFTER.
+    deaths: int = 0
+
+
+class Generation:
+    """The processes of the same code, and when to replace one that died. Belongs to the supervisor's main thread."""
+
+    def __init__(self, number: int, processes: int) -> None:
+        self.number = number
+        self.places = [Place(place + 1) for place in range(processes)]
+        #: Whether any process of it was ever ready. Until then only one is tried: broken code fails once, not N times.
+        self._proven = False
+        #: Processes in a row that ended before they were ready.
+        self.failures = 0
+
+    def children(self) -> list[Child]:
+        """Its processes that live, or whose end was not noticed yet."""
+        return [place.child for place in self.places if place.child is not None]
+
+    def ready(self) -> list[Child]:
+        """Those of them that were ready."""
+        return [child for child in self.children() if child.ready]
+
+    def is_complete(self) -> bool:
+        """Whether all of its processes are ready."""
+        return len(self.ready()) == len(self.places)
+
+    def startable(self) -> list[Place]:
+        """The places that a process is to be started in, now or later."""
+        places = self.places if self._proven else self.places[:1]
+        return [place for place in places if place.child is None and place.start_at < inf]
+
+    def rest(self) -> None:
+        """From now on it starts no process."""
+        for place in self.places:
+            place.start_at = inf
+
+    def became_ready(self) -> None:
+        """One of its processes is ready."""
+        self._proven, self.failures = True, 0
+
+    def lost(self, place: Place, child: Child | None, now: float, *, asked_for: bool = False) -> float | None:
+        """The process in that place has died, or could not even be started: when to replace it. ``asked_for``: it has
+        worked, and ended to be replaced. That is no death: its successor is started at once, however often.
+
+        Returns:
+            Seconds, noted in the place too; None when there is no use in trying again.
+        """
+        if asked_for and child is not None and child.ready:
+            place.start_at = now
+            return 0.0
+        if child is not None and now - child.started_at >= FORGIVEN_AFTER:
+            place.deaths = 0
+        if child is None or not child.ready:
+            self.failures += 1
+            if self._is_hopeless(child):
+                return None
+        place.deaths += 1
+        delay = restart_delay(place.deaths, PASSING_DELAY if child is not None and child.passing else LONGEST_DELAY)
+        place.start_at = now + delay
+        return delay
+
+    def _is_hopeless(self, child: Child | None) -> bool:
+        if self.ready():
+            return False  # the code is good, then; it may be memory that is short
+        passing = child is not None and child.passing
+        if self._proven:
+            # All of them were ready once. When Redis is away now, trying goes on until it is back.
+            return not passing and self.failures >= TRIES * len(self.places)
+        known = child is not None and child.reason is not None and not passing
+        return known or self.failures >= TRIES
+
+
 class Supervised:
     """The other end: what the process itself does for its supervisor.
 
@@ -317,24 +421,3 @@ def how_it_ended(code: int) -> str:
         return f"was killed by {signal.Signals(-code).name}"
     except ValueError:  # a real-time signal
         return f"was killed by signal {-code}"
-
-
-def why_not(command: Sequence[str], folder: str, environment: Mapping[str, str]) -> str | None:
-    """Why the code that is on the disk now can't be run, or None. Runs the command, which loads the code and reports
-    that it could (`Supervised.ready`). Should this process die meanwhile, so does that one.
-    """
-    try:
-        child = Child.start(command, folder, "check", time.monotonic(), environment=environment)
-    except OSError as error:
-        return f"it could not be started: {error}"
-    try:
-        if child.await_ready(READY_SECONDS):
-            return None
-        if child.report_pipe() is not None:
-            return f"it is not loaded after {READY_SECONDS:g} s"
-        return child.reason or f"its process {how_it_ended(child.process.wait())}"
-    finally:
-        # It has nothing more to do, and nothing to finish.
-        child.kill()
-        child.process.wait()
-        child.ended()

@@ -22,6 +22,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from math import inf
 from pathlib import Path
 from types import FrameType
@@ -30,8 +31,7 @@ from lowq.duration import LONGEST_WAIT, duration
 from lowq.errors import EXIT_CUT_SHORT, EXIT_FAILED, EXIT_OK, EXIT_REPLACE, EXIT_USAGE
 from lowq.logs import get_log
 from lowq.supervisor.dashboard import DashboardProcess
-from lowq.supervisor.generation import Generation, Place
-from lowq.supervisor.process import READY_SECONDS, Child, how_it_ended
+from lowq.supervisor.process import READY_SECONDS, Child, Generation, Place, how_it_ended
 
 log = get_log("lowq.supervisor")
 
@@ -127,14 +127,16 @@ class Supervisor:
         self._wake()
 
     def _wake(self) -> None:
-        try:
+        with suppress(BlockingIOError):  # full of bytes that were not read yet: the reader wakes anyway
             os.write(self._wakeup_write, b"w")
-        except BlockingIOError:
-            pass  # Full of bytes that were not read yet: the reader wakes anyway.
+
+    def _working(self) -> list[Generation]:
+        """The generations whose processes work, or are to work."""
+        return [self._current] if self._next is None else [self._current, self._next]
 
     def _children(self) -> Iterator[Child]:
-        yield from self._current.children()
-        yield from self._next.children() if self._next else ()
+        for generation in self._working():
+            yield from generation.children()
         yield from self._leaving
 
     def _wait(self) -> None:
@@ -144,7 +146,7 @@ class Supervisor:
         if not self._stopping:
             due.append(self._remind_at)
             due += [place.start_at for generation in self._growing() for place in generation.startable()]
-            due += [at for generation in (self._current, self._next) for _, at in self._awaited(generation)]
+            due += [at for generation in self._working() for _, at in self._awaited(generation)]
             if self._wanted is not None and self._next is None:
                 due.append(now)
         timeout = max(min(min(due, default=inf) - now, LONGEST_WAIT), 0.0)
@@ -154,10 +156,8 @@ class Supervisor:
             for pipe in pipes:
                 selector.register(pipe, selectors.EVENT_READ)
             selector.select(timeout)
-        try:
+        with suppress(BlockingIOError):
             os.read(self._wakeup_read, 65536)
-        except BlockingIOError:
-            pass
 
     # --- processes ---
 
@@ -167,11 +167,11 @@ class Supervisor:
 
     def _growing(self) -> list[Generation]:
         """The generations whose places are to be filled."""
-        return [*([] if self._quiet else [self._current]), *([self._next] if self._next else [])]
+        return self._working()[self._quiet :]
 
-    def _awaited(self, generation: Generation | None) -> list[tuple[Child, float]]:
+    def _awaited(self, generation: Generation) -> list[tuple[Child, float]]:
         """The processes that should become ready, and the monotonic time at which each has had long enough."""
-        waiting = [child for child in generation.children() if not child.ready] if generation else []
+        waiting = [child for child in generation.children() if not child.ready]
         return [(child, child.started_at + self._ready_seconds) for child in waiting if not child.late]
 
     def _go_on(self, now: float) -> None:
@@ -196,7 +196,7 @@ class Supervisor:
         for generation in self._growing():
             for place in generation.startable():
                 # One that can't be started may end the deploy, or everything.
-                if place.start_at <= now and not self._stopping and generation in (self._current, self._next):
+                if place.start_at <= now and not self._stopping and generation in self._working():
                     self._start(generation, place, now)
         if now >= self._remind_at:
             self._remind(now)
@@ -211,19 +211,18 @@ class Supervisor:
         log.info("%s starts", place.child, extra={"event": "process_start", "child": place.child.process.pid})
 
     def _hear(self) -> None:
-        for generation in (self._current, self._next):
-            if generation is not None:
-                for child in generation.children():
-                    if child.hear():
-                        generation.became_ready()
-                        log.info("%s is ready", child, extra={"event": "process_ready", "child": child.process.pid})
+        for generation in self._working():
+            for child in generation.children():
+                if child.hear():
+                    generation.became_ready()
+                    log.info("%s is ready", child, extra={"event": "process_ready", "child": child.process.pid})
         for child in self._leaving:
             child.hear()  # or its pipe would stay readable
 
     def _reap(self, now: float) -> None:
-        for generation in (self._current, self._next):
-            for place in generation.places if generation else ():
-                if generation is None or generation not in (self._current, self._next):
+        for generation in self._working():
+            for place in generation.places:
+                if generation not in self._working():
                     break  # a deploy that has just failed: its other processes are leaving
                 if place.child is not None and (code := place.child.ended()) is not None:
                     child, place.child = place.child, None
@@ -433,11 +432,9 @@ def _processes(count: int) -> str:
 def current_folder() -> str:
     """The current folder, by the name that the shell has for it: a deploy may turn a symbolic link in that."""
     here, named = Path.cwd(), os.environ.get("PWD", "")
-    try:
+    with suppress(OSError):
         if Path(named).is_absolute() and Path(named).samefile(here):
             return named
-    except OSError:
-        pass
     return str(here)
 
 

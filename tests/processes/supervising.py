@@ -46,7 +46,7 @@ class SupervisorProcess(NodeProcess):
             streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
             self.process = subprocess.Popen(
                 [*prefix, sys.executable, *program, "run", "-r", source, *args],
-                env={**rig.environment({}), "PYTHONPATH": str(ROOT), **(environment or {})},
+                env={**rig.environment({}), "PYTHONPATH": f"{ROOT}:{ROOT / 'web'}", **(environment or {})},
                 **{"cwd": code_folder(rig), "start_new_session": True, **streams, **options},
             )
         rig.nodes.append(self)

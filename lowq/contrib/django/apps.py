@@ -1,7 +1,7 @@
 """The installed app: what Django does with it on start. Settings, system checks, workers, connections to databases.
 
-settings.LOWQ has the settings of lowq, in upper case. Callables and classes there may be named by their dotted paths, as
-settings are read before any model.
+settings.LOWQ has the settings of lowq, in upper case. Callables and classes there may be named by their dotted paths,
+as settings are read before any model.
 
 Around a batch, as around a request, connections are closed that are obsolete or broken. A worker thread has connections
 of its own. The async workers of a process share one thread for what they call by ``sync_to_async``, and so its

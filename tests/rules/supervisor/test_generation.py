@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lowq.supervisor import generation as rules
-from lowq.supervisor.generation import Generation
+from lowq.supervisor import process as rules
+from lowq.supervisor.process import Generation
 
 
 def child(**fields: Any) -> Any:

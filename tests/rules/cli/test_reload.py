@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lowq.supervisor.reload import is_source, outermost
+from lowq.cli.run import is_source, outermost
 from tests.rows import case
 
 
