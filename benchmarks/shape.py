@@ -1,9 +1,14 @@
 """The shape of the code: how many functions and files one push and one job run through, and how large lowq is.
 
-    python -m benchmarks.shape            # prints the figures beside their bounds; exit code 1 when one is above
+    python -m benchmarks.shape            # prints the figures; exit code 1 when one is above its limit
+    python -m benchmarks.shape --list     # and the functions of each trip
 
-The trips are traced on a real Redis, in threads and on an event loop, when everything has run once before: what is
-counted are functions of lowq that were called, and the files that they are in.
+Each figure has a goal, and a limit that it may not pass: what it is today. Whoever makes a figure smaller lowers its
+limit; a change that needs a higher one says why.
+
+The trips are traced on a real Redis, in threads and on an event loop, when everything has run before: what is counted
+are functions of lowq that were called, and the files that they are in. Of several trips the shortest counts: the others
+met something on their way, as a thread that had not fallen asleep yet.
 """
 
 import ast
@@ -25,20 +30,23 @@ ROOT = Path(lowq.__file__).parent
 BESIDE = ("lowq-maintenance", "lowq-watchdog", "lowq-permits", "lowq-events", "lowq-reload")
 #: Seconds that a job may take.
 PATIENCE = 30.0
+#: Trips of which the shortest counts.
+TRIPS = 5
 
 
 class Figure(NamedTuple):
-    """Something that was counted, and its bound."""
+    """Something that was counted."""
 
     name: str
     value: int
-    most: int
+    goal: int
+    limit: int
     #: Which one it is, of the longest.
     which: str = ""
 
     @property
     def is_above(self) -> bool:
-        return self.value > self.most
+        return self.value > self.limit
 
 
 # --- the trips ---
@@ -86,9 +94,12 @@ def _push(url: str, tracer: Tracer) -> set[tuple[str, str, int]]:
         queue = app.queue("Orders", 5)
         for _ in range(3):
             queue.push({"id": 1, "payload": {"version": 1}})
-        with tracer.tracing() as called:
-            queue.push({"id": 1, "payload": {"version": 2}})
-        return called
+        found = []
+        for version in range(TRIPS):
+            with tracer.tracing() as called:
+                queue.push({"id": 1, "payload": {"version": version}})
+            found.append(called)
+        return min(found, key=len)
 
 
 def _thread_worker(app: lowq.Lowq, performed: Callable[[], object]) -> None:
@@ -122,12 +133,15 @@ def _job(
             for _ in range(3):
                 _perform(queue, done)
             sys.setprofile(None)  # what this thread does is not the job's
+            found = []
             try:
-                with tracer.tracing() as called:
-                    _perform(queue, done)
+                for _ in range(TRIPS):
+                    with tracer.tracing() as called:
+                        _perform(queue, done)
+                    found.append(called)
             finally:
                 sys.setprofile(tracer)
-            return called
+            return min(found, key=len)
 
 
 def _perform(queue: Any, done: threading.Event) -> None:
@@ -161,13 +175,13 @@ def sizes() -> list[Figure]:
     widest, methods = max(((name, count) for path in code for name, count in _classes(path)), key=lambda item: item[1])
     callers = {path for path in code if "store" not in path.parts and _names_scripts(path)}
     return [
-        Figure("lines of Python", sum(code.values()), 20_000),
-        Figure("lines of Lua", sum(lua.values()), 3_700),
-        Figure("files of Python", len(code), 130),
-        Figure("longest file", len(longest.read_text().splitlines()), 450, str(longest.relative_to(ROOT))),
-        Figure("methods of a class", methods, 30, widest),
+        Figure("lines of Python", sum(code.values()), 20_000, 28_700),
+        Figure("lines of Lua", sum(lua.values()), 3_700, 4_310),
+        Figure("files of Python", len(code), 130, 190),
+        Figure("longest file", len(longest.read_text().splitlines()), 450, 680, str(longest.relative_to(ROOT))),
+        Figure("methods of a class", methods, 30, 44, widest),
         Figure(
-            "files outside the store that name a script", len(callers), 0, ", ".join(sorted(p.name for p in callers))
+            "files outside the store that name a script", len(callers), 0, 0, ", ".join(sorted(p.name for p in callers))
         ),
     ]
 
@@ -204,18 +218,22 @@ def _names_scripts(path: Path) -> bool:
 def main() -> int:
     with Server() as server:
         found = trips(server.url)
-    bounds = {"push": (40, 9), "job, in a thread": (50, 12), "job, on an event loop": (60, 13)}
-    figures = [
-        figure
-        for trip, called in found.items()
-        for figure in (
-            Figure(f"functions, {trip}", len(called), bounds[trip][0]),
-            Figure(f"files, {trip}", len({file for file, *_ in called}), bounds[trip][1]),
-        )
-    ] + sizes()
+    bounds = {
+        "push": ((40, 9), (43, 15)),
+        "job, in a thread": ((50, 12), (50, 23)),
+        "job, on an event loop": ((60, 13), (57, 25)),
+    }
+    figures = []
+    for trip, called in found.items():
+        goals, limits = bounds[trip]
+        figures.append(Figure(f"functions, {trip}", len(called), goals[0], limits[0]))
+        figures.append(Figure(f"files, {trip}", len({file for file, *_ in called}), goals[1], limits[1]))
+    figures += sizes()
     for figure in figures:
-        mark = "above" if figure.is_above else ""
-        sys.stdout.write(f"{figure.name:44} {figure.value:7,} of {figure.most:7,} {mark:6} {figure.which}\n")
+        mark = f"above its limit of {figure.limit:,}" if figure.is_above else ""
+        sys.stdout.write(
+            f"{figure.name:44} {figure.value:7,}, goal {figure.goal:7,}  {figure.which} {mark}".rstrip() + "\n"
+        )
     if "--list" in sys.argv:
         for trip, called in found.items():
             sys.stdout.write(f"\n{trip}\n")
