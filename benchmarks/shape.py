@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import lowq
 from benchmarks.server import Server
+from lowq.node.node import Node
 
 ROOT = Path(lowq.__file__).parent
 #: Threads that have no part in the trip of a job.
@@ -129,7 +130,7 @@ def _job(
         done = threading.Event()
         make_worker(app, done.set)
         queue = producer.queue("Orders", 5)
-        with running(lowq.Node(app, threads=1)):
+        with running(Node(app, threads=1)):
             for _ in range(3):
                 _perform(queue, done)
             sys.setprofile(None)  # what this thread does is not the job's
@@ -157,7 +158,7 @@ def _perform(queue: Any, done: threading.Event) -> None:
 
 
 @contextmanager
-def running(node: lowq.Node) -> Iterator[None]:
+def running(node: Node) -> Iterator[None]:
     node.start()
     try:
         yield

@@ -18,6 +18,7 @@ from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import lowq
+from lowq.consumer import Consumer
 
 #: Sites, pages of each, and workers.
 SITES, PAGES, WORKERS = 6, 25, 8
@@ -79,7 +80,7 @@ class Crawler:
             self._seen.update(new)
         self._queue.push({"id": link.split("/")[1], "payload": link} for link in new)
 
-    def work(self, consumer: lowq.Consumer) -> None:
+    def work(self, consumer: Consumer) -> None:
         """One of the workers. They share a consumer; several processes would have one each."""
         while jobs := consumer.take(timeout=1):
             for job in jobs:

@@ -1,27 +1,20 @@
 """lowq: background jobs on Redis that stay in order per entity.
 
-One job, package by package::
+This is what an application uses at first. Beside it are, in modules of their own::
 
-    workers      declares who performs it
-    producer     validates it (`job`, `codec`), finds its shard (`sharding`), and pushes it
-    store        merges it into the shard's keys (`keys`) with ``lua/push.lua``, through `client`
-    broker       `membership` says which nodes share the work, a splitter which shards are this node's, `leases` gets
-                 them; `maintenance` keeps them. A wake-up (`wakeups`) makes the `dispatcher` hand the shard to a
-                 thread, and `shard` takes the job with ``lua/ack_and_take.lua``
-    node         `worker_thread` waits for such a shard; `execution` performs the job, decides its outcome, reports it
-    metrics      counts it
+    lowq.consumer              `Consumer`, `ConsumerJob` and their async forms: jobs out by hand
+    lowq.inspection            what is returned to people who look
+    lowq.admin                 what is returned to people who act
+    lowq.shards.splitter       the splitters
+    lowq.shards.scheduler      the schedulers
+    lowq.testing               jobs performed in the calling thread
+    lowq.contrib               tracing, error reporting, databases and frameworks of others
 
-`consumer` is the other way out: a broker and the caller's own code, which takes jobs and says what became of each.
-
-For people who look and act: `queue` is the handle, `operate` reads, acts by hand, examines and repairs. `application`
-holds the settings and the connections. `supervisor` runs several nodes as processes, `cli` is the command line,
-`testing` performs jobs in the calling thread.
+docs/design.md follows a job through the packages.
 """
 
-import importlib
-import typing
-
 from lowq.application import Lowq, default
+from lowq.decorators import every
 from lowq.errors import (
     ConfigError,
     ConsumerClosed,
@@ -49,40 +42,16 @@ from lowq.errors import (
     UnknownQueueError,
     UnknownScheduleError,
 )
-from lowq.every import every
 from lowq.job import Job, JobDict
 from lowq.limits import Concurrency, Rate
 from lowq.observe.callbacks import JobEvent
 from lowq.observe.log_context import LogContext
-from lowq.push.target import Jobs
 from lowq.queue import Queue
 from lowq.settings import Config
-from lowq.shards.scheduler import LagScheduler, Schedulable, Scheduler, SeqScheduler
-from lowq.shards.splitter import BalancedSplitter, ByNodeSplitter, DefaultSplitter
 from lowq.store import Durability
 from lowq.version import VERSION
 from lowq.work.execution import Execution, current
 from lowq.workers import Worker
-
-#: What is imported when it is asked for: a process that only pushes needs none of it.
-_ON_DEMAND = {
-    "AsyncConsumer": "lowq.consumer",
-    "AsyncConsumerJob": "lowq.consumer",
-    "Consumer": "lowq.consumer",
-    "ConsumerJob": "lowq.consumer",
-    "Node": "lowq.node.node",
-}
-
-if typing.TYPE_CHECKING:
-    from lowq.consumer import AsyncConsumer, AsyncConsumerJob, Consumer, ConsumerJob
-    from lowq.node.node import Node
-else:  # hidden from type checkers: they would take every misspelt name for one that may be there
-
-    def __getattr__(name: str) -> object:
-        if name not in _ON_DEMAND:
-            raise AttributeError(f"module 'lowq' has no attribute {name!r}")
-        return getattr(importlib.import_module(_ON_DEMAND[name]), name)
-
 
 __version__ = VERSION
 #: The default application: ``lowq.worker`` and ``lowq.config`` are its own.
@@ -91,31 +60,21 @@ config: Config = default.config
 worker = default.worker
 
 __all__ = [
-    "AsyncConsumer",
-    "AsyncConsumerJob",
-    "BalancedSplitter",
-    "ByNodeSplitter",
     "Concurrency",
     "Config",
     "ConfigError",
-    "Consumer",
     "ConsumerClosed",
-    "ConsumerJob",
-    "DefaultSplitter",
     "Durability",
     "Execution",
     "Job",
     "JobDict",
     "JobError",
     "JobEvent",
-    "Jobs",
-    "LagScheduler",
     "LeaseLost",
     "LogContext",
     "Lowq",
     "LowqError",
     "MiddlewareError",
-    "Node",
     "NotReplicated",
     "NotTaken",
     "PayloadError",
@@ -130,10 +89,7 @@ __all__ = [
     "RedisRefused",
     "RedisUnavailable",
     "Resharding",
-    "Schedulable",
-    "Scheduler",
     "ScriptError",
-    "SeqScheduler",
     "SessionInUse",
     "ShardsCountError",
     "TimeLimitExceeded",

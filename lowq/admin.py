@@ -1,4 +1,4 @@
-"""What people do: the values that handles and the application return to those who act."""
+"""The values that the acting methods of handles and applications return."""
 
 from lowq.operate.actions import Acted, Moments
 from lowq.operate.audit import AuditEntry

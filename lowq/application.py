@@ -1,6 +1,7 @@
-"""The application: its settings, its workers, and the one client that they share.
+"""The application: its workers and queues, and what people ask of all of them. Settings and connections are in
+`Backend`.
 
-`lowq.worker`, `lowq.config` belong to the default application; `Lowq(...)` makes another one, for several in a
+`lowq.worker` and `lowq.config` belong to the default application; `Lowq(...)` makes another one, for several in a
 process and for tests.
 """
 
@@ -15,15 +16,11 @@ from itertools import count
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from lowq import drivers
-from lowq.backend import Source
-from lowq.codec.types import PayloadType
+from lowq.backend import Backend
+from lowq.decorators import Decorator, build_worker, check_codec
 from lowq.errors import ConfigError, UnknownNodeError
 from lowq.job import State
-from lowq.observe.callbacks import FLUSH_SECONDS, Callbacks
-from lowq.observe.emit import QueueEvents
 from lowq.observe.error_groups import ErrorGroup, read_error_groups
-from lowq.observe.events import Observer
-from lowq.observe.graphite_statsd import MetricsExporter
 from lowq.operate import audit as audit_log
 from lowq.operate.doctor import Examination
 from lowq.operate.findings import Finding
@@ -41,27 +38,18 @@ from lowq.operate.stats import ShardInfo, overview, read_shards
 from lowq.options import QueueKeywords, WorkerKeywords, check_queue_name, checked_options
 from lowq.push.batcher import GroupCommit
 from lowq.queue import Queue
-from lowq.registrations import Registrations
 from lowq.schedules import is_internal
 from lowq.settings import Config
-from lowq.store import SOCKET_TIMEOUT, Client, memory_store, new_store
+from lowq.store import SOCKET_TIMEOUT, Client
 from lowq.store.keys import nodes_key
 from lowq.store.scripts import time_of
-from lowq.store.translate import without_password
-from lowq.workers import (
-    Decorator,
-    PerformFunction,
-    Worker,
-    build_worker,
-    check_codec,
-    payload_type_of,
-)
+from lowq.workers import PerformFunction, Worker
 
 C = TypeVar("C")
 P = TypeVar("P")
 S = ParamSpec("S")
 
-#: All applications of the process, in their order; and what embeds each that is made while `all_embedded` is in force.
+#: All applications of the process, in their order, and the functions of `all_embedded` that embed new ones.
 _applications: "weakref.WeakValueDictionary[int, Lowq]" = weakref.WeakValueDictionary()
 _numbers = count()
 _embedding: "list[Callable[[Lowq], object]]" = []
@@ -74,9 +62,7 @@ def _with_keywords_of(
     return lambda method: method
 
 
-# More than 30 methods, in a long file: it is all that people ask of an application, each a line or two over what does
-# it, with what they need to know of it.
-class Lowq:
+class Lowq(Backend):
     """An application: settings, workers, and a connection to Redis that is made when first needed.
 
     Safe for threads. A child of a fork makes connections of its own.
@@ -85,27 +71,14 @@ class Lowq:
         ConfigError: an unknown setting, or a value that makes no sense.
     """
 
+    workers: dict[str, type[Worker[Any]]]
+
     @_with_keywords_of(Config)
     def __init__(self, **settings: Any) -> None:
-        self.config = Config(**settings)
-        #: queue name -> worker.
-        self.workers: dict[str, type[Worker[Any]]] = {}
-        self._client: Client | None = None
-        self._group: GroupCommit | None = None
-        self._store: Any = None
-        #: What makes a client: `Client`, but for tests.
-        self._new_client: Callable[..., Client] = Client
-        self._registry_check = RegistryCheck(self)
-        #: The queues that this process has entered in the registry.
-        self.registrations = self._new_registrations()
-        #: The handles of workers, which another application with these workers does not see replaced.
+        super().__init__(Config(**settings), RegistryCheck(self).accepts)
+        #: queue name -> its worker, and the handle of that.
         self._queues: dict[str, tuple[type[Worker[Any]], Queue]] = {}
-        self._exporter = MetricsExporter(self.config)
-        self._callbacks = Callbacks()
-        #: Those who follow pushes and batches: `lowq.contrib` adds them, at any time.
-        self.observers: list[Observer] = []
         self._with_own_pools: weakref.WeakSet[Lowq] = weakref.WeakSet()
-        self._lock = threading.RLock()
         if not isinstance(self, _WithOwnPool):  # which follows its application
             _applications[next(_numbers)] = self
             for embed in _embedding:
@@ -146,108 +119,40 @@ class Lowq:
         self.workers[worker.queue_name] = worker
         return worker
 
-    @property
-    def client(self) -> Client:
-        """The connections of producers. Made, and the settings frozen, when first asked for."""
-        client = self._client
-        if client is None:
-            with self._lock:
-                if self._client is None:
-                    self._client = self.connect(self.config.client_pool_size)
-                client = self._client
-        return client
-
-    @property
-    def group(self) -> GroupCommit:
-        """The pushes on these connections: those that meet leave together."""
-        client, group = self.client, self._group
-        if group is None or group.client is not client:
-            with self._lock:
-                group = self._group
-                if group is None or group.client is not client:
-                    group = self._group = GroupCommit(client, self.config.push_timeout)
-        return group
-
-    def connect(self, size: int, *, socket_timeout: float = SOCKET_TIMEOUT) -> Client:
-        """A client of its own for up to ``size`` threads, on the same server or store."""
-        with self._lock:
-            url = self.config.redis_url
-            for worker in list(self.workers.values()):  # the settings may be later than the worker
-                check_codec(worker, self.config)
-            if self._store is None:
-                self.config.freeze()
-                if url.startswith("memory://"):
-                    self._store = memory_store(url)
-            elif not url.startswith("memory://"):
-                url = "memory://"
-        return self._new_client(
-            url, size=size, timeout=self.config.pool_timeout, socket_timeout=socket_timeout, store=self._store
-        )
-
-    def _new_registrations(self) -> Registrations:
-        return Registrations(self.config, lambda: self.client, self._registry_check.accepts)
-
-    @property
-    def store_name(self) -> str:
-        """Where the jobs are, for people: the URL without its password."""
-        url = self.config.redis_url
-        if self._store is not None and not url.startswith("memory://"):
-            return "a store in its own process"
-        return without_password(url)
-
     def with_own_pool(self, size: int) -> "Lowq":
-        """The same application with a client of its own, for up to ``size`` threads: whoever is busy with it keeps none
-        of our producers waiting. It follows into an embedded store, and is closed when this one is.
+        """The same application with a client of its own, for up to ``size`` threads, so that their calls keep no
+        producer waiting. It follows into an embedded store, and is closed when this one is.
         """
         other = _WithOwnPool(self, size)
         with self._lock:
             self._with_own_pools.add(other)
         return other
 
-    @contextmanager
-    def embedded(self, store: Any = None, new_client: Callable[..., Client] | None = None) -> Iterator[None]:
-        """Everything goes to an embedded store for the time of the block; an empty one by default. ``new_client`` makes
-        the clients of it, with the arguments of `Client`.
-        """
-        with self._lock:
-            before = self._client, self._group, self._store, self.registrations, self._new_client
-            self._client, self._group, self._store = None, None, store or new_store()
-            self.registrations = self._new_registrations()
-            self._new_client = new_client or self._new_client
-        try:
-            yield
-        finally:
-            with self._lock:
-                self.close()
-                self._client, self._group, self._store, self.registrations, self._new_client = before
-
     def queue(
         self, name: str, shards_count: int | None = None, *, driver: str | None = None, **options: Unpack[QueueKeywords]
     ) -> Queue:
-        """The handle of a queue, for whoever doesn't import its worker.
+        """The handle of a queue, for code that does not import its worker.
 
         ``shards_count`` is only needed before anybody has used the queue; otherwise Redis knows it. ``driver``: the
-        name of its class, a subclass of `Queue` that an installed package brings; otherwise what its worker says. Other
-        options are those of a worker that concern its queue. They are entered in the registry when the handle is used
-        first, and the registry says those that are not given here.
+        name of the handle's class, a subclass of `Queue` that an installed package brings; by default the worker's.
+        ``options``: those of a worker that concern its queue. They are entered in the registry when the handle is first
+        used; the others are taken from the registry.
 
         Raises:
-            ConfigError: an option that there isn't, a value that makes no sense, or there is no such driver.
+            ConfigError: an unknown option or driver, or a wrong value.
         """
         worker = self.workers.get(check_queue_name(name))
         whose = f"queue {name!r}"
         declared = checked_options(whose, options)
         if shards_count is not None:
             checked_options(whose, {"shards_count": shards_count})
-        is_workers = worker is not None and shards_count is None and not declared
+        if worker is not None and shards_count is None and not declared:
+            if driver is None:
+                return self.queue_of(worker)
+            return _queue_class(driver)(self, name, worker.shards_count, worker)
         if worker is not None and driver is None:
             driver = worker.driver
-            if is_workers:
-                return self.queue_of(worker)
-        kind = _queue_class(driver)
-        if worker is not None and is_workers:
-            return kind(self, name, worker.shards_count, worker)
-        return kind(self, name, shards_count, declared=declared)
+        return _queue_class(driver)(self, name, shards_count, declared=declared)
 
     def queue_of(self, worker: type[Worker[Any]]) -> Queue:
         """The handle of a worker's queue."""
@@ -256,13 +161,6 @@ class Lowq:
             queue = _queue_class(worker.driver)(self, worker.queue_name, worker.shards_count, worker)
             known = self._queues[worker.queue_name] = worker, queue
         return known[1]
-
-    def group_for(self, name: str, shards_count: int) -> GroupCommit | None:
-        """The pushes on our connections, if the queue was entered in the registry already. It is asked at each push."""
-        group = self._group
-        if group is None or group.client is not self._client or (name, shards_count) not in self.registrations.entered:
-            return None
-        return group
 
     #: All queues that were ever used, from the registry in Redis.
     queues = read_queues
@@ -282,8 +180,8 @@ class Lowq:
     audit = audit_log.entries
 
     def stuck(self) -> list[StuckBatch]:
-        """The batches that have been running for longer than a minute, and for longer than ten times what 95 % of the
-        batches of their queue take; longest first.
+        """The batches that have been running for longer than a minute, and for longer than ten times the 95th
+        percentile of their queue; longest first.
 
         Raises:
             RedisUnavailable, RedisRefused
@@ -291,7 +189,7 @@ class Lowq:
         return stuck_batches(self)
 
     def error_groups(self) -> list[ErrorGroup]:
-        """The failures of all queues in groups of alike errors, those seen last first.
+        """The failures of all queues in groups of alike errors, the last seen first.
 
         Raises:
             RedisUnavailable, RedisRefused
@@ -308,11 +206,11 @@ class Lowq:
         after: str | None = None,
         **options: Unpack[FilterOptions],
     ) -> FoundPage:
-        """A page of the jobs of all queues, or of these, in one order: by time or whatever is asked for, then by queue
-        and id. Otherwise as `Queue.jobs`.
+        """A page of the jobs of all queues, or of these, in one order: by time or by ``order_by``, then by queue and
+        id. Otherwise as `Queue.jobs`.
 
         Raises:
-            ConfigError: it names what is allowed. UnknownQueueError, RedisUnavailable
+            ConfigError: a wrong argument; the message names the right ones. UnknownQueueError, RedisUnavailable
         """
         *_, page = self.jobs_in_steps(wanted, queues=queues, limit=limit, after=after, interval=math.inf, **options)
         return page
@@ -329,8 +227,8 @@ class Lowq:
         redact: Callable[[Any], Any] | None = None,
         **options: Unpack[FilterOptions],
     ) -> Iterator[FoundPage]:
-        """As `jobs`, for filters that look into jobs: what is found so far, about every ``interval`` seconds, and at
-        last the page itself. ``redact``: what a payload is looked at as.
+        """As `jobs`, for filters that look into jobs: the page so far, about every ``interval`` seconds, and at last
+        the page itself. ``redact`` is applied to payloads before they are compared with the filter.
 
         Raises:
             As `jobs`.
@@ -344,22 +242,22 @@ class Lowq:
         return pages_of_all(shards, filtered, limit=limit, after=after, interval=interval, redact=redact)
 
     def run_schedule_now(self, name: str, queue: str | None = None) -> float:
-        """Pushes a job of a schedule now, also of one that is paused; its time table goes on as it is. Returns the
-        job's ``planned_at``, Unix time, seconds.
+        """Pushes a job of a schedule now, also of a paused one. Its time table does not change. Returns the job's
+        ``planned_at``, Unix time, seconds.
 
         Raises:
             UnknownScheduleError, QueueFull, PushError, RedisUnavailable
         """
         found = self.schedule(name, queue)
         planned_at = time_of(self.client.command("TIME"))
-        # As ticks are: their payload may have a type.
+        # As a tick would be, since payloads may have a type.
         planned_at = round(planned_at, 3) if isinstance(found.at, float) else int(planned_at)
         self.queue(found.queue).push_tick(found.name, planned_at)
         return planned_at
 
     def pause_schedule(self, name: str, queue: str | None = None, *, by: str = "") -> bool:
-        """Pauses a schedule: when this has returned, no tick of it is pushed. Whether that changed anything. ``by``:
-        who does it, for people.
+        """Pauses a schedule: no tick of it is pushed once this has returned. Returns whether that changed anything.
+        ``by``: who paused it, for people.
 
         Raises:
             UnknownScheduleError, RedisUnavailable
@@ -367,7 +265,7 @@ class Lowq:
         return pause_schedule(self, self.schedule(name, queue).queue, name, True, by)
 
     def resume_schedule(self, name: str, queue: str | None = None) -> bool:
-        """Ends a pause of a schedule; whether that changed anything. The ticks that came meanwhile count as missed.
+        """Ends a pause of a schedule; returns whether that changed anything. The ticks meanwhile count as missed.
 
         Raises:
             UnknownScheduleError, RedisUnavailable
@@ -386,13 +284,13 @@ class Lowq:
         on_progress: Callable[[int, int], object] | None = None,
         patience: float | None = None,
     ) -> list[Finding]:
-        """Looks for anything that should not be, in Redis itself, the registries, the leases and the jobs; of these
-        queues only, or of all. What is in order is told too, with the severity "ok".
+        """Examines Redis itself, the registries, the leases and the jobs, of these queues or of all. What is in order
+        is a finding, too, with the severity "ok".
 
-        It goes in short steps while nodes go on working, about 10 s per million jobs, and reports nothing that may
-        only be in motion: what looks wrong with who works what is looked at again for ``patience`` seconds, by default
-        lease_ttl / 3 + 1. ``repair`` repairs what can be repaired without losing anything; each finding says how much
-        of it was. ``on_progress`` is called with how many ids and keys were looked at, and how many there are about.
+        It goes in short steps, about 10 s per million jobs, while nodes go on working. A finding about leases may only
+        be a change under way, so it is looked at again for ``patience`` seconds, by default lease_ttl / 3 + 1.
+        ``repair``: repairs everything that can be repaired without a loss; each finding has the number repaired.
+        ``on_progress``: called with the number of ids and keys examined, and about how many there are.
 
         Raises:
             UnknownQueueError, RedisUnavailable, RedisRefused
@@ -400,12 +298,13 @@ class Lowq:
         return Examination(self, queues, repair=repair, on_progress=on_progress, patience=patience).findings()
 
     def send_command(self, node: str, command: Literal["quiet", "stop", "reload"]) -> None:
-        """Has a node go quiet (take nothing more, finish what runs, let others have its shards), stop, or reload (go on
-        with the code that is on its disk now). The command is sent once; `nodes` shows what became of it.
+        """Tells a node to go quiet (take nothing more, finish its batches, give up its shards), to stop, or to reload
+        (go on with the code that is on its disk now). The command is sent once; `nodes` shows whether it was carried
+        out.
 
         Raises:
-            UnknownNodeError: no node of that name lives. ConfigError: something else than these, or a node that can't
-            be reloaded. RedisUnavailable
+            UnknownNodeError: no node of that name lives. ConfigError: an unknown command, or a node that can't be
+            reloaded. RedisUnavailable
         """
         if command not in ("quiet", "stop", "reload"):
             raise ConfigError(f"a node's commands are 'quiet', 'stop' and 'reload', not {command!r}")
@@ -419,32 +318,11 @@ class Lowq:
         channel = nodes_key(self.config.namespace)
         self.client.command("SPUBLISH", channel, json.dumps({"to": node, "do": command}), key=channel)
 
-    def export_metrics(self, source: Source) -> Callable[[], None]:
-        """Has the source's figures sent to Graphite and StatsD, if the settings say so; returns what ends that."""
-        return self._exporter.add(source)
-
-    def events_of(self, queue: str) -> QueueEvents:
-        """What emits the events of the queue."""
-        if is_internal(queue):
-            return QueueEvents(queue)
-        worker = self.workers.get(queue)
-        callbacks = self._callbacks.of(queue, self.config.on_job_event, None if worker is None else worker.on_event)
-        return QueueEvents(queue, self.observers, callbacks)
-
-    def payload_type_of(self, queue: str) -> PayloadType | None:
-        """How payloads of the queue are encoded; None: as the settings say, also when its worker is not known here."""
-        worker = self.workers.get(queue)
-        return None if worker is None else payload_type_of(worker)
-
-    def flush_events(self, timeout: float = FLUSH_SECONDS) -> bool:
-        """Waits until the callbacks have had all events so far; False: not within so many seconds."""
-        return self._callbacks.flush(timeout)
-
     def selected_workers(self, queues: Iterable[str] | None = None) -> list[type[Worker[Any]]]:
         """The workers that a node runs: those in the setting ``workers``, or all that were decorated; of these queues.
 
         Raises:
-            ConfigError: no worker, or none of such a queue.
+            ConfigError: there is no worker, or none of one of these queues.
         """
         workers: Iterable[Any] = self.workers.values() if self.config.workers is None else self.config.workers
         chosen: list[type[Worker[Any]]] = list(workers)
@@ -463,16 +341,13 @@ class Lowq:
             raise ConfigError("no worker is registered; decorate one with @lowq.worker in the module that is loaded")
         return chosen
 
+    def connect(self, size: int, *, socket_timeout: float = SOCKET_TIMEOUT) -> Client:
+        for worker in list(self.workers.values()):  # the settings may be later than the worker
+            check_codec(worker, self.config)
+        return super().connect(size, socket_timeout=socket_timeout)
+
     def close(self) -> None:
-        """Closes the connections of producers that are not in use; the next call makes new ones. Waits a moment for
-        callbacks that have not had all events yet.
-        """
-        self.flush_events()
-        self._exporter.close()
-        if self._client is not None:
-            self._client.close()
-        if self._group is not None:
-            self._group.close()
+        super().close()
         with self._lock:
             others = list(self._with_own_pools)
         for other in others:
@@ -480,7 +355,7 @@ class Lowq:
 
 
 class _WithOwnPool(Lowq):
-    """Settings, workers and store are those of another application; the client is not."""
+    """Another application's settings, workers and store, with a client of its own."""
 
     def __init__(self, app: Lowq, size: int) -> None:
         super().__init__()
@@ -511,11 +386,8 @@ class _WithOwnPool(Lowq):
         return self._app.connect(size, socket_timeout=socket_timeout)
 
     def close(self) -> None:
-        # Without our lock: who closes the other application holds that one's, which we take while we hold ours.
-        if self._client is not None:
-            self._client.close()
-        if self._group is not None:
-            self._group.close()
+        # Without our lock: the other application may be closed under its lock, which we take while we hold ours.
+        self._close_connections()
 
 
 def _queue_class(driver: str | None) -> type[Queue]:
@@ -524,8 +396,8 @@ def _queue_class(driver: str | None) -> type[Queue]:
 
 @contextmanager
 def all_embedded(embed: Callable[[Lowq], AbstractContextManager[None]]) -> Iterator[None]:
-    """Every application of the process is embedded for the time of the block, also one that is made meanwhile.
-    ``embed``: what does that with one, as `Lowq.embedded`.
+    """Embeds every application of the process for the time of the block, also one that is made meanwhile. ``embed``:
+    does that with one, as `Lowq.embedded`.
     """
     with ExitStack() as stack:
         for app in list(_applications.values()):
@@ -542,7 +414,7 @@ def all_embedded(embed: Callable[[Lowq], AbstractContextManager[None]]) -> Itera
 
 
 def _renew_locks() -> None:
-    """In a forked child, where whoever had one is not there."""
+    """Replaces the locks in a forked child, where the threads that held them are gone."""
     for app in list(_applications.values()):
         for one in (app, *app._with_own_pools):
             one._lock = threading.RLock()

@@ -1,10 +1,13 @@
-"""The clock by which leases run out and jobs become due: it never steps, and counts on while the machine is suspended.
+"""Time: the clock by which leases run out and jobs become due, and lengths of time as people write and read them.
 
+The clock never steps, and counts on while the machine is suspended.
 A lease runs out in Redis whatever happens to its holder, so the holder must not count by a clock that stands still when
 its machine does: after a night in which the lid was closed it would go on with the jobs it had prefetched. All times
 that are compared with a lease's deadline come from here.
 """
 
+import math
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -30,3 +33,61 @@ def _find() -> Clock:
 
 #: Seconds since some moment, the same for the whole life of the process.
 now: Clock = _find()
+
+
+# --- lengths of time ---
+
+#: Seconds that a thread or a process waits at a time, at most: beyond some weeks or years, depending on the call,
+#: Python raises an OverflowError. Whoever waits looks again then, and waits on.
+LONGEST_WAIT = 86400.0
+
+_UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
+
+
+def duration(seconds: float, *, fine: bool = False) -> str:
+    """``4 min 10 s``: the two largest units; ``forever`` for what is no length of time. ``fine``: what is less than a
+    second in milliseconds, ``2.5 ms``.
+    """
+    if not -math.inf < seconds < math.inf:
+        return "forever"
+    if fine and 0 < seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    if seconds < 10:
+        return f"{max(seconds, 0):.1f} s" if seconds >= 0.05 else "0 s"
+    left = round(seconds)
+    parts: list[str] = []
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count:,} {unit}")
+        elif parts:
+            parts.append("")
+        if len(parts) == 2:
+            break
+    return " ".join(part for part in parts if part)
+
+
+def ago(at: float | None, now: float) -> str:
+    """``3 min ago``, ``in 4 min 10 s``, ``now``; nothing for what is no moment. Both are Unix time in seconds."""
+    if at is None or not math.isfinite(at):
+        return ""
+    away = at - now
+    if abs(away) < 0.5:
+        return "now"
+    return f"in {duration(away)}" if away > 0 else f"{duration(-away)} ago"
+
+
+def relative_seconds(text: str) -> float | None:
+    """``-2h``, ``+30 min`` in seconds; None: it is nothing of the kind.
+
+    Raises:
+        ValueError: that is longer than any time.
+    """
+    found = re.fullmatch(r"([+-])\s*(\d+(?:\.\d+)?)\s*(s|min|m|h|d)", text.strip())
+    if found is None:
+        return None
+    sign, number, unit = found.groups()
+    seconds = float(number) * _UNITS[unit]
+    if not math.isfinite(seconds):
+        raise ValueError(text)
+    return -seconds if sign == "-" else seconds

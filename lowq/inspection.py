@@ -1,4 +1,4 @@
-"""What people are shown: the values that handles and the application return to those who look."""
+"""The values that the reading methods of handles and applications return."""
 
 from lowq.observe.error_groups import ErrorGroup
 from lowq.observe.histories import (
@@ -13,6 +13,7 @@ from lowq.observe.histories import (
 )
 from lowq.operate.actions import Pause
 from lowq.operate.explain import Description, LimitState, Why
+from lowq.operate.findings import Finding, Severity
 from lowq.operate.job_filter import JobFilter, Snapshot
 from lowq.operate.jobs import FoundJob, FoundPage, Page
 from lowq.operate.nodes import NodeInfo, RunningBatch, StuckBatch
@@ -22,8 +23,8 @@ from lowq.operate.stats import Forecast, QueueOverview, ShardInfo, Statistics, S
 from lowq.registrations import QueueInfo
 
 __all__ = [
-    "Description", "ErrorGroup", "Forecast", "FoundJob", "FoundPage", "Histogram", "History", "HistoryPoint",
+    "Description", "ErrorGroup", "Finding", "Forecast", "FoundJob", "FoundPage", "Histogram", "History", "HistoryPoint",
     "JobFilter", "LimitState", "NodeInfo", "Page", "Pause", "QueueInfo", "QueueOverview", "RedisInfo", "RunningBatch",
-    "ScheduleInfo", "ShardInfo", "SlowBatch", "Snapshot", "Span", "Statistics", "Stats", "StretchTimes",
+    "ScheduleInfo", "Severity", "ShardInfo", "SlowBatch", "Snapshot", "Span", "Statistics", "Stats", "StretchTimes",
     "StuckBatch", "Times", "TotalTimes", "Why",
 ]  # fmt: skip

@@ -1,5 +1,6 @@
 """A job: as producers give it, and as people look at it."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, NotRequired, TypedDict
@@ -44,6 +45,10 @@ class JobDict(TypedDict, Generic[P]):
     ttl: NotRequired[float | timedelta | None]
     #: 0, the most urgent, to 9: which of the jobs of a shard that are due is taken first. That of the queue by default.
     priority: NotRequired[int]
+
+
+#: What `Queue.push` and `Worker.perform_async` take: one job, or any iterable of jobs. A `JobDict` is such a mapping.
+Jobs = Mapping[str, Any] | Iterable[Mapping[str, Any]]
 
 
 class Untyped:

@@ -13,12 +13,12 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
 from lowq import drivers
-from lowq.address import Transport, parse_address
 from lowq.codec import dump_payload, load_payload
 from lowq.codec.error_text import dump_error, format_error
 from lowq.errors import ConfigError
 from lowq.logs import get_log
 from lowq.observe.callbacks import Listener
+from lowq.observe.sinks import Transport, parse_address
 from lowq.options import LISTENER, Kind, Option, driver, kind, number, whole
 from lowq.retry import (
     BuryOn,

@@ -6,6 +6,7 @@ from typing import Any
 import lowq
 from benchmarks.peers.handler import handle
 from benchmarks.peers.work import QUEUE, work
+from lowq.shards.splitter import ByNodeSplitter
 
 _work = work(os.environ.get("BENCH_WORK", "blank"))
 
@@ -25,7 +26,7 @@ class Bench(lowq.Worker[Any]):
 def _part() -> None:
     # Two nodes that share the shards by number, where the command line can't start several processes itself.
     nodes, number = int(os.environ["BENCH_NODES"]), int(os.environ["BENCH_NODE"])
-    lowq.config.build_splitter = lambda: lowq.ByNodeSplitter(nodes, number, lowq.config.threads_per_node)
+    lowq.config.build_splitter = lambda: ByNodeSplitter(nodes, number, lowq.config.threads_per_node)
 
 
 if "BENCH_NODES" in os.environ:

@@ -13,6 +13,7 @@ from benchmarks.numbers import percentile
 from benchmarks.peers.turn import PATIENCE, start
 from benchmarks.peers.work import QUEUE, SLOW
 from benchmarks.server import Server
+from lowq.node.node import Node
 
 #: Jobs per second of those that are asked how long they waited.
 RATE = 200.0
@@ -101,7 +102,7 @@ def urgent(*, quick: bool) -> dict[str, float]:
             time.sleep(0.02)
 
         work.perform_async({"id": f"backfill {number}", "priority": 9} for number in range(500_000))
-        node = lowq.Node(app, threads=THREADS)
+        node = Node(app, threads=THREADS)
         node.start()
         try:
             _until(lambda: work.queue.stats().processed > 10)

@@ -7,6 +7,7 @@ from typing import Any
 
 import lowq
 from benchmarks.server import Server
+from lowq.node.node import Node
 
 RATE, NODES, THREADS, SHARDS = 100, 2, 5, 24
 
@@ -35,7 +36,7 @@ def _begun(seconds: float) -> int:
 
         apps[0].queue("limited").push({"id": number} for number in range(int(RATE * seconds * 3)))
         for app in apps:
-            node = lowq.Node(app, threads=THREADS)
+            node = Node(app, threads=THREADS)
             node.start()
             stack.callback(node.stop, 5.0)
         time.sleep(2.0)  # all shards are held, and the first burst is over
@@ -57,7 +58,7 @@ def _drain(count: int, limit: lowq.Concurrency | None) -> float:
                 done.set()
 
         app.queue("limited").push({"id": number} for number in range(count))
-        node = lowq.Node(app, threads=THREADS)
+        node = Node(app, threads=THREADS)
         begun = time.perf_counter()
         node.start()
         assert done.wait(120), f"{left} of {count} jobs were not performed"

@@ -17,6 +17,8 @@ import lowq
 from benchmarks.peers import handler
 from benchmarks.peers.adapter import CONCURRENCY, Adapter, main
 from benchmarks.peers.work import QUEUE, SLOW, work
+from lowq.node.node import Node
+from lowq.shards.scheduler import SeqScheduler
 
 #: Options of a queue -> how they are read.
 _OPTIONS: dict[str, Callable[[str], Any]] = {
@@ -53,7 +55,7 @@ class LowqAdapter(Adapter):
         if settings.get("middleware") == "on":
             self.app.config.server_middlewares = [_pass_on]
         if settings.get("scheduler") == "seq":
-            self.app.config.build_scheduler = lowq.SeqScheduler
+            self.app.config.build_scheduler = SeqScheduler
         self.app.config.concurrency = self.concurrency
         self.type = _TYPES[settings.get("type", "dict")]
         self.worker = self.app.worker(
@@ -117,7 +119,7 @@ class LowqAdapter(Adapter):
     def work(self) -> None:
         threading.Thread(target=_obey, daemon=True).start()
         threads = int(self.settings.get("threads", CONCURRENCY))
-        lowq.Node(self.app, threads=threads, prefetch=self.settings.get("prefetch") != "off").run()
+        Node(self.app, threads=threads, prefetch=self.settings.get("prefetch") != "off").run()
 
 
 def _pass_on(_worker: lowq.Worker[Any], _batch: Mapping[str, list[Any]], call_next: Callable[[], None]) -> None:

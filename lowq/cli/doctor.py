@@ -20,9 +20,9 @@ from lowq.cli.output import (
     message_of,
     terminal_width,
 )
-from lowq.doctor import CODES, Finding, Severity
 from lowq.errors import RedisRefused, RedisUnavailable
 from lowq.logs import printable
+from lowq.operate.findings import Finding, Severity, codes
 
 _COLOURS: dict[Severity, str] = {"ok": "green", "warning": "yellow", "error": "red"}
 #: Columns of the left side, and of the text where the terminal sets no bound.
@@ -79,9 +79,9 @@ def doctor(
 
 def _check_codes(ignore: tuple[str, ...]) -> None:
     for code in ignore:
-        if code not in CODES:
-            near = get_close_matches(code, CODES, 3)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"codes are {', '.join(sorted(CODES))}"
+        if code not in codes():
+            near = get_close_matches(code, codes(), 3)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"codes are {', '.join(sorted(codes()))}"
             raise Failure(f"--ignore {code}: there is no such finding; {hint}", USAGE)
 
 

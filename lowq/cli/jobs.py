@@ -38,7 +38,7 @@ from lowq.cli.output import (
     server_time,
     table,
 )  # fmt: skip
-from lowq.duration import ago
+from lowq.clock import ago
 from lowq.job import Job
 from lowq.logs import printable
 from lowq.operate.actions import IN_FLIGHT, MISSING, Acted, ActionName

@@ -8,7 +8,7 @@ import click
 from lowq.application import Lowq
 from lowq.cli.group import audited, json_option, with_app
 from lowq.cli.output import echo_json, echo_lines, number, say, server_time, table
-from lowq.duration import duration
+from lowq.clock import duration
 from lowq.logs import printable
 from lowq.operate.nodes import NodeInfo
 from lowq.schedules import is_internal

@@ -19,8 +19,8 @@ from typing import IO, Any, Self
 import click
 
 from lowq.application import Lowq
+from lowq.clock import ago, duration, relative_seconds
 from lowq.codec import MAX_TIME
-from lowq.duration import ago, duration, relative_seconds
 from lowq.errors import (
     START_REDIS,
     ConfigError,

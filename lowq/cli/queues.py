@@ -23,7 +23,7 @@ from lowq.cli.output import (
     table,
 )
 from lowq.cli.stats import end_without, shards_without
-from lowq.duration import ago, duration
+from lowq.clock import ago, duration
 from lowq.errors import RedisUnavailable
 from lowq.operate.actions import IN_FLIGHT
 from lowq.operate.queries import shards_of_handle

@@ -15,7 +15,7 @@ import click
 from lowq.application import Lowq
 from lowq.cli.group import json_option, queue_argument, used_queue, with_app
 from lowq.cli.output import FAILED, bound, echo_json, echo_lines, number, say, server_time, shorten, table
-from lowq.duration import LONGEST_WAIT, ago, duration
+from lowq.clock import LONGEST_WAIT, ago, duration
 from lowq.errors import RedisUnavailable, ScriptError
 from lowq.logs import printable
 from lowq.observe.error_groups import most_frequent_first

@@ -36,13 +36,14 @@ from math import inf
 from types import TracebackType
 from typing import Any, Self
 
-from lowq.backend import Backend, Reading
+from lowq.backend import Backend
 from lowq.codec import decode_id
 from lowq.consumer.hand import ConsumerJob, Hand
 from lowq.consumer.takes import Caller, Taker
 from lowq.errors import ConfigError, LowqError, RedisUnavailable, SessionInUse
 from lowq.logs import describe, get_log
 from lowq.observe.error_groups import ErrorCounts, ErrorRecorder
+from lowq.observe.graphite_statsd import Reading
 from lowq.options import QueueOptions
 from lowq.options import seconds as seconds_kind
 from lowq.settings import Config

@@ -13,8 +13,7 @@ from functools import partial
 from typing import Any
 
 from lowq.application import Lowq
-from lowq.clock import now
-from lowq.duration import duration
+from lowq.clock import duration, now
 from lowq.errors import EXIT_REPLACE
 from lowq.logs import get_log
 from lowq.node.checks import new_scheduler, new_splitter

@@ -33,6 +33,7 @@ from typing import Any
 from lowq.application import Lowq
 from lowq.codec import EncodedJob, dump_payload, encode_id
 from lowq.codec.types import PayloadType
+from lowq.decorators import build_worker
 from lowq.errors import LowqError, QueueInUse
 from lowq.logs import describe, get_log
 from lowq.operate.schedules import declared_by_nodes, look_call, read_record, set_record
@@ -46,7 +47,7 @@ from lowq.store.keys import shard_prefix
 from lowq.store.scripts import time_of
 from lowq.store.shard import PushCall
 from lowq.work.execution import current
-from lowq.workers import Worker, build_worker, schedules_of
+from lowq.workers import Worker, schedules_of
 
 log = get_log("lowq.node")
 

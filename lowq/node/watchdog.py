@@ -13,9 +13,8 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from lowq.clock import Clock
+from lowq.clock import LONGEST_WAIT, Clock, duration
 from lowq.clock import now as clock_now
-from lowq.duration import LONGEST_WAIT, duration
 from lowq.logs import flush, get_log
 from lowq.shards.shard import Performing
 from lowq.work.loop import BatchActivity

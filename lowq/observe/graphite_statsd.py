@@ -15,13 +15,12 @@ import threading
 import time
 import unicodedata
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 
-from lowq.address import parse_address
-from lowq.backend import Reading, Source
 from lowq.logs import get_log
-from lowq.observe.sinks import Sink
+from lowq.observe.sinks import Sink, parse_address
 from lowq.settings import GRAPHITE_TRANSPORTS, STATSD_TRANSPORTS, Config
 
 log = get_log("lowq.observe")
@@ -31,6 +30,19 @@ INTERVAL = 1.0
 #: Seconds that the end of the last source waits for the last lines to be sent.
 CLOSE_SECONDS = 1.0
 
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a source knows of a queue, or of its process, at a moment."""
+
+    #: Totals since the source began: name -> how often, or how many seconds.
+    counters: Mapping[str, float] = field(default_factory=dict)
+    #: The present state: name -> value.
+    gauges: Mapping[str, float] = field(default_factory=dict)
+
+
+#: queue -> its reading; "" stands for the process. It waits for nobody, as it is called each second.
+Source = Callable[[], Mapping[str, Reading]]
 #: (queue, name) -> value; "" as queue: of the process.
 Figures = dict[tuple[str, str], float]
 

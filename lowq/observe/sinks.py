@@ -5,14 +5,15 @@ connects anew when the other side is gone. While it is away lines gather; when t
 and counted. When no line has come for a while the thread ends, and the next one starts another.
 """
 
+import re
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import Literal, NamedTuple
 
-from lowq.address import Address
 from lowq.logs import describe, get_log
 
 log = get_log("lowq.observe")
@@ -30,6 +31,40 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 5.0
 LOOKUP_SECONDS = 30.0
 #: Seconds without a line after which the connection is closed and the thread ends.
 IDLE_SECONDS = 10.0
+
+
+Transport = Literal["tcp", "udp"]
+
+
+class Address(NamedTuple):
+    """Where something listens, and how it is spoken to."""
+
+    transport: Transport
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.transport}://{host}:{self.port}"
+
+
+def parse_address(text: str, transports: tuple[Transport, ...]) -> Address:
+    """The address that a text is. Without a scheme the first of the transports is meant.
+
+    Raises:
+        ValueError: it is none; the message says what to write.
+    """
+    schemes = "".join(f" or {transport}://HOST:PORT" for transport in transports[1:])
+    found = re.fullmatch(r"(?:(\w+)://)?(?:\[([0-9A-Fa-f:.]+(?:%\w+)?)\]|([^\s:/\[\]@]+)):([0-9]{1,5})", text, re.ASCII)
+    if found is None:
+        raise ValueError(f"it is no address; write HOST:PORT{schemes}")
+    scheme, in_brackets, plain, port = found.groups()
+    transport = next((one for one in transports if one == (scheme or transports[0])), None)
+    if transport is None:
+        raise ValueError(f"it can't be reached by {scheme}; write HOST:PORT{schemes}")
+    if not 1 <= int(port) <= 65535:
+        raise ValueError("a port is a number from 1 to 65535")
+    return Address(transport, in_brackets or plain, int(port))
 
 
 class Sink:

@@ -18,8 +18,8 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from lowq import clock as lowq_clock
-from lowq.backend import Reading, Source
 from lowq.observe.events import Observer
+from lowq.observe.graphite_statsd import Reading, Source
 from lowq.observe.histories import (
     BOUNDS,
     FLOW_RING,

@@ -3,6 +3,7 @@
 ::
 
     queries         the reading half of a queue's handle
+    commands        its acting half
     queues          which queues there are, their layouts, and where their jobs are
     nodes           which nodes live, what they perform, and which batches are stuck
     stats           queues and shards in figures

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lowq.backend import Backend
-from lowq.duration import duration
+from lowq.clock import duration
 from lowq.errors import RedisUnavailable, ScriptError, ShardsCountError, UnknownQueueError
 from lowq.operate.actions import release_shard
 from lowq.operate.findings import Finding, Severity, make_finding

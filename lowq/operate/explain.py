@@ -6,8 +6,8 @@ from itertools import islice
 from math import inf
 from typing import Any, Literal, NamedTuple
 
+from lowq.clock import duration
 from lowq.codec import decode_id
-from lowq.duration import duration
 from lowq.job import Job, State
 from lowq.limits import Concurrency, Limit, Rate, registered_limits
 from lowq.operate.jobs import everywhere_calls, jobs_everywhere

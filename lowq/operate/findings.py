@@ -72,6 +72,11 @@ def read_kinds() -> dict[str, Kind]:
     return kinds
 
 
+def codes() -> frozenset[str]:
+    """The codes of findings."""
+    return frozenset(name.partition(".")[0] for name in read_kinds())
+
+
 def make_finding(
     name: str,
     fields: Mapping[str, Any],

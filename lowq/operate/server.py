@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lowq.backend import Backend
-from lowq.duration import duration
+from lowq.clock import duration
 from lowq.errors import RedisRefused, RedisUnavailable, ScriptError
 from lowq.operate.findings import Finding, make_finding
 from lowq.store import Client, parse_info

@@ -30,13 +30,14 @@ from lowq.errors import (
     RedisUnavailable,
     TimeLimitExceeded,
 )
+from lowq.job import Jobs
 from lowq.middleware import all_async, wrap
 from lowq.observe.emit import observed_push
 from lowq.push.background import in_own_thread
 from lowq.push.batcher import ThreadRequest
 from lowq.push.calls import Outcome, Part, Request, Settled, is_misscored, is_out_of_turn, wrong_scores
 from lowq.push.event_loop import LoopRequest
-from lowq.push.target import Jobs, Target, as_iterable, of_queue
+from lowq.push.target import Target, as_iterable, of_queue
 from lowq.push.write import PUSH_BYTES, PUSH_JOBS, Write, missed_deadline, room_until
 from lowq.store import NotConfirmed
 

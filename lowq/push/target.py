@@ -10,6 +10,7 @@ from zlib import crc32
 from lowq.codec import EncodedJob, Rest, encode_job, score_reader
 from lowq.codec.types import PayloadType
 from lowq.errors import JobError, ShardsCountError
+from lowq.job import Jobs
 from lowq.observe.emit import QueueEvents
 from lowq.options import QueueOptions
 from lowq.push.batcher import GroupCommit
@@ -25,8 +26,6 @@ CALL_JOBS = 1000
 CALL_BYTES = 2**20
 #: Has a push make a shard that is not there: the registry has just said that it is of its queue.
 ANEW = b" anew=1"
-#: What ``perform_async`` takes: one job, or any iterable of jobs. A `JobDict` is such a mapping.
-Jobs = Mapping[str, Any] | Iterable[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)

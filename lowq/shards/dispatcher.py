@@ -22,9 +22,8 @@ from itertools import count as count_up
 from itertools import islice
 from math import inf
 
-from lowq.clock import Clock
+from lowq.clock import LONGEST_WAIT, Clock
 from lowq.clock import now as clock_now
-from lowq.duration import LONGEST_WAIT
 from lowq.shards.delivery import Delivery, urgent_level
 from lowq.shards.fairness import Demand, Entry, QueuePermits, QueueUse, Share, Shares, is_ready
 from lowq.shards.scheduler import LagScheduler, Scheduler, SeqScheduler, one_by_one, place

@@ -16,9 +16,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from lowq.clock import Clock
+from lowq.clock import LONGEST_WAIT, Clock
 from lowq.clock import now as clock_now
-from lowq.duration import LONGEST_WAIT
 from lowq.errors import ConfigError, RedisUnavailable, ShardsCountError
 from lowq.logs import describe, get_log
 from lowq.shards.leases import Leases

@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from lowq.duration import duration
+from lowq.clock import duration
 from lowq.errors import LowqError
 from lowq.supervisor.process import (
     BEAT,

@@ -27,7 +27,7 @@ from math import inf
 from pathlib import Path
 from types import FrameType
 
-from lowq.duration import LONGEST_WAIT, duration
+from lowq.clock import LONGEST_WAIT, duration
 from lowq.errors import EXIT_CUT_SHORT, EXIT_FAILED, EXIT_OK, EXIT_REPLACE, EXIT_USAGE
 from lowq.logs import get_log
 from lowq.supervisor.dashboard import DashboardProcess

@@ -9,8 +9,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from lowq.clock import duration
 from lowq.codec import MAX_TIME, original_payload
-from lowq.duration import duration
 from lowq.errors import LowqError, PushInterrupted, RedisNotReady, RedisUnavailable
 from lowq.job import Job
 from lowq.logs import describe, get_log, printable

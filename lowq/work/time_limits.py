@@ -24,8 +24,7 @@ from contextvars import Context
 from functools import cache
 from typing import Any
 
-from lowq.clock import Clock
-from lowq.duration import duration
+from lowq.clock import Clock, duration
 from lowq.errors import LeaseLost, LowqError, TimeLimitExceeded
 from lowq.store import caller_limit
 

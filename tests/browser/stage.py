@@ -10,6 +10,7 @@ from starlette.routing import Mount
 
 import lowq
 import lowq_web
+from lowq.node.node import Node
 from tests.rules.web.hand import Hand
 from tests.rules.web.served import served
 from tests.waiting import until
@@ -21,7 +22,7 @@ class Stage:
     def __init__(self, redis_url: str) -> None:
         # So long that no node is held for dead, or loses its shards, while a busy machine keeps its threads waiting.
         self.app = lowq.Lowq(redis_url=redis_url, lease_ttl=15.0)
-        self._nodes: list[lowq.Node] = []
+        self._nodes: list[Node] = []
 
     def close(self) -> None:
         for node in self._nodes:
@@ -32,9 +33,9 @@ class Stage:
         """Whether any of its nodes is to stop."""
         return any(node.stopping.is_set() for node in self._nodes)
 
-    def start_node(self, threads: int = 3) -> lowq.Node:
+    def start_node(self, threads: int = 3) -> Node:
         """A node of all workers of the application, in this process."""
-        node = lowq.Node(self.app, threads=threads)
+        node = Node(self.app, threads=threads)
         node.start()
         self._nodes.append(node)
         until(lambda: any(found.name == node.name for found in self.app.nodes()), "heartbeat of the node")

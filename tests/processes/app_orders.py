@@ -31,10 +31,11 @@ from pathlib import Path
 from typing import Any
 
 import lowq
-from lowq.consumer import Consumer
+from lowq.consumer import AsyncConsumer, AsyncConsumerJob, Consumer, ConsumerJob
 from lowq.node.node import Node
-from lowq.shards.scheduler import Schedulable
+from lowq.shards.scheduler import Schedulable, SeqScheduler
 from lowq.shards.shard import Shard
+from lowq.shards.splitter import DefaultSplitter
 from tests.history import History, PushedJob
 
 #: Environment variable -> default.
@@ -234,11 +235,11 @@ def own_splitter(shards: Sequence[Any]) -> list[list[Any]]:
 def configure() -> None:
     scheduler, splitter = setting("ORDERS_SCHEDULER"), setting("ORDERS_SPLITTER")
     if scheduler:
-        app.config.build_scheduler = {"seq": lowq.SeqScheduler, "own": LatestFirst}[scheduler]
+        app.config.build_scheduler = {"seq": SeqScheduler, "own": LatestFirst}[scheduler]
     if splitter == "own":
         app.config.build_splitter = lambda: own_splitter
     elif splitter == "all":  # one node holds everything, the others stand by
-        app.config.build_splitter = lambda: lowq.DefaultSplitter(app.config.threads_per_node)
+        app.config.build_splitter = lambda: DefaultSplitter(app.config.threads_per_node)
     app.config.on_server_stop = lambda: history.write("server_stop")
     app.config.last_words = lambda error: history.write("last_words", error=repr(error))
 
@@ -318,7 +319,7 @@ class Consuming:
             for job in jobs:
                 self._perform(job, is_first=job is jobs[0])
 
-    def _perform(self, job: lowq.ConsumerJob, *, is_first: bool) -> None:
+    def _perform(self, job: ConsumerJob, *, is_first: bool) -> None:
         begun = begin(self._consumer, job, is_first=is_first)
         if begun is None:
             self._until_reported(job.release)
@@ -363,7 +364,7 @@ def limits_of_takes(number: int) -> Iterator[int]:
 
 
 def begin(
-    consumer: Consumer, job: lowq.ConsumerJob | lowq.AsyncConsumerJob, *, is_first: bool
+    consumer: Consumer, job: ConsumerJob | AsyncConsumerJob, *, is_first: bool
 ) -> tuple[int, dict[str, list[int]], float | None] | None:
     """What the history is to know of the perform: shard, versions, when its ttr passes. None: it is not begun, as the
     lease is not surely held any more. Should that be resumed, the job is still in hand. The first job of a list was
@@ -419,7 +420,7 @@ class AsyncConsuming:
                     self._unacknowledged.clear()
             return None
 
-    async def _work(self, consumer: lowq.AsyncConsumer, number: int) -> None:
+    async def _work(self, consumer: AsyncConsumer, number: int) -> None:
         limits, chance = limits_of_takes(number), random.Random(f"{setting('ORDERS_NUMBER')}/{number}/cancels")
         task = asyncio.current_task()
         assert task is not None
@@ -437,7 +438,7 @@ class AsyncConsuming:
             for job in jobs:
                 await self._perform(consumer, job, is_first=job is jobs[0])
 
-    async def _perform(self, consumer: lowq.AsyncConsumer, job: lowq.AsyncConsumerJob, *, is_first: bool) -> None:
+    async def _perform(self, consumer: AsyncConsumer, job: AsyncConsumerJob, *, is_first: bool) -> None:
         begun = begin(consumer._consumer, job, is_first=is_first)
         if begun is None:
             await self._until_reported(job.release)
@@ -460,9 +461,7 @@ class AsyncConsuming:
         else:
             await self._acknowledge(consumer, shard, job.id, job.receipt, perform)
 
-    async def _acknowledge(
-        self, consumer: lowq.AsyncConsumer, shard: int, job_id: str, receipt: str, perform: str
-    ) -> None:
+    async def _acknowledge(self, consumer: AsyncConsumer, shard: int, job_id: str, receipt: str, perform: str) -> None:
         if await self._until_reported(lambda: consumer.ack(receipt)):
             history.acked(shard, [job_id], perform)
 

@@ -20,6 +20,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
 
 import lowq
 import lowq.contrib.otel
+from lowq.node.node import Node
 from lowq.node.schedules import take_turn
 from lowq.schedules import Schedule
 from lowq.store import Client
@@ -105,7 +106,7 @@ class Costs:
 
     def start_node(self, *, prefetch: bool) -> None:
         """A node with one thread, which has nothing left to do when this returns."""
-        node = lowq.Node(self.app, threads=1, prefetch=prefetch)
+        node = Node(self.app, threads=1, prefetch=prefetch)
         node.start()
         self._stop.callback(node.stop)
         self.drain(10)  # behind it is what a node does once

@@ -1,6 +1,7 @@
 """A node learns what comes in to its shards from the renewals of its leases, and says so in the queue's history."""
 
 import lowq
+from lowq.node.node import Node
 from tests.processes.support import until
 
 
@@ -20,7 +21,7 @@ def test_a_node_records_what_came_in_and_what_it_performed(redis_url: str) -> No
         return [tuple(round(sum(map(float, column))) for column in columns)] if flows else []
 
     Orders.perform_async([{"id": "before", "payload": 1, "delay": 3600}])
-    node = lowq.Node(app, threads=1)
+    node = Node(app, threads=1)
     node.start()
     try:
         until(lambda: bool(recorded()), "two renewals: from here on it is known what came in between")

@@ -14,6 +14,8 @@ import pytest
 import lowq
 from lowq import codec, drivers
 from lowq.errors import ConfigError
+from lowq.shards.scheduler import LagScheduler, SeqScheduler
+from lowq.shards.splitter import BalancedSplitter, DefaultSplitter
 from tests.rows import case
 from tests.waiting import PATIENCE
 
@@ -29,8 +31,8 @@ class OwnQueue(lowq.Queue):
     """A queue class."""
 
 
-def make_scheduler() -> lowq.SeqScheduler:
-    return lowq.SeqScheduler()
+def make_scheduler() -> SeqScheduler:
+    return SeqScheduler()
 
 
 @pytest.fixture
@@ -52,8 +54,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
 
 def test_lowqs_own_need_no_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[tuple[drivers.Kind, str, object]] = [
-        ("scheduler", "lag", lowq.LagScheduler), ("scheduler", "seq", lowq.SeqScheduler),
-        ("splitter", "balanced", lowq.BalancedSplitter), ("splitter", "default", lowq.DefaultSplitter),
+        ("scheduler", "lag", LagScheduler), ("scheduler", "seq", SeqScheduler),
+        ("splitter", "balanced", BalancedSplitter), ("splitter", "default", DefaultSplitter),
         ("codec", "json", codec), ("queue", "default", lowq.Queue),
     ]  # fmt: skip
     monkeypatch.setattr(drivers, "entry_points", lambda **_: pytest.fail("they were read"))
@@ -70,8 +72,9 @@ def test_importing_lowq_reads_no_entry_points() -> None:
 
 def test_a_package_brings_one(install: Install) -> None:
     rows: list[tuple[drivers.Kind, str, object]] = [
-        ("splitter", "lowq:DefaultSplitter", lowq.DefaultSplitter), ("scheduler", "make_scheduler", make_scheduler),
-        ("codec", "CODEC", CODEC), ("merge", "builtins:list", list), ("queue", "OwnQueue", OwnQueue),
+        ("splitter", "lowq.shards.splitter:DefaultSplitter", DefaultSplitter),
+        ("scheduler", "make_scheduler", make_scheduler), ("codec", "CODEC", CODEC),
+        ("merge", "builtins:list", list), ("queue", "OwnQueue", OwnQueue),
     ]  # fmt: skip
     for kind, value, driver in rows:
         with case(kind, value):

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 import lowq
+from lowq.consumer import ConsumerJob
+from lowq.node.node import Node
 from lowq.observe.callbacks import Callbacks
 from lowq.observe.emit import QueueEvents
 from lowq.shards.lease import Lease
@@ -90,7 +92,7 @@ def make_worker(app: lowq.Lowq, *, by_loop: bool = False, **options: Any) -> typ
 
 
 def perform_by_node(app: lowq.Lowq, done: Callable[[], bool]) -> None:
-    node = lowq.Node(app, threads=2)
+    node = Node(app, threads=2)
     node.start()
     try:
         until(done, "all jobs")
@@ -106,7 +108,7 @@ def test_each_outcome_of_a_worker_has_its_event(make_app: MakeApp, events: Event
     ids = ["ack", "release", "bury", "fail"]
     worker.perform_async([{"id": job_id, "payload": number} for job_id in ids for number in (1, 2)])
     if how == "node":
-        node = lowq.Node(app, threads=2)
+        node = Node(app, threads=2)
         node.start()
         until(lambda: len({event.id for event in events if event.kind not in ("pushed", "taken")}) == 4, "all jobs")
         assert node.stop()
@@ -156,7 +158,7 @@ def test_each_verb_of_a_consumer_has_its_event(make_app: MakeApp, events: Events
     ids = ["acked", "released", "buried", "failed", "closed"]
     queue.push([{"id": job_id} for job_id in ids])
     with queue.consumer() as consumer:
-        jobs: dict[str, lowq.ConsumerJob] = {}
+        jobs: dict[str, ConsumerJob] = {}
         while len(jobs) < len(ids):
             jobs |= {job.id: job for job in consumer.take(10)}
         jobs["acked"].ack()
@@ -324,7 +326,7 @@ def test_a_callback_that_hangs_delays_neither_work_nor_pushes_nor_the_end(
         performed.extend(payloads_by_id)
 
     try:
-        node = lowq.Node(app, threads=2)
+        node = Node(app, threads=2)
         node.start()
         work.perform_async([{"id": number} for number in range(12_000)])
         until(lambda: len(performed) == 12_000, "all jobs")

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import lowq
+from lowq.node.node import Node
 from lowq.store.keys import nodes_key, queues_key, shard_prefix
 from tests.waiting import PATIENCE, until
 
@@ -81,7 +82,7 @@ def test_a_command_that_is_not_known_is_ignored_by_nodes_and_consumers(app: lowq
         done.extend(payloads_by_id)
 
     queue, channel = app.queue("mail", 1), nodes_key("lowq")
-    node = lowq.Node(app, threads=1)
+    node = Node(app, threads=1)
     node.start()
     try:
         with queue.consumer() as consumer:

@@ -10,6 +10,7 @@ import pytest
 
 import lowq
 from lowq.errors import ConfigError, ScriptError, ShardsCountError
+from lowq.node.node import Node
 from lowq.queue import Queue
 from lowq.store import Call, Client
 from lowq.store.keys import queues_key
@@ -52,7 +53,7 @@ def use(app: lowq.Lowq, how: str) -> None:
     """Uses the queue "mail" of two shards, which is entered in the registry first."""
     if how == "node":
         decorated(app, shards_count=2)
-        lowq.Node(app, threads=1).start()
+        Node(app, threads=1).start()
     elif how == "consume":
         app.queue("mail", 2).consumer()
     elif how == "declare":

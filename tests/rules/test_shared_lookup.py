@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from lowq import shared_lookup
+from lowq.push import shared_lookup
 from lowq.push.background import in_own_thread
-from lowq.shared_lookup import SharedLookup
+from lowq.push.shared_lookup import SharedLookup
 from tests.waiting import NEVER, PATIENCE, auntil, until
 
 setting: contextvars.ContextVar[str] = contextvars.ContextVar("setting", default="unset")

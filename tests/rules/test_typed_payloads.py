@@ -15,6 +15,7 @@ import pytest
 import lowq
 from lowq.codec import load_payload
 from lowq.errors import ConfigError, JobError, PayloadError
+from lowq.node.node import Node
 from lowq.testing import adrain, drain, execution
 from tests.rows import case
 from tests.rules.support import emptied_app
@@ -225,7 +226,7 @@ def test_it_comes_back_with_code_that_can_read_it(app: lowq.Lowq) -> None:
 
 def test_a_node_a_consumer_and_an_async_consumer_give_values_of_the_type_and_bury_others(store_url: str) -> None:
     def by_node(app: lowq.Lowq, seen: Seen) -> None:
-        node = lowq.Node(app, threads=1)
+        node = Node(app, threads=1)
         node.start()
         until(lambda: seen, "a job that is performed")
         node.stop()

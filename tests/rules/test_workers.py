@@ -12,7 +12,7 @@ import pytest
 import lowq
 import lowq.testing
 from lowq.errors import ConfigError
-from lowq.push.target import Jobs
+from lowq.job import Jobs
 from lowq.registrations import options_of
 from lowq.retry import default_retry_in
 from lowq.workers import Worker, time_limits_of

@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import lowq
-from lowq.consumer import Consumer
+from lowq.consumer import AsyncConsumerJob, Consumer, ConsumerJob
+from lowq.node.node import Node
 from lowq.shards.shard import Shard
 from tests.simulation.world import Process
 
@@ -108,7 +109,7 @@ class Performer:
         app = self.story.new_app()
         self._register(app)
         while True:
-            node = lowq.Node(app, threads=2)
+            node = Node(app, threads=2)
             try:
                 node.start()
                 break
@@ -184,7 +185,7 @@ class Performer:
         app.close()
         self._end()
 
-    def _perform(self, consumer: Consumer, job: lowq.ConsumerJob, *, is_first: bool) -> None:
+    def _perform(self, consumer: Consumer, job: ConsumerJob, *, is_first: bool) -> None:
         begun = begin(consumer, job, is_first=is_first)
         if begun is None:
             self._report(job.release)
@@ -259,7 +260,7 @@ class Performer:
 
 
 def begin(
-    consumer: Consumer, job: lowq.ConsumerJob | lowq.AsyncConsumerJob, *, is_first: bool
+    consumer: Consumer, job: ConsumerJob | AsyncConsumerJob, *, is_first: bool
 ) -> tuple[int, float | None] | None:
     """The job's shard, and when its ttr passes; None: its lease is not surely held any more. The first job of a list
     was handed out just now: not to hand out what is not its own is the consumer's part.

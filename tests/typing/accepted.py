@@ -15,6 +15,8 @@ import pydantic
 import lowq
 import lowq.testing
 from lowq import inspection
+from lowq.shards.scheduler import Schedulable, Scheduler, SeqScheduler
+from lowq.shards.splitter import ByNodeSplitter
 
 
 class Order(TypedDict):
@@ -239,17 +241,15 @@ def log(worker: type, batch: dict[str, list[Any]], call_next: Callable[[], objec
 
 app = lowq.Lowq(redis_url="memory://", server_middlewares=[log], threads_per_node=3)
 app.config.lease_ttl = 30
-app.config.build_splitter = lambda: lowq.ByNodeSplitter(3, 0, 5)
-app.config.build_scheduler = lowq.SeqScheduler
+app.config.build_splitter = lambda: ByNodeSplitter(3, 0, 5)
+app.config.build_scheduler = SeqScheduler
 
 
-def latest_first(
-    shards: Sequence[lowq.Schedulable], now: float, ready: Callable[[lowq.Schedulable], bool]
-) -> lowq.Schedulable | None:
+def latest_first(shards: Sequence[Schedulable], now: float, ready: Callable[[Schedulable], bool]) -> Schedulable | None:
     return max(filter(ready, shards), key=lambda shard: (shard.queue, shard.index, shard.next_due or 0), default=None)
 
 
-own_scheduler: lowq.Scheduler[lowq.Schedulable] = latest_first
+own_scheduler: Scheduler[Schedulable] = latest_first
 app.config.build_scheduler = lambda: latest_first
 lowq.config.server_middlewares.append(log)
 lowq.config.redis_url = "redis://localhost"

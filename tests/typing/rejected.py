@@ -12,6 +12,7 @@ from typing import Any, TypedDict
 import msgspec
 
 import lowq
+from lowq.job import Jobs
 
 
 class Order(TypedDict):
@@ -67,7 +68,7 @@ class RetryAsText(lowq.Worker[Order]):
 class InstanceMethod(lowq.Worker[Order]):
     def perform(self, payloads_by_id: dict[str, list[Order]]) -> None: ...
 
-    def perform_async(self, jobs: lowq.Jobs) -> int:  # rejected
+    def perform_async(self, jobs: Jobs) -> int:  # rejected
         return 0
 
 

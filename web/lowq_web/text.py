@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote, unquote
 
-from lowq.duration import ago, duration, relative_seconds
+from lowq.clock import ago, duration, relative_seconds
 from lowq.logs import printable
 
 __all__ = ["ago", "bytes_of", "decode_id", "duration", "encode_id", "exact", "iso", "last_line", "moment", "printable"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import lowq
+from lowq.node.node import Node
 from lowq.workers import Worker
 from tests.processes.conftest import MakeRig
 from tests.processes.node.conftest import MakeApp, Start, ids_of_shards, is_idle
@@ -34,7 +35,7 @@ class Shop:
 
         return app, orders
 
-    def node(self, start: Start, number: int) -> lowq.Node:
+    def node(self, start: Start, number: int) -> Node:
         return start(of=self._application(number)[0], threads=5)
 
     def held(self) -> dict[str, list[int]]:
@@ -45,7 +46,7 @@ class Shop:
                 found[str(shard.owner)].append(shard.index)
         return found
 
-    def share(self, *nodes: lowq.Node) -> None:
+    def share(self, *nodes: Node) -> None:
         """Waits until these nodes hold all shards, evenly to within one."""
 
         def is_even() -> bool:

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from lowq import Lowq
 from lowq.cli import main
-from lowq.doctor import Finding
+from lowq.inspection import Finding
 from lowq.shards.shard import Shard
 from lowq.store.keys import nodes_key, shard_prefix
 from tests.processes.conftest import MakeRig

@@ -65,6 +65,7 @@ assert passed.count == {count}, passed.count
 USES = {
     "recipes.md:FastAPI": """
 from starlette.testclient import TestClient
+from lowq.node.node import Node
 import lowq.testing
 from shop.api import app
 from shop.workers import OrderSync
@@ -171,7 +172,7 @@ import threading
 performed = threading.Event()
 shop.Mail.perform = lambda self, payloads_by_id: performed.set()
 shop.Mail.queue.send("ann@example.com", "again")
-node = lowq.Node(lowq.app)
+node = Node(lowq.app)
 node.start()
 assert performed.wait(60)
 node.stop()

@@ -5,6 +5,7 @@ from contextlib import closing
 from typing import Any
 
 import lowq
+from lowq.node.node import Node
 from lowq.store.keys import shard_prefix
 from lowq.store.shard import ShardScripts
 from tests.processes.support import until
@@ -46,7 +47,7 @@ def test_no_call_goes_to_a_wrong_primary_and_a_push_wakes_the_holder_that_never_
     app = lowq.Lowq(redis_url=cluster.url, poll_interval=NEVER)
     threads = app.worker(queue_name="Threads", shards_count=12)(perform)
     loop = app.worker(queue_name="Loop", shards_count=12)(aperform)
-    node = lowq.Node(app, threads=2)
+    node = Node(app, threads=2)
     node.start()
     try:
         for worker, name in ((threads, "threads"), (loop, "loop")):

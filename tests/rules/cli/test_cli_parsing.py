@@ -16,8 +16,8 @@ from lowq.cli import main, output
 from lowq.cli.loading import load_app, users_traceback
 from lowq.cli.output import Failure, moment
 from lowq.cli.push import lines_but
+from lowq.clock import ago, duration
 from lowq.codec import MAX_TIME
-from lowq.duration import ago, duration
 from lowq.job import Job
 from lowq.store.embedded import encode, take_command
 from lowq.version import VERSION

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from lowq import Lowq
 from lowq.cli import main, stats
-from lowq.duration import LONGEST_WAIT
+from lowq.clock import LONGEST_WAIT
 from lowq.operate.nodes import NodeInfo
 from tests.rows import case
 

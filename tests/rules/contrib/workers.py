@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import lowq
+from lowq.node.node import Node
 from lowq.workers import Worker
 
 #: Called with the payloads by id.
@@ -30,9 +31,9 @@ def make_worker(
 
 
 @contextmanager
-def running_node(app: lowq.Lowq, threads: int = 1) -> Iterator[lowq.Node]:
+def running_node(app: lowq.Lowq, threads: int = 1) -> Iterator[Node]:
     """A node in this process, which has stopped afterwards."""
-    node = lowq.Node(app, threads=threads)
+    node = Node(app, threads=threads)
     node.start()
     try:
         yield node

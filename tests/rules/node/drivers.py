@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import lowq
+from lowq.node.node import Node
 from lowq.testing import drain
 from lowq.workers import Worker
 from tests.waiting import PATIENCE, until
@@ -82,7 +83,7 @@ class Driver:
             except BaseException as stop:
                 return stop
             return None
-        node = lowq.Node(app, queues=[worker.queue_name], threads=1)
+        node = Node(app, queues=[worker.queue_name], threads=1)
 
         def take_no_more() -> None:
             node.request_stop()
@@ -96,7 +97,7 @@ class Driver:
 
 
 @contextmanager
-def running(node: lowq.Node) -> Iterator[None]:
+def running(node: Node) -> Iterator[None]:
     """The node runs for the time of the block, and finishes what it performs."""
     node.start()
     try:

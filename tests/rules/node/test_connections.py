@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 import lowq
+from lowq.node.node import Node
 from tests.rules.node.conftest import MakeApp
 from tests.rules.node.drivers import running
 
@@ -34,5 +35,5 @@ def test_it_has_one_for_each_thread_and_some_more_whatever_its_workers_are(
         return connect(size, **options)
 
     monkeypatch.setattr(app, "connect", connect_noting)
-    with running(lowq.Node(app, threads=threads)):
+    with running(Node(app, threads=threads)):
         assert expected in sizes  # others are the client of the application, and the listener

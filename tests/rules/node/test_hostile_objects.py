@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import lowq
+from lowq.node.node import Node
 from lowq.retry import find_policy
 from lowq.store.keys import shard_prefix
 from lowq.testing import drain
@@ -108,7 +109,7 @@ def test_a_setup_that_raises_it_keeps_the_node_from_starting_and_nobody_waits_fo
 
             def start(app: lowq.Lowq = app, raised: list[type[BaseException]] = raised) -> None:
                 try:
-                    lowq.Node(app, threads=1).start()
+                    Node(app, threads=1).start()
                 except BaseException as error:
                     raised.append(type(error))
 

@@ -14,6 +14,7 @@ import pytest
 
 import lowq
 import lowq.testing
+from lowq.node.node import Node
 from lowq.testing import drain
 from tests.rows import case
 from tests.rules.node.conftest import MakeApp
@@ -41,7 +42,7 @@ def test_nothing_refers_to_what_a_failed_handler_held(app: lowq.Lowq, driver: Dr
         worker = driver.worker(app, handler, per_id=per_id, batch_size=2, max_retry_count=0)
         worker.perform_async([{"id": number} for number in range(3)])
         if driver.is_node:
-            with running(lowq.Node(app, threads=1)):
+            with running(Node(app, threads=1)):
                 until(lambda: worker.queue.stats().morgue_length == 3, "the end of all retries")
                 until(lambda: not any(ref() for ref in kept), "the end of what the handlers held")
         drain(worker)

@@ -10,6 +10,7 @@ import pytest
 
 import lowq
 from lowq.errors import PushInterrupted, RedisFull, RedisNotReady, RedisUnavailable, TimeLimitExceeded
+from lowq.node.node import Node
 from lowq.testing import drain
 from tests.rows import case
 from tests.rules.node.conftest import MakeApp
@@ -256,7 +257,7 @@ def test_pauses_grow_and_in_the_end_it_is_charged(
 
     worker = driver.worker(app, handler)
     worker.push("1")
-    with running(lowq.Node(app, threads=1)):
+    with running(Node(app, threads=1)):
         until(lambda: job_of(worker).state == "retrying", "the charge")
     due, at = zip(*runs, strict=True)
     assert len(runs) == 4
@@ -275,7 +276,7 @@ def test_only_times_in_a_row_count(app: lowq.Lowq, driver: Driver) -> None:
             raise AWAY
 
     worker = driver.worker(app, handler)
-    with running(lowq.Node(app, threads=1)):
+    with running(Node(app, threads=1)):
         for times in range(1, 8):
             worker.push("1")
             until(lambda times=times: worker.queue.stats().processed == times, "the second try")  # type: ignore[misc]

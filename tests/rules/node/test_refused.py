@@ -5,6 +5,7 @@ from typing import Any, cast
 import pytest
 
 import lowq
+from lowq.node.node import Node
 from lowq.node.watchdog import Watchdog
 from lowq.work.loop import BatchActivity
 from tests.rows import case
@@ -20,7 +21,7 @@ def test_what_makes_a_splitter_or_a_scheduler_must_give_one(make_app: MakeApp) -
             work: Any = type("Work", (lowq.Worker,), {"perform": lambda _self, _payloads_by_id: None})
             app.worker(shards_count=1)(work)
             with pytest.raises(lowq.ConfigError, match=rf"makes the {kind} .* gave None; it must be callable"):
-                lowq.Node(app, threads=1).start()
+                Node(app, threads=1).start()
             assert app.nodes() == []
 
 

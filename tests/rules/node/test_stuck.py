@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import lowq
+from lowq.node.node import Node
 from lowq.operate import nodes as stuck
 from tests.waiting import until
 
@@ -30,7 +31,7 @@ def test_threads(app: lowq.Lowq) -> None:
     def orders(payloads_by_id: dict[str, list[Any]]) -> None:
         go.wait()
 
-    node = lowq.Node(app, threads=2)
+    node = Node(app, threads=2)
     node.start()
     try:
         orders.queue.push({"id": n} for n in range(30))
@@ -53,7 +54,7 @@ def test_tasks_once_no_other_can_begin(app: lowq.Lowq) -> None:
             await asyncio.sleep(0.01)
 
     of_shard = {orders.queue.shard_of(str(n)): str(n) for n in range(100)}
-    node = lowq.Node(app, threads=1)
+    node = Node(app, threads=1)
     node.start()
     try:
         orders.queue.push({"id": of_shard[n]} for n in range(2))

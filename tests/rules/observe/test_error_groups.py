@@ -8,6 +8,7 @@ import pytest
 
 import lowq
 from lowq.codec.error_text import format_error
+from lowq.node.node import Node
 from lowq.observe.emit import QueueEvents
 from lowq.observe.error_groups import ErrorCounts, ErrorRecorder, error_text, fingerprint
 from lowq.queue import Queue
@@ -151,7 +152,7 @@ def test_nodes_record_what_their_jobs_raise_and_a_new_group_is_an_event_once_ove
         for app in apps:
             stack.callback(app.close)
             app.worker(shards_count=4, batch_size=1, queue_name="Orders")(perform)
-            node = lowq.Node(app, threads=2)
+            node = Node(app, threads=2)
             node.start()
             stack.callback(node.stop, PATIENCE)
         until(lambda: len(apps[0].nodes()) == 2, "two nodes")

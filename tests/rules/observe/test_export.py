@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import lowq
-from lowq.address import Address, parse_address
 from lowq.observe.graphite_statsd import GraphiteFormatter, MetricsExporter, StatsdFormatter, part_of_name
+from lowq.observe.sinks import Address, parse_address
 from lowq.settings import Config
 from tests.rows import case
 

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 import lowq
-from lowq.backend import Reading
+from lowq.consumer import ConsumerJob
+from lowq.node.node import Node
+from lowq.observe.graphite_statsd import Reading
 from tests.receiver import Receiver
 from tests.waiting import PATIENCE, until
 
@@ -51,7 +53,7 @@ def test_a_node_sends_what_became_of_its_jobs_and_its_last_figures(app: lowq.Low
     def last(name: str, queue: str = "shop_orders") -> float | None:
         return next(iter(values(graphite, f"queues.{queue}.{name}")[-1:]), None)
 
-    node = lowq.Node(app, threads=2)
+    node = Node(app, threads=2)
     node.start()
     try:
         work.perform_async([{"id": job_id} for job_id in ("a", "b", "c", "bad", "odd")])
@@ -74,7 +76,7 @@ def test_consumers_of_a_process_are_added_up_also_when_one_has_ended(app: lowq.L
     with queue.consumer() as first:
         with queue.consumer():
             pass
-        jobs: list[lowq.ConsumerJob] = []
+        jobs: list[ConsumerJob] = []
         while len(jobs) < 10:
             jobs += first.take(10)
         until(lambda: values(graphite, "queues.mail.taken")[-1:] == [10], "those in hand")

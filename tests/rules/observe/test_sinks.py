@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lowq.address import Address
-from lowq.observe.sinks import Sink
+from lowq.observe.sinks import Address, Sink
 from tests.receiver import Receiver
 from tests.waiting import NEVER, until
 

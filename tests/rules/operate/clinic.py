@@ -7,8 +7,8 @@ from typing import Any
 
 from lowq import Lowq
 from lowq.codec import load_payload
-from lowq.doctor import KINDS, Finding
 from lowq.job import Job
+from lowq.operate.findings import Finding, read_kinds
 from lowq.sharding import shard_of
 from lowq.shards.lease import Lease
 from lowq.shards.shard import Shard
@@ -132,7 +132,7 @@ class Clinic:
     def examine(self, *queues: str, patience: float = 0.0, **options: Any) -> dict[str, Finding]:
         """code -> finding, of all that is wrong or was, but of the server."""
         findings = self.app.examine(*queues, patience=patience, **options)
-        assert all(finding.code in OF_SERVERS or finding.code in KINDS for finding in findings)
+        assert all(finding.code in OF_SERVERS or finding.code in read_kinds() for finding in findings)
         return {
             finding.code: finding
             for finding in findings

@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from lowq.doctor import CODES, KINDS, Finding
 from lowq.errors import ScriptError
+from lowq.operate.findings import Finding, codes, read_kinds
 from lowq.operate.server import check_servers
 from lowq.store import Client
 from tests.rows import case
@@ -51,7 +51,7 @@ CONFIG = {"save": "", "appendfsync": "everysec"}
 
 def check(*infos: Mapping[str, str], config: Any = CONFIG, clocks: Sequence[float] = (0.0, 0.0)) -> list[Finding]:
     found = list(check_servers(servers(infos or (HEALTHY,), config, clocks), {}))
-    assert {finding.code for finding in found} <= CODES, "the documentation has a row for each"
+    assert {finding.code for finding in found} <= codes(), "the documentation has a row for each"
     return found
 
 
@@ -129,7 +129,7 @@ def test_clocks_that_differ_from_this_machines_or_from_each_other() -> None:
 
 
 def test_every_kind_explains_itself() -> None:
-    for code, kind in KINDS.items():
+    for code, kind in read_kinds().items():
         with case(code):
             assert kind.what
             assert kind.severity == "ok" or (kind.cause and kind.effect and kind.advice)

@@ -7,6 +7,7 @@ from dataclasses import asdict
 import pytest
 
 import lowq
+from lowq.consumer import ConsumerJob
 from lowq.queue import Queue
 from lowq.store.keys import shard_prefix
 from tests.waiting import PATIENCE
@@ -43,7 +44,7 @@ def test_a_queue_without_jobs_has_done_nothing_and_one_that_nobody_has_used_is_u
 def test_tasks_are_counted_by_state_and_calls_by_verb_over_all_shards(queue: Queue) -> None:
     queue.push([{"id": number} for number in range(10)])
     queue.push([{"id": number, "delay": 3600} for number in range(100, 105)])
-    takes, jobs = 0, list[lowq.ConsumerJob]()
+    takes, jobs = 0, list[ConsumerJob]()
     with queue.consumer() as consumer:
         while len(jobs) < 10:
             jobs += consumer.take(1, timeout=PATIENCE)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import lowq
-from lowq.doctor import CODES, KINDS
+from lowq.operate.findings import codes, read_kinds
 from lowq.options import QUEUE_OPTIONS, WORKER_OPTIONS, QueueKeywords, WorkerKeywords
 from lowq.settings import SETTINGS, Config
 from lowq.store.scripts import load_scripts
@@ -77,8 +77,8 @@ def test_the_page_of_the_doctor_lists_every_finding() -> None:
     found = re.findall(
         r"^\| `(\w+)` \| (ok|warning|error) \| [^|]*(?:\| ([^|]*))?\|$", text_of("doctor.md"), re.MULTILINE
     )
-    assert {code for code, *_ in found} == CODES
+    assert {code for code, *_ in found} == codes()
     table = {code: (severity, bool(repair) and not re.match(r"no\b", repair)) for code, severity, repair in found}
-    assert {code: table[code] for code in KINDS if code in table} == {
-        code: (kind.severity, kind.repairable) for code, kind in KINDS.items() if "." not in code
+    assert {code: table[code] for code in read_kinds() if code in table} == {
+        code: (kind.severity, kind.repairable) for code, kind in read_kinds().items() if "." not in code
     }

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from lowq.duration import duration
+from lowq.clock import duration
 from lowq.store import untrusted
 from tests.rows import case
 

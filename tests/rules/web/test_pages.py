@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 
 import lowq
 import lowq_web
+from lowq.node.node import Node
 from lowq.store.keys import shard_prefix
 from lowq_web import text
 from lowq_web.stats_cache import StatsCache
@@ -279,7 +280,7 @@ class TestNodes:
 
     def test_buttons_send_commands_to_the_node(self, client: TestClient, app: lowq.Lowq) -> None:
         app.worker(shards_count=2)(type("Orders", (lowq.Worker,), {"perform": lambda _self, _payloads: None}))
-        node = lowq.Node(app, threads=2)
+        node = Node(app, threads=2)
         node.start()
         try:
             until(lambda: [one.name for one in app.nodes()] == [node.name], "its first heartbeat")
