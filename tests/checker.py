@@ -18,7 +18,8 @@ step back   handed over after one with a higher score, unless it arrived later t
             again: with nothing between but what was in flight with it, or because it was pushed again. Of an id that
             is pushed without scores: for the first time after one that was pushed later, be it in the same call
 returned    handed over again after Redis had confirmed that it is finished, and not pushed again
-excess      handed over again, though it was neither in flight at a fault nor within `UNACKED` of one
+excess      handed over again, though it was neither in flight at a fault nor within `UNACKED` of one, and its handler
+            returned before its time limit
 hasty       never taken, as if it had expired, though something behind it in its id was taken before it did
 stale       taken from Redis after it had expired
 late ack    Redis took a consumer's acknowledgement of what it had handed over again before: another's job ended with it
@@ -42,6 +43,8 @@ from tests.history import Event, Perform, performs_of
 UNACKED = 1.0
 #: Seconds by which Redis's clock, by which payloads expire, may have gone slower or faster than that of the history.
 DRIFT = 0.05
+#: Seconds before the time limit of a handler in which its return and its end by the limit may cross.
+MOMENT = 0.005
 #: A perform shorter than this is a fast one, seconds.
 FAST = 0.01
 
@@ -517,7 +520,7 @@ def _may_come_again(
     """Whether it was in flight, or its acknowledgement under way, when something happened to its owner, or its ttr
     passed.
     """
-    if earlier.end > earlier.until - UNACKED:
+    if earlier.end > earlier.until - UNACKED or earlier.end >= earlier.limit - MOMENT:
         return True
     # A lease that nobody could renew may also run out a moment later, and be resumed under its fence.
     resumed = again.fence == earlier.fence

@@ -13,7 +13,8 @@ event      fields, besides `at` (monotonic seconds, the same clock in all proces
 pushing    push (its name), jobs: [[id, version, score or null], ...]; written before the push
 pushed     push, jobs: those that were accepted for certain
 start      perform (its name), shard, fence, jobs: {id: [version, ...] in the order handed over}, by_hand: by a
-           consumer, which may perform several ids of a shard at a time; until: when its ttr passes, or null
+           consumer, which may perform several ids of a shard at a time; until: when its ttr passes, or null;
+           limit: when its time limit passes, or the ttr of a node's handler, as its thread sees it, or null
 end        perform, ok: whether the handler returned; without this line the process died in it
 taken      sent: when the take was sent, monotonic; jobs: {id: [version, ...]} that Redis handed out. Written only where
            payloads expire
@@ -86,12 +87,14 @@ class History:
         *,
         by_hand: bool = False,
         until: float | None = None,
+        limit: float | None = None,
     ) -> Iterator[str]:
         """Around a perform, which has the name that is returned. What is raised goes on, and is an end that finished
         nothing.
         """
         perform = f"{os.getpid()}-{next(_numbers)}"
-        self.write("start", perform=perform, shard=shard, fence=fence, jobs=jobs, by_hand=by_hand, until=until)
+        more = {} if limit is None else {"limit": limit}
+        self.write("start", perform=perform, shard=shard, fence=fence, jobs=jobs, by_hand=by_hand, until=until, **more)
         ok = False
         try:
             yield perform
@@ -180,6 +183,8 @@ class Perform:
     by_hand: bool = False
     #: From then on its jobs may be handed over to others.
     until: float = math.inf
+    #: About then it may be ended, though its handler returns in that very moment.
+    limit: float = math.inf
 
     def __str__(self) -> str:
         return f"{self.name} (fence {self.fence}, from {self.start:.3f} to {self.end:.3f}, ok {self.ok})"
@@ -194,6 +199,7 @@ def performs_of(events: Iterable[Event]) -> list[Perform]:
             performs[event["perform"]] = Perform(
                 event["perform"], event["pid"], event["thread"], event["shard"], event["fence"], dict(event["jobs"]),
                 event["at"], by_hand=event.get("by_hand", False), until=event.get("until") or math.inf,
+                limit=event.get("limit") or math.inf,
             )  # fmt: skip
         elif event["event"] == "end":
             performs[event["perform"]].end = event["at"]

@@ -104,3 +104,18 @@ def test_a_failover_excuses_only_what_its_replica_could_not_have() -> None:
     assert [lost(at, shards=[0]) for at in (3, 5, 8)] == [1, 0, 1]
     assert [lost(at, shards=[1]) for at in (3, 5, 8)] == [1, 1, 1]
     assert lost(5, shards=None) == 0
+
+
+def test_only_a_handler_that_returns_when_its_time_limit_passes_may_have_been_ended() -> None:
+    def history(limit: float | None) -> list[Event]:
+        return [
+            *pushed(0, "a", 1),
+            *performed(1, "a", 1, name="first", by_hand=False, limit=limit),
+            *performed(3, "a", 1, name="again", by_hand=False),
+        ]
+
+    for limit in (1.1, 1.05):
+        assert check(history(limit)).problems == []
+    for limit in (1.15, None):
+        (found,) = check(history(limit)).excess
+        assert "was given 1 again, finished by first" in found

@@ -129,7 +129,8 @@ class Performer:
 
         def performing(payloads_by_id: Payloads) -> AbstractContextManager[str]:
             batch = lowq.current()
-            return story.history.performing(number_of(batch._source), batch.fence, versions_of(payloads_by_id))
+            versions, limit = versions_of(payloads_by_id), batch.deadline
+            return story.history.performing(number_of(batch._source), batch.fence, versions, limit=limit)
 
         class Orders(lowq.Worker[Any]):
             def perform(self, payloads_by_id: Payloads) -> None:

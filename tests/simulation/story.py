@@ -207,6 +207,8 @@ class Story:
         self._busy = 0
         #: Until when somebody may be down or out of reach.
         self._troubled_until = BEGINNING
+        #: As many as the last reshard has made that an operator saw the end of.
+        self._wanted_shards: int | None = None
         self._is_resharded = any(fault.name == "reshard" for fault in faults)
         #: (id, version) -> how often its handler has failed.
         self._raised: dict[tuple[str, int], int] = {}
@@ -235,7 +237,9 @@ class Story:
         log.propagate = False
         try:
             self._begin()
-            self._wait_until(self._is_over, BEGINNING + BUSY + PATIENCE)
+            self._wait_until(self._is_calm, BEGINNING + BUSY + PATIENCE)
+            self._operate(self._settle)
+            self._wait_until(self._is_over, world.now + PATIENCE)
         except Stalled as error:
             outcome.problems.append(f"{error}: {self.left()}")
             outcome.log.append(world.stacks())
@@ -271,9 +275,21 @@ class Story:
         look()
         self.world.run(lambda: bool(found), limit)
 
-    def _is_over(self) -> bool:
+    def _is_calm(self) -> bool:
         last = max((fault.at for fault in self.faults), default=0.0)
-        return not self._busy and self.world.now > max(self._troubled_until, BEGINNING + last) and not self.left()
+        return not self._busy and self.world.now > max(self._troubled_until, BEGINNING + last)
+
+    def _is_over(self) -> bool:
+        return not self._busy and not self.left()
+
+    def _settle(self, queue: Any) -> None:
+        """What an operator does who looks at the queue when all is over: a failover may have lost what he has done."""
+        queue.resume()
+        if self._wanted_shards is not None:
+            progress = queue.reshard_progress()
+            if progress is not None:
+                queue.reshard(progress.after.shards_count)
+            queue.reshard(self._wanted_shards)
 
     # --- what Redis holds, asked for beside all that is simulated ---
 
@@ -441,7 +457,11 @@ class Story:
                 ids = [str(which % self.plan.ids), str(which // 7 % self.plan.ids)]
                 self._operate(lambda queue: queue.perform_now(ids))
             case "reshard":
-                self._operate(lambda queue: queue.reshard(which % 5 + 1))
+                self._operate(lambda queue: self._reshard(queue, which % 5 + 1))
+
+    def _reshard(self, queue: Any, shards: int) -> None:
+        queue.reshard(shards)
+        self._wanted_shards = shards
 
     def _come_back(self, server: Server, lost: float) -> None:
         since = server.start(lost)
