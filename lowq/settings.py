@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
 from lowq import drivers
 from lowq.codec import dump_payload, load_payload
-from lowq.codec.error_text import dump_error, format_error
+from lowq.codec.payloads import dump_error, format_error
 from lowq.errors import ConfigError
 from lowq.logs import get_log
 from lowq.observe.callbacks import Listener

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from lowq.codec.error_text import cut_error, dump_text
+from lowq.codec.payloads import cut_error, dump_text
 from lowq.errors import TimeLimitExceeded
 from lowq.logs import describe, get_log, printable
 from lowq.retry import is_exhausted

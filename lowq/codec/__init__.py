@@ -2,10 +2,9 @@
 
 ::
 
-    jobs        a job as its push script gets it: id, payload, score, time, ttl, priority
-    payloads    payloads without a type: canonical JSON
-    types       what `lowq.Worker[Order]` says of payloads, and the codec of such a type
-    structure       what Order is made of; refuses what JSON has no form for
+    jobs            a job as its push script gets it: id, payload, score, time, ttl, priority
+    payloads        payloads without a type, canonical JSON; errors as texts
+    types           the declared type of payloads, ``lowq.Worker[Order]``, and the types that Order is made of
     msgspec_codec   value <-> canonical bytes, by msgspec
     pydantic_codec  the same by pydantic, loaded only for its models
 """

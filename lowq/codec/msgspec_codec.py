@@ -2,155 +2,102 @@
 
 ::
 
-    dump    value --to_builtins--> tree --convert--> a new value of the type --normal, encode--> bytes
+    dump    value --encode, decode--> the value that a take gets --canonical, encode--> bytes
     load    bytes --decode--> a value of the type
 
-A value is converted before it is encoded, as the encoder alone writes whatever is in a field. So what is accepted is
-exactly what a take makes a value of the type of, and equal values are equal bytes: fields, keys and sets are sorted, a
-whole number in a ``float`` is a float, aware datetimes are in UTC, and defaults are written out.
+A push is read back before it is written. So it takes exactly what a take can read, and nothing comes back as something
+else. Equal values are equal bytes: fields, keys and sets are sorted, a whole number in a ``float`` is a float, aware
+datetimes are in UTC, and defaults are written out.
 
-Most values need less, as they come back equal when they are encoded and decoded; that takes a third of the time.
+Most Structs come back equal; they are written as they came back, which takes a third of the time.
 """
 
 import copy
 import dataclasses
 import functools
+import itertools
 import math
+import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Any, NamedTuple, get_origin
+from typing import Any, get_origin
 from uuid import UUID
 
 import msgspec
 from msgspec import inspect as types
 
-from lowq.codec.payloads import MAX_PAYLOAD_DEPTH, check_json
-from lowq.codec.structure import (
-    contains,
+from lowq.codec.payloads import MAX_PAYLOAD_DEPTH
+from lowq.codec.types import (
+    PayloadType,
     has_fields,
     info_of,
     is_json,
     named_in,
-    parts_with_values,
+    parts_of,
     tagged_members,
     tags_of,
     type_name,
-)  # fmt: skip
+    without_metadata,
+)
 from lowq.errors import PayloadError
 from lowq.store.untrusted import deeper_than
 
-Codec = tuple[Callable[[Any], bytes], Callable[[bytes], Any]]
 
-encode_sorted = msgspec.json.Encoder(order="sorted").encode
-
-
-def msgspec_codec(given: Any) -> Codec | None:
-    """``dump`` and ``load`` of a type; None: its values are what JSON has anyway.
+def msgspec_codec(given: Any) -> PayloadType | None:
+    """The codec of a type; None: its values are JSON's own.
 
     Raises:
         Unsupported: it has no form in JSON, or nothing tells the members of a union apart.
     """
-    classes = tagged_members(given)
-    if classes:
-        return _tagged_codec(given, [_member(one) for one in classes])
-    member = _member(given)
-    if is_json(member.info):
+    members = tagged_members(given) or [given]
+    infos = [info_of(member) for member in members]
+    if len(members) == 1 and is_json(infos[0]):
         return None
-    return _Dump(given, [member], lambda _: member, member.load), member.load
+    load = _load_by_tag(members, infos) if len(members) > 1 else msgspec.json.Decoder(given).decode
+    parts = [part for info in infos for _, part in parts_of(info)]
+    return PayloadType(type_name(given), _Dump(given, load, parts), load)
 
 
-class _Member(NamedTuple):
-    """A type that values are converted to: all there is, or a member of a union."""
-
-    given: Any
-    info: types.Type
-    load: Callable[[bytes], Any]
-    #: The parts, by identity, that have parts of type Any, which are checked as untyped payloads are.
-    with_any: frozenset[int]
-    #: Whether the encoder alone may write equal values as different bytes.
-    is_plain: bool
-    #: JSON has texts for keys. To read these takes twice the time, so only where it must be.
-    has_other_keys: bool
-
-
-def _member(given: Any) -> _Member:
-    info = info_of(given)
-    parts: list[types.Type] = []
-    contains(info, lambda part: bool(parts.append(part)))  # type: ignore[func-returns-value]  # all are looked at
-    with_any = frozenset(id(part) for part in parts if contains(part, lambda one: isinstance(one, types.AnyType)))
-    has_other_keys, is_plain = any(map(_has_other_keys, parts)), not any(map(_is_rewritten, parts))
-    return _Member(given, info, msgspec.json.Decoder(given).decode, with_any, is_plain, has_other_keys)
-
-
-def _tagged_codec(given: Any, members: list[_Member]) -> Codec:
-    """Of a union of classes that are told apart by a field which all of them have."""
-    name, tags = tags_of([member.given for member in members], [member.info for member in members])
-    by_tag: dict[Any, _Member] = dict(zip(tags, members, strict=True))
-    by_class: dict[Any, _Member] = {get_origin(member.given) or member.given: member for member in members}
+def _load_by_tag(members: list[Any], infos: list[types.Type]) -> Callable[[bytes], Any]:
+    """``load`` of a union of classes that a field of each tells apart."""
+    name, tags = tags_of(members, infos)
+    decoders = [msgspec.json.Decoder(member) for member in members]
+    load_tagged = dict(zip(tags, (decoder.decode for decoder in decoders), strict=True))
     tagged: Any = msgspec.defstruct("Tagged", [("tag", str | int)], rename=lambda _: name)
     read_tag = msgspec.json.Decoder(tagged).decode
 
-    def with_tag(tag: Any) -> _Member:
-        if not isinstance(tag, str | int) or tag not in by_tag:
-            raise PayloadError(f"Invalid value {tag!r:.100} - at `$.{name}`")
-        return by_tag[tag]
-
-    def member_of(value: Any) -> _Member:
-        if isinstance(value, dict):
-            if name not in value:
-                raise PayloadError(f"Object missing required field `{name}`")
-            return with_tag(value[name])
-        if type(value) not in by_class:
-            raise PayloadError(f"Expected `object`, got `{type(value).__name__}`")
-        return by_class[type(value)]
-
     def load(data: bytes) -> Any:
-        return with_tag(read_tag(data).tag).load(data)
+        tag = read_tag(data).tag
+        if tag not in load_tagged:
+            raise PayloadError(f"Invalid value {tag!r:.100} - at `$.{name}`")
+        return load_tagged[tag](data)
 
-    return _Dump(given, members, member_of, load), load
+    return load
 
 
-def _has_other_keys(info: types.Type) -> bool:
-    return isinstance(info, types.DictType) and info.key_type != types.StrType()
-
-
-#: Classes that Python, and msgspec, sort by value, in sets that have nothing else.
+#: Classes whose sets Python, and msgspec, sort by value, when they have items of one class.
 _SORTED: dict[type, type[types.Type]] = {
     str: types.StrType, int: types.IntType, float: types.FloatType, bytes: types.BytesType, UUID: types.UUIDType,
     date: types.DateType, Decimal: types.DecimalType,
 }  # fmt: skip
 
 
-def _has_no_order(info: types.Type) -> bool:
-    """Whether it is a set whose items Python can't sort, or not always."""
-    if not isinstance(info, types.SetType | types.FrozenSetType):
-        return False
-    item = info.item_type
-    while isinstance(item, types.Metadata):
-        item = item.type
-    return not isinstance(item, tuple(_SORTED.values()))
+def _is_exact(info: types.Type) -> bool:
+    """Whether values of a type, apart from its parts, are the same bytes if they are equal.
 
-
-def _is_rewritten(info: types.Type) -> bool:
-    """Whether `_normal` has something to do."""
-    is_kind = isinstance(info, types.DataclassType | types.DateTimeType) or _omits_defaults(info)
-    return is_kind or _has_other_keys(info) or _has_no_order(info)
-
-
-def _omits_defaults(info: types.Type) -> bool:
-    """Whether it is a Struct that leaves out defaults: msgspec leaves out the very object, and not what equals it."""
-    return isinstance(info, types.StructType) and (get_origin(info.cls) or info.cls).__struct_config__.omit_defaults
-
-
-def _needs_more(info: types.Type) -> bool:
-    """Whether values of the type may be equal, and yet something else, or not the same bytes: those with parts that are
-    checked one by one, and of classes that say themselves what is equal, or that leave defaults to the class.
+    Classes may say themselves what is equal, and dataclasses leave defaults to the class. A Struct that omits defaults
+    omits the very object, and not what equals it.
     """
     if isinstance(info, types.StructType):
-        return info.cls.__eq__ is not msgspec.Struct.__eq__ or _omits_defaults(info)
-    return isinstance(info, types.AnyType | types.DataclassType) or _has_other_keys(info) or _has_no_order(info)
+        kind = get_origin(info.cls) or info.cls
+        return kind.__eq__ is msgspec.Struct.__eq__ and not kind.__struct_config__.omit_defaults
+    if isinstance(info, types.SetType | types.FrozenSetType):
+        return isinstance(without_metadata(info.item_type), tuple(_SORTED.values()))
+    if isinstance(info, types.DictType):
+        return info.key_type == types.StrType()
+    return not isinstance(info, types.AnyType | types.DataclassType)
 
 
 #: The end of a datetime in another time zone than UTC, as the encoder writes it, or of what looks alike.
@@ -160,80 +107,49 @@ _OFFSET = re.compile(rb':\d\d"')
 class _Dump:
     """``dump`` of a type."""
 
-    def __init__(
-        self, given: Any, members: list[_Member], member_of: Callable[[Any], _Member], load: Callable[[bytes], Any]
-    ) -> None:
+    def __init__(self, given: Any, load: Callable[[bytes], Any], parts: list[types.Type]) -> None:
         self._name = type_name(given)
-        #: Instances of others are no values of the type, though they may look alike.
         self._classes = set(named_in(given))
-        self._member_of = member_of
         self._load = load
-        infos = [member.info for member in members]
-        self._has_times = any(contains(info, lambda one: isinstance(one, types.DateTimeType)) for info in infos)
-        self._may_be_quick = not any(contains(info, _needs_more) for info in infos)
+        self._has_times = any(isinstance(part, types.DateTimeType) for part in parts)
+        self._is_exact = all(map(_is_exact, parts))
 
     def __call__(self, value: Any) -> bytes:
-        if self._may_be_quick:
+        if self._is_exact:
             try:
-                made = self._load(encode_sorted(value))
-                if made == value:
-                    data = encode_sorted(made)
+                back = self._load(encode_sorted(value))
+                if back == value:
+                    data = encode_sorted(back)
                     is_in_utc = not self._has_times or not _OFFSET.search(data)
                     if is_in_utc and data.count(b"{") + data.count(b"[") <= MAX_PAYLOAD_DEPTH:
                         return data
             except (ValueError, TypeError, ArithmeticError, RecursionError, msgspec.MsgspecError):
-                pass  # what is wrong is said below
-        kind = type(value)
+                pass  # the reason is given below
         try:
-            if kind is not dict and kind not in self._classes and has_fields(kind):
+            kind = type(value)
+            if kind not in self._classes and has_fields(kind):  # which may look alike
                 raise PayloadError(f"it is of type {kind.__name__}")
-            return _encode(value, self._member_of(value))
+            return self._encode(value)
         except RecursionError:
             raise refusal(self._name, value, _TOO_DEEP) from None
+        except _Lost as lost:
+            raise refusal(self._name, value, f"{lost} - at `${lost.path.removeprefix('.')}`") from None
         except PayloadError as error:
             raise refusal(self._name, value, str(error)) from None
-        except TypeError as error:  # of something without a form, which says its class alone
-            raise refusal(self._name, value, f"{error} - at `${_path_to_formless(value)}`") from error
-        except (ValueError, ArithmeticError, msgspec.MsgspecError) as error:  # of a Decimal("sNaN"), for example
+        except (ValueError, TypeError, ArithmeticError, msgspec.MsgspecError) as error:
             raise refusal(self._name, value, str(error)) from error
 
-
-def _encode(value: Any, member: _Member) -> bytes:
-    if member.with_any:
-        _check_any(member.info, member.with_any, value, "$")
-    tree = _plain_tree(value)
-    made = msgspec.convert(tree, member.given, str_keys=member.has_other_keys)
-    if _plain_tree(made) != tree:
-        _refuse_lost(tree, made, "$")
-    try:
-        shown = made if member.is_plain else _normal(made)
-        data = encode_sorted(shown)
-    except OverflowError:
-        _refuse_lost(tree, made, "$")  # which says where
-        raise
-    if b"null" in data:
-        refuse_nan(tree, "$")
-    if shown != tree:  # defaults were filled in, perhaps: of another type than their fields, as 1 is in a float
-        made = member.load(data)
-        data = encode_sorted(made if member.is_plain else _normal(made))
-    if data.count(b"{") + data.count(b"[") > MAX_PAYLOAD_DEPTH:
-        refuse_deep(tree)
-    return data
-
-
-# --- to JSON values ---
-
-#: What stays as it is, instead of becoming a text that every ``str`` would take.
-_KEPT = (bytes, bytearray, datetime, date, time, timedelta, UUID, Decimal)
-
-
-def _plain_tree(value: Any) -> Any:
-    """A value as JSON values, and those that have a text for a form as they are.
-
-    Raises:
-        TypeError: it has no form.
-    """
-    return msgspec.to_builtins(value, builtin_types=_KEPT, enc_hook=_of_subclass)
+    def _encode(self, value: Any) -> bytes:
+        given = _encode(value)
+        if b"null" in given:
+            refuse_nan(msgspec.to_builtins(value, str_keys=True, enc_hook=_of_subclass), "$")
+        data = encode_sorted(_canonical(value, self._load(given), ""))
+        back = self._load(data)
+        if len(_encode(back)) != len(data):  # a default was of another type than its field, as 1 is in a float
+            data = encode_sorted(_canonical(back, back, ""))
+        if data.count(b"{") + data.count(b"[") > MAX_PAYLOAD_DEPTH:
+            refuse_deep(msgspec.json.decode(data))
+        return data
 
 
 #: Classes whose subclasses are their values too, as freezegun's and pendulum's datetimes are, and how such a value is
@@ -249,102 +165,164 @@ _BASES: tuple[tuple[type, Callable[[Any, Any], Any]], ...] = (
 
 
 def _of_subclass(value: Any) -> Any:
-    """A value of the class itself.
-
-    Raises:
-        TypeError: it is of none.
+    """A value of the class itself. An object without a form is encoded as ``{}``, so that it is refused with its place:
+    no such object comes back.
     """
     for base, make in _BASES:
         if isinstance(value, base):
             return make(base, value)
-    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+    return {}
+
+
+_encode = msgspec.json.Encoder(enc_hook=_of_subclass).encode
+encode_sorted = msgspec.json.Encoder(enc_hook=_of_subclass, order="sorted").encode
 
 
 @functools.cache
-def _field_names(kind: type) -> tuple[str, ...]:
-    """The names of the fields of a Struct, a dataclass or an attrs class; of others there are none."""
+def _field_names(kind: type) -> dict[str, str] | None:
+    """The fields of a Struct, a dataclass or an attrs class: name -> name in JSON. None: it is no such class."""
     if issubclass(kind, msgspec.Struct):
-        return kind.__struct_fields__
+        return dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
     if dataclasses.is_dataclass(kind):
-        return tuple(field.name for field in dataclasses.fields(kind))
-    return tuple(field.name for field in getattr(kind, "__attrs_attrs__", ()))
+        return {field.name: field.name for field in dataclasses.fields(kind)}
+    attributes = getattr(kind, "__attrs_attrs__", None)
+    return None if attributes is None else {attribute.name: attribute.name for attribute in attributes}
 
 
-def _normal(value: Any) -> Any:
-    """A value that the encoder writes canonically: with datetimes in UTC, sets as sorted lists, keys as texts, and
-    defaults of dataclasses, which msgspec leaves to the class, filled in. What must change is copied.
+class _Lost(Exception):
+    """Why a part of a value would come back as something else. ``path``: from where it was caught."""
+
+    path = ""
+
+
+#: Classes whose values are canonical as they are.
+_CANONICAL = frozenset({str, int, float, bool, type(None), Decimal, UUID, bytes, date, time, timedelta})
+
+
+def _canonical(value: Any, back: Any, name: object) -> Any:
+    """The form of a part of a value that the encoder writes canonically: datetimes in UTC, sets as sorted lists, keys
+    as texts, and defaults filled in. What is canonical already is not copied. ``back``: the part as it comes back.
+
+    Raises:
+        _Lost: as something else.
+    """
+    kind: Any = type(back)
+    if kind is type(value) and kind in _CANONICAL:
+        return back
+    try:
+        _refuse_other(value, back)
+        if isinstance(back, datetime):
+            return _in_utc(value if isinstance(value, datetime) else back)
+        if isinstance(back, set | frozenset):
+            items = [_canonical(item, item, 0) for item in back]
+            kinds = {*map(type, items)}
+            return sorted(items, key=None if len(kinds) == 1 and kinds <= _SORTED.keys() else encode_sorted)
+        if isinstance(back, dict):
+            return _canonical_dict(value, back)
+        if isinstance(back, list | tuple):
+            items = [*map(_canonical, (*value, *back[len(value) :]), back, itertools.count())]
+            return back if all(map(operator.is_, items, back)) else items
+        names = _field_names(kind)
+        return back if names is None else _canonical_object(value, back, names)
+    except _Lost as lost:
+        lost.path = (f"[{name}]" if isinstance(name, int) else f".{name}") + lost.path
+        raise
+
+
+def _refuse_other(value: Any, back: Any) -> None:
+    """Refuses a value that comes back as something else, apart from its parts. JSON values come back as the type has
+    them, numbers as the same number, and others as a value of their class.
+
+    Raises:
+        _Lost
     """
     kind: Any = type(value)
-    if kind is str or kind is int or kind is float or value is None:
-        return value
-    if isinstance(value, datetime):
-        return _in_utc(value)
-    if isinstance(value, set | frozenset):
-        items = [_normal(item) for item in value]
-        kinds = {*map(type, items)}
-        return sorted(items, key=None if len(kinds) == 1 and kinds <= _SORTED.keys() else encode_sorted)
-    if isinstance(value, dict):
-        keys: Iterable[Any] = value
-        if not all(type(key) is str for key in keys):
-            keys = msgspec.to_builtins({_normal(key): None for key in keys}, str_keys=True)
-        return dict(zip(keys, map(_normal, value.values()), strict=True))
-    if isinstance(value, list | tuple):
-        return [_normal(item) for item in value]
-    names = _field_names(kind)
-    if not isinstance(value, msgspec.Struct):
-        if not names:
-            return value
-        given = ((name, getattr(value, name, msgspec.UNSET)) for name in names)
-        return {name: _normal(item) for name, item in given if item is not msgspec.UNSET}
-    made = copy.copy(value)
-    for name in names:
-        msgspec.structs.force_setattr(made, name, _normal(getattr(value, name)))
-    if kind.__struct_config__.omit_defaults:
-        for name, default in zip(reversed(names), reversed(kind.__struct_defaults__), strict=False):
-            item = getattr(made, name)
-            if type(item) is type(default) and encode_sorted(item) == encode_sorted(default):
-                msgspec.structs.force_setattr(made, name, default)
-    return made
+    if isinstance(value, int | float):
+        if isinstance(back, int | float) and value != back:
+            raise _Lost(f"{value} would come back as {back}")
+    elif value is None or isinstance(value, str | list | tuple | dict):
+        pass
+    elif kind is type(back):
+        if isinstance(value, set | frozenset) and value != back:
+            raise _Lost(f"{value!r:.100} would come back as {back!r:.100}")
+    elif _field_names(kind) is not None or not (isinstance(value, type(back)) or value == back):
+        raise _Lost(f"a {kind.__name__} would come back as a {type(back).__name__}")
 
 
 def _in_utc(value: datetime) -> datetime:
-    return value if value.tzinfo is UTC or value.utcoffset() is None else value.astimezone(UTC)
+    try:
+        return value if value.tzinfo is UTC or value.utcoffset() is None else value.astimezone(UTC)
+    except OverflowError:
+        raise _Lost(f"{value} is not within the years 1 to 9999 in UTC") from None
 
 
-# --- what is wrong ---
+def _refuse_unknown(given: Iterable[Any], known: Container[Any]) -> None:
+    for name in given:
+        if name not in known:
+            raise _Lost(f"there is no field `{name}`")
+
+
+def _canonical_dict(value: Mapping[Any, Any], back: dict[Any, Any]) -> dict[Any, Any]:
+    if len(value) == len(back):  # in the same order, as keys may be others
+        given = zip(value.items(), back.items(), strict=True)
+    else:  # a TypedDict's may be missing
+        _refuse_unknown(value, back)
+        given = zip(((key, value.get(key, item)) for key, item in back.items()), back.items(), strict=True)
+    made: dict[Any, Any] = {}
+    for (key, item), (key_back, item_back) in given:
+        if not isinstance(key, (str, type(key_back))) and key != key_back:
+            raise _Lost(f"the key {key!r:.100} would come back as {key_back!r:.100}")
+        made[_canonical(key, key_back, key)] = _canonical(item, item_back, key)
+    if any(type(key) is not str for key in made):
+        made = dict(zip(msgspec.to_builtins(dict.fromkeys(made), str_keys=True), made.values(), strict=True))
+    return made
+
+
+def _canonical_object(value: Any, back: Any, names: dict[str, str]) -> Any:
+    config = back.__struct_config__ if isinstance(back, msgspec.Struct) else None
+    if isinstance(value, list | tuple):
+        count = len(names) + (config is not None and config.tag is not None)
+        if len(value) > count:
+            raise _Lost(f"there are {len(value)} items, and {count} fields")
+        value = dict(zip(names.values(), value[count - len(names) :], strict=False))
+    elif isinstance(value, dict):
+        _refuse_unknown(value, {*names.values(), None if config is None else config.tag_field})
+    fields: dict[str, Any] = {}
+    for name, shown in names.items():
+        item_back = getattr(back, name, msgspec.UNSET)
+        item = value.get(shown, item_back) if isinstance(value, dict) else getattr(value, name, item_back)
+        if item_back is not msgspec.UNSET:
+            fields[name] = _canonical(item_back if item is msgspec.UNSET else item, item_back, shown)
+    return fields if config is None else _struct_with(back, fields)
+
+
+def _struct_with(back: msgspec.Struct, fields: dict[str, Any]) -> msgspec.Struct:
+    if back.__struct_config__.omit_defaults:  # the encoder omits the very objects
+        for name, default in zip(reversed(fields), reversed(back.__struct_defaults__), strict=False):
+            item = fields[name]
+            if type(item) is type(default) and encode_sorted(item) == encode_sorted(default):
+                fields[name] = default
+    changed = {name: item for name, item in fields.items() if item is not getattr(back, name)}
+    made = copy.copy(back) if changed else back
+    for name, item in changed.items():
+        msgspec.structs.force_setattr(made, name, item)
+    return made
+
+
+# --- refused values ---
 
 _TOO_DEEP = f"it is nested in more than {MAX_PAYLOAD_DEPTH} levels, or contains itself"
 
 
 def refusal(name: str, value: Any, why: str) -> PayloadError:
-    """That a value is none of a type."""
+    """The error for a value that is none of a type."""
     if type(value) is str and not value:
         return PayloadError(f"there is no payload; those of the queue are {name}")
     return PayloadError(f"the payload is no {name}: {why}")
 
 
-def _items(value: Any) -> Iterator[tuple[str, Any]]:
-    """The parts of a value, each with what its path goes on with."""
-    if isinstance(value, Mapping):
-        yield from ((f".{name}", item) for name, item in value.items())
-    elif isinstance(value, list | tuple | set | frozenset):
-        yield from ((f"[{number}]", item) for number, item in enumerate(value))
-    else:
-        yield from ((f".{name}", getattr(value, name, None)) for name in _field_names(value.__class__))
-
-
-def _path_to_formless(value: Any) -> str:
-    """Where in a value the part is that has no form."""
-    for path, item in _items(value):
-        try:
-            _plain_tree(item)
-        except TypeError:
-            return path + _path_to_formless(item)
-    return ""
-
-
 def refuse_deep(tree: Any) -> None:
-    """Refuses what could not be read from deep inside of an application.
+    """Refuses a payload that could not be read from deep inside of an application.
 
     Raises:
         PayloadError
@@ -354,72 +332,16 @@ def refuse_deep(tree: Any) -> None:
 
 
 def refuse_nan(tree: Any, path: str) -> None:
-    """Refuses numbers that JSON has none of, which the encoder would write as null.
+    """Refuses numbers that JSON does not have, which the encoder would write as null.
 
     Raises:
         PayloadError
     """
     if isinstance(tree, float) and not math.isfinite(tree):
         raise PayloadError(f"{tree!r} is no JSON number - at `{path}`")
-    for more, item in _items(tree):
-        refuse_nan(item, path + more)
-
-
-def _check_any(info: types.Type, with_any: frozenset[int], value: Any, path: str) -> None:
-    """Checks the parts of type Any as untyped payloads are checked. What is no value of its type is left to msgspec.
-
-    Raises:
-        PayloadError
-    """
-    if isinstance(info, types.AnyType):
-        try:
-            check_json(value)
-        except PayloadError as error:
-            raise PayloadError(f"{error} - at `{path}`") from None
-        return
-    for part, item, more in parts_with_values(info, value):
-        if id(part) in with_any:
-            _check_any(part, with_any, item, path + more)
-
-
-def _refuse_lost(tree: Any, made: Any, path: str) -> None:
-    """Refuses what the type has no place for: a misspelt optional field would be left out without a word, and so would
-    the last digits of a large whole number in a ``float``. ``made``: what the tree was converted to.
-
-    Raises:
-        PayloadError
-    """
     if isinstance(tree, dict):
-        fields = _parts_by_name(made)
-        if len(fields) == len(tree) and isinstance(made, dict):  # keys may be texts of what they became
-            fields = dict(zip(tree, made.values(), strict=True))
-        for name, value in tree.items():
-            if name in fields:
-                _refuse_lost(value, fields[name], f"{path}.{name}")
-            elif name != getattr(getattr(made, "__struct_config__", None), "tag_field", None):
-                raise PayloadError(f"there is no field `{name}` - at `{path}`")
-    elif isinstance(tree, list) and not isinstance(made, set | frozenset):
-        items = list(made) if isinstance(made, list | tuple) else [*_parts_by_name(made).values()]
-        if isinstance(made, msgspec.Struct):
-            if made.__struct_config__.tag is not None:
-                items = [None, *items]
-            if len(tree) > len(items):
-                raise PayloadError(f"there are {len(tree)} items, and {len(items)} fields - at `{path}`")
-        for number, (value, item) in enumerate(zip(tree, items, strict=False)):
-            _refuse_lost(value, item, f"{path}[{number}]")
-    elif isinstance(tree, int | float) and isinstance(made, int | float) and tree != made == made:
-        raise PayloadError(f"{tree} would come back as {made} - at `{path}`")
-    elif isinstance(made, datetime):
-        try:
-            _in_utc(made)
-        except OverflowError:
-            raise PayloadError(f"{made} is not within the years 1 to 9999 in UTC - at `{path}`") from None
-
-
-def _parts_by_name(made: Any) -> Mapping[str, Any]:
-    """What a Struct, dataclass or dict has, by its names in JSON."""
-    if isinstance(made, dict):
-        return made
-    names = _field_names(made.__class__)
-    shown = made.__struct_encode_fields__ if isinstance(made, msgspec.Struct) else names
-    return {name: getattr(made, field, None) for name, field in zip(shown, names, strict=True)}
+        for key, item in tree.items():
+            refuse_nan(item, f"{path}.{key}")
+    elif isinstance(tree, list):
+        for number, item in enumerate(tree):
+            refuse_nan(item, f"{path}[{number}]")

@@ -1,11 +1,11 @@
 """Value <-> canonical bytes, of pydantic's models and dataclasses. Only this module imports pydantic.
 
-What a model's fields are in JSON is the model's own affair: its serializers, validators and settings hold. Fields go by
-their names, whatever their aliases are; both are read. Sets are sorted and aware datetimes in UTC, so that equal models
-are equal bytes. What is pushed is read back once, and must come back as it is.
+A model's serializers, validators and settings hold. Fields are written by their names, and read by their names and
+aliases. Sets are sorted and aware datetimes are in UTC, so that equal models are equal bytes. A push is read back
+before it is written, and must come back as it is.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -13,15 +13,15 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import pydantic
 
 from lowq.codec.msgspec_codec import encode_sorted, refusal, refuse_deep, refuse_nan
-from lowq.codec.structure import Unsupported, has_fields, named_in, type_name
+from lowq.codec.types import PayloadType, Unsupported, has_fields, named_in, type_name
 from lowq.errors import PayloadError
 
 #: The first in which fields are read by alias and by name.
 _OLDEST = (2, 11)
 
 
-def pydantic_codec(given: Any) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
-    """``dump`` and ``load`` of a type.
+def pydantic_codec(given: Any) -> PayloadType:
+    """The codec of a type.
 
     Raises:
         Unsupported: it has no form in JSON, or pydantic is too old.
@@ -35,8 +35,8 @@ def pydantic_codec(given: Any) -> tuple[Callable[[Any], bytes], Callable[[bytes]
     except Exception as error:
         raise Unsupported(str(error).partition("\n\nFor further")[0]) from error
     _check_schema(adapter.core_schema)
-    name = type_name(given)
-    is_union = get_origin(given) is Annotated
+    name, is_union = type_name(given), get_origin(given) is Annotated
+    classes = {one for one in named_in(given) if isinstance(one, type) and _has_fields(one)}
 
     def load(data: bytes) -> Any:
         try:
@@ -44,67 +44,52 @@ def pydantic_codec(given: Any) -> tuple[Callable[[Any], bytes], Callable[[bytes]
         except pydantic.ValidationError as error:
             raise PayloadError(_first(error, is_union=is_union)) from None
 
-    return _Dump(name, given, adapter, load, is_union=is_union), load
-
-
-class _Dump:
-    """``dump`` of a type."""
-
-    def __init__(
-        self, name: str, given: Any, adapter: "pydantic.TypeAdapter[Any]", load: Callable[[bytes], Any],
-        *, is_union: bool,
-    ) -> None:  # fmt: skip
-        self._name = name
-        #: Their instances are dumped as they are; whatever else is validated first.
-        self._classes = {one for one in named_in(given) if isinstance(one, type) and _has_fields(one)}
-        self._adapter = adapter
-        self._load = load
-        self._is_union = is_union
-
-    def __call__(self, value: Any) -> bytes:
+    def dump(value: Any) -> bytes:
+        kind = type(value)
         try:
-            kind = type(value)
-            if kind not in self._classes:
+            if kind not in classes:  # else it is dumped as it is
                 if _has_fields(kind):
                     raise PayloadError(f"it is of type {kind.__name__}")
-                value = self._adapter.validate_python(value, by_alias=True, by_name=True)
-            given, parts = self._encode(value)
-            back = self._load(given)
-            data, parts_back = self._encode(back)
+                value = adapter.validate_python(value, by_alias=True, by_name=True)
+            given, parts = _encode(adapter, value)
+            back = load(given)
+            data, parts_back = _encode(adapter, back)
             _refuse_changed(parts, parts_back, "$")
             _refuse_others(value, back, "$")
             return data
         except PayloadError as error:
-            raise refusal(self._name, value, str(error)) from None
+            raise refusal(name, value, str(error)) from None
         except pydantic.ValidationError as error:
-            raise refusal(self._name, value, _first(error, is_union=self._is_union)) from None
+            raise refusal(name, value, _first(error, is_union=is_union)) from None
         except (ValueError, TypeError, RecursionError, ArithmeticError, AttributeError) as error:
-            raise refusal(self._name, value, str(error)) from error
+            raise refusal(name, value, str(error)) from error
 
-    def _encode(self, value: Any) -> tuple[bytes, Any]:
-        """A value as bytes, and as what Python has in its place: dicts, with the fields' own values."""
-        parts = self._dump_as("python", value)
-        tree = _ordered(self._dump_as("json", value), parts)
-        data = encode_sorted(tree)
-        if b"null" in data:
-            refuse_nan(tree, "$")
-        refuse_deep(tree)
-        return data, parts
+    return PayloadType(name, dump, load)
 
-    def _dump_as(self, mode: Any, value: Any) -> Any:
-        # Without a warning of what is no value of its field: reading it back says so.
-        return self._adapter.dump_python(value, mode=mode, by_alias=False, round_trip=True, warnings="none")
+
+def _encode(adapter: "pydantic.TypeAdapter[Any]", value: Any) -> tuple[bytes, Any]:
+    """A value as bytes, and in Python's types: dicts with the fields' own values."""
+    # Without a warning of parts that are no values of their fields: reading them back says so.
+    parts, tree = (
+        adapter.dump_python(value, mode=mode, by_alias=False, round_trip=True, warnings="none")
+        for mode in ("python", "json")
+    )
+    tree = _ordered(tree, parts)
+    data = encode_sorted(tree)
+    if b"null" in data:
+        refuse_nan(tree, "$")
+    refuse_deep(tree)
+    return data, parts
 
 
 _DATETIME = pydantic.TypeAdapter(datetime)
 
 
 def _ordered(tree: Any, value: Any) -> Any:
-    """JSON values, with sets in order and datetimes in UTC. ``value``: the same, as Python has it."""
+    """JSON values, with sets in order and datetimes in UTC. ``value``: the same in Python's types."""
     if isinstance(value, datetime):
-        if value.utcoffset() is None or tree != _DATETIME.dump_python(
-            value, mode="json"
-        ):  # or as its serializer has it
+        has_own_form = tree != _DATETIME.dump_python(value, mode="json")  # that of a serializer
+        if value.utcoffset() is None or has_own_form:
             return tree
         return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
     if isinstance(tree, dict):
@@ -119,7 +104,7 @@ def _ordered(tree: Any, value: Any) -> Any:
 
 
 def _first(error: pydantic.ValidationError, *, is_union: bool) -> str:
-    """What is wrong first, and where, as msgspec says it."""
+    """The first error and its place, in msgspec's form."""
     found = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = found["loc"][1:] if is_union and not found["type"].startswith("union_tag") else found["loc"]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
@@ -140,7 +125,7 @@ def _path_to(path: str, value: Any, key: object) -> str:
 
 
 def _refuse_changed(value: Any, back: Any, path: str) -> None:
-    """Refuses what would not come back as it went in. What is equal, as 1 is to 1.0, does.
+    """Refuses a value that would come back as another one. Equal values, as 1 and 1.0, are the same.
 
     Raises:
         PayloadError
@@ -165,7 +150,7 @@ def _has_fields(kind: type) -> bool:
 
 
 def _refuse_others(value: Any, back: Any, path: str) -> None:
-    """Refuses parts that would come back as instances of another class: what a subclass has more would be lost.
+    """Refuses parts that would come back as instances of another class: the further fields of a subclass would be lost.
 
     Raises:
         PayloadError
@@ -182,7 +167,11 @@ _PLAIN = frozenset({str, int, float, bool, type(None), datetime})
 
 
 def _check_unions(given: Any, *, is_told_apart: bool) -> None:
-    """Unions that the type itself names: those of a model's fields are the model's own affair."""
+    """Refuses unions without a discriminator in the type itself; those of a model's fields are the model's own.
+
+    Raises:
+        Unsupported
+    """
     arguments = get_args(given)
     if get_origin(given) is Annotated:
         is_told_apart = any(getattr(one, "discriminator", None) is not None for one in given.__metadata__)

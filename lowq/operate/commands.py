@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Unpack
 
 from lowq.codec import decode_id
-from lowq.codec.error_text import dump_text
+from lowq.codec.payloads import dump_text
 from lowq.errors import ConfigError
 from lowq.job import JobId, State
 from lowq.operate.actions import (

@@ -8,7 +8,7 @@ from typing import Any
 
 from lowq import codec
 from lowq.codec import delay_seconds
-from lowq.codec.error_text import cut_error
+from lowq.codec.payloads import cut_error
 from lowq.errors import LowqError
 from lowq.job import Job
 from lowq.observe.emit import ObservedBatch

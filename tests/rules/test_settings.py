@@ -7,7 +7,7 @@ import pytest
 
 import lowq
 from lowq.codec import dump_payload, load_payload
-from lowq.codec.error_text import MAX_DUMPED_BYTES, MAX_ERROR_BYTES, cut_error, dump_text, format_error
+from lowq.codec.payloads import MAX_DUMPED_BYTES, MAX_ERROR_BYTES, cut_error, dump_text, format_error
 from lowq.errors import ConfigError
 from lowq.settings import Config
 from tests.rows import case

@@ -437,12 +437,12 @@ WRONG_ORDERS: list[tuple[Any, str]] = [
     ({"version": 1, "lines": [{}, {}, {"price": ""}]}, r"Expected `float`, got `str` - at `\$\.lines\[2\]\.price`"),
     ({"version": 1, "lines": [{}, {"prise": 1}]}, r"there is no field `prise` - at `\$\.lines\[1\]`"),
     ({"versoin": 2, "version": 1}, r"there is no field `versoin` - at `\$`"),
-    ({"version": 1, "more": {"a": [{1, 2}]}}, r"\{1, 2\} is of type set, .* - at `\$\.more\['a'\]`"),
-    ({"version": 1, "more": {"a": math.inf}}, r"inf is no JSON number - at `\$\.more\['a'\]`"),
-    ({"version": 1, "more": {1: 2}}, r"Expected `str`, got `int` - at `key` in `\$\.more`"),
+    ({"version": 1, "more": {"a": [{1, 2}]}}, r"a set would come back as a list - at `\$\.more\.a\[0\]`"),
+    ({"version": 1, "more": {"a": math.inf}}, r"inf is no JSON number - at `\$\.more\.a`"),
+    ({"version": 1, "more": {1: 2}}, r"the key 1 would come back as '1' - at `\$\.more`"),
     ({"version": 1, "at": "yesterday"}, r"Invalid RFC3339 encoded datetime - at `\$\.at`"),
     ({"version": 1, "at": 5}, r"Expected `datetime`, got `int` - at `\$\.at`"),
-    ({"version": 1, "lines": [{"price": object()}]}, r"Encoding .* unsupported - at `\$\.lines\[0\]\.price`"),
+    ({"version": 1, "lines": [{"price": object()}]}, r"Expected `float`, got `object` - at `\$\.lines\[0\]\.price`"),
     ([], r"Expected `object`, got `array`"),
     (Key("a"), r"it is of type Key"),
 ]  # fmt: skip
@@ -453,17 +453,21 @@ REFUSED: list[Refused] = [
     # Members of unions.
     (EVENTS, {"amount": 1}, r"Object missing required field `kind`"),
     (EVENTS, {"kind": "lost"}, r"Invalid value 'lost' - at `\$\.kind`"),
-    (EVENTS, {"kind": ["paid"]}, r"Invalid value \['paid'\] - at `\$\.kind`"),
+    (EVENTS, {"kind": ["paid"]}, r"Expected `int \| str`, got `array` - at `\$\.kind`"),
     (EVENTS, PaidData("1"), r"Expected `int`, got `str` - at `\$\.amount`"),  # type: ignore[arg-type]
-    (EVENTS, PaidData(1, "shipped"), r"Invalid enum value 'shipped' - at `\$\.kind`"),  # type: ignore[arg-type]
+    (EVENTS, PaidData(1, "shipped"), r"Object missing required field `at`"),  # type: ignore[arg-type]
     (EVENTS, OrderData(1), r"it is of type OrderData"),
     (EVENTS, 7, r"Expected `object`, got `int`"),
     (list[Short], [{"some_number": 1}], r"there is no field `some_number` - at `\$\[0\]`"),
     (Listed, ["listed", 1, NOON, None, "more"], r"there are 5 items, and 4 fields - at `\$`"),
     # What JSON writes as a text is no text.
-    *((Key, Key(value), r"Expected `str`, got `\w+` - at `\$\.name`")  # type: ignore[arg-type]
-      for value in (NOON, Decimal(1), 1)),
-    (Careless, Careless(NOON), r"Expected `str`, got `datetime` - at `\$\.text`"),  # type: ignore[arg-type]
+    (Key, Key(1), r"Expected `str`, got `int` - at `\$\.name`"),  # type: ignore[arg-type]
+    (Key, Key(NOON), r"a datetime would come back as a str - at `\$\.name`"),  # type: ignore[arg-type]
+    (Key, Key(Decimal(1)), r"a Decimal would come back as a str - at `\$\.name`"),  # type: ignore[arg-type]
+    (Key, Key(Status.NEW), r"a Status would come back as a str - at `\$\.name`"),  # type: ignore[arg-type]
+    (Careless, Careless(NOON), r"a datetime would come back as a str - at `\$\.text`"),  # type: ignore[arg-type]
+    (tuple[int, ...], {1, 2}, r"a set would come back as a tuple - at `\$`"),
+    (list[LineStruct], [LineData(1)], r"a LineData would come back as a LineStruct - at `\$\[0\]`"),
     # Numbers that JSON, or a float, has none of.
     (Mixed, Mixed(rates={"x": math.nan}), r".* no JSON number - at `\$\.rates\.x`"),
     (LineStruct, LineStruct(-math.inf), r".* no JSON number - at `\$\.price`"),
@@ -474,7 +478,7 @@ REFUSED: list[Refused] = [
     (Node, deep, f".*{TOO_DEEP}.*"),
     # An instance of a subclass would lose what it has more.
     (OrderStruct, Special(1), "it is of type Special"),
-    (Owner, Owner(Special(1)), r"there is no field `why` - at `\$\.order`"),
+    (Owner, Owner(Special(1)), r"a Special would come back as a OrderStruct - at `\$\.order`"),
     (Positive, negative, "it is negative.*"),
     # A default that is no value of its field.
     (NoneForNumber, NoneForNumber(), r"Expected `int`, got `null` - at `\$\.number`"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import lowq
-from lowq.codec.error_text import format_error
+from lowq.codec.payloads import format_error
 from lowq.node.node import Node
 from lowq.observe.emit import QueueEvents
 from lowq.observe.error_groups import ErrorCounts, ErrorRecorder, error_text, fingerprint
