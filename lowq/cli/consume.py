@@ -1,6 +1,5 @@
 """``lowq take`` and ``consume``: jobs out by hand, or by any program."""
 
-import io
 import os
 import shlex
 import shutil
@@ -242,17 +241,20 @@ class _Runner:
                 arguments, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | more, start_new_session=True
             )
             self._running.add(process)
+        assert process.stdin is not None
+        assert process.stderr is not None
+        kept = bytearray()
+        reader = threading.Thread(target=_pass_on, args=(process.stderr, kept), daemon=True)
         try:
-            said = _Tail(process.stderr)
-            # In a thread: it may not read them, nor close its end.
+            reader.start()
+            # In a thread: the command may not read them, nor close its end.
             threading.Thread(target=_feed, args=(process.stdin, lines), daemon=True).start()
             try:
-                code = process.wait(self._ttr)
+                code, prefix = process.wait(self._ttr), ""
+                reader.join(1.0)  # not until the end of the stream: processes that it has left behind may have it open
             except subprocess.TimeoutExpired:
-                code = self._end(process)
-                return code, f"it had run for {self._ttr:g} s\n{said.text}"
-            said.join()
-            return code, said.text
+                code, prefix = self._end(process), f"it had run for {self._ttr:g} s\n"
+            return code, prefix + bytes(kept).decode("utf-8", "backslashreplace")[-KEPT_ERROR:]
         finally:
             with self._lock:
                 self._running.discard(process)
@@ -266,38 +268,18 @@ class _Runner:
         return code or process.wait()
 
 
-class _Tail:
+def _pass_on(stream: IO[bytes], kept: bytearray) -> None:
     """Passes on what a command writes to its standard error, and keeps the end of it."""
-
-    def __init__(self, stream: IO[bytes] | None) -> None:
-        self._kept = b""
-        self._stream = stream
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-
-    def _read(self) -> None:
-        stream = self._stream
-        if not isinstance(stream, io.BufferedReader):
-            return
-        with stream:
-            while data := stream.read1(2**16):
-                self._kept = (self._kept + data)[-4 * KEPT_ERROR :]
-                with suppress(OSError, ValueError):  # nobody reads ours; the command goes on all the same
-                    click.echo(data, err=True, nl=False)
-
-    def join(self) -> None:
-        """Waits for its end, though not for that of processes that the command has left behind."""
-        self._thread.join(1.0)
-
-    @property
-    def text(self) -> str:
-        return self._kept.decode("utf-8", "backslashreplace")[-KEPT_ERROR:]
+    with stream:
+        while data := os.read(stream.fileno(), 2**16):
+            kept[:] = (kept + data)[-4 * KEPT_ERROR :]
+            with suppress(OSError, ValueError):  # nobody reads ours; the command goes on all the same
+                click.echo(data, err=True, nl=False)
 
 
-def _feed(stream: IO[bytes] | None, lines: bytes) -> None:
-    if stream is not None:
-        with suppress(OSError), stream:  # it doesn't read all of them
-            stream.write(lines)
+def _feed(stream: IO[bytes], lines: bytes) -> None:
+    with suppress(OSError), stream:  # the command may not read all of them
+        stream.write(lines)
 
 
 def _signal(process: "subprocess.Popen[bytes]", number: int) -> None:

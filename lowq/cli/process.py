@@ -165,7 +165,11 @@ def reporting(
         logs.configure(log_format, log_level)
     child = None
     try:
-        child = None if supervised is None else _as_child(supervised, kind)
+        if supervised is not None:
+            try:
+                child = kind(supervised)
+            except ValueError:
+                raise Failure(f"{OPTION} is for the processes of a supervisor: lowq run --processes N", USAGE) from None
         yield child
     except (Failure, LowqError) as error:
         failure = error if isinstance(error, Failure) else failure_of(error)
@@ -186,13 +190,6 @@ def reporting(
         log.critical("%s", failure.message, extra=record)
         drop_broken_streams()
         click.get_current_context().exit(failure.exit_code)
-
-
-def _as_child(supervised: str, kind: Callable[[str], Kind]) -> Kind:
-    try:
-        return kind(supervised)
-    except ValueError:
-        raise Failure(f"{OPTION} is for the processes of a supervisor: lowq run --processes N", USAGE) from None
 
 
 @dataclass(slots=True)
@@ -222,8 +219,6 @@ class Launch:
 
     def new_code(self, refusal: str) -> NewCode:
         """For the node that this process runs. ``refusal``: why it can't have any; empty: it can."""
-        if not hasattr(signal, "SIGHUP"):
-            refusal = "this system can't replace the code of a process: start another node, then stop this one"
         return NewCode(
             check=self._check_code,
             terminal_closed=lambda: self.has_terminal and not has_terminal(),

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import IO, Any, NoReturn
@@ -43,23 +43,19 @@ class BadLine(LowqError):
 class Source:
     """The jobs of an NDJSON stream. Remembers those that are not certainly in."""
 
-    def __init__(
-        self, stream: IO[bytes], skip: Sequence[range], longest: int, on_bytes: Callable[[int], object]
-    ) -> None:
+    def __init__(self, stream: IO[bytes], skip: Sequence[range], longest: int) -> None:
         self._stream = stream
         #: The lines that are left out, in order.
         self._skip = deque(skip)
         self._longest = longest
-        self._on_bytes = on_bytes
         self._uncertain: deque[Line] = deque()
         self._stopped = False
-        #: Lines read so far, and the jobs in them: some are blank.
-        self.number = self._jobs = 0
+        #: Lines, bytes and jobs that were read so far: some lines are blank. Jobs that are in.
+        self.number = self.bytes_read = self._jobs = self.accepted = 0
 
     def __iter__(self) -> Iterator[Line]:
-        size = 0
         while not self._stopped and (raw := self._stream.readline(self._longest + 1)):
-            size += len(raw)
+            self.bytes_read += len(raw)
             self.number += 1
             if self._is_skipped():
                 continue
@@ -72,7 +68,6 @@ class Source:
             line = Line(parse(raw, self.number), self.number)
             self._uncertain.append(line)
             self._jobs += 1
-            self._on_bytes(size)
             yield line
 
     def _is_skipped(self) -> bool:
@@ -80,8 +75,9 @@ class Source:
             self._skip.popleft()
         return bool(self._skip) and self.number in self._skip[0]
 
-    def accepted(self, count: int) -> None:
-        """So many jobs are in, from the first one on."""
+    def note_accepted(self, count: int) -> None:
+        """Notes how many jobs are in, from the first one on."""
+        self.accepted = count
         while self._uncertain and self._jobs - len(self._uncertain) < count:
             self._uncertain.popleft()
 
@@ -94,26 +90,17 @@ class Source:
         return list(self._uncertain) if rest is None else [line for line in rest if isinstance(line, Line)]
 
 
-class LinesToSkip(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic in newer versions of click
+def lines_to_skip(text: str) -> Sequence[range]:
     """``17``: the first 17 lines; ``1-17,19,23-40``: these lines. Ranges of lines, in order."""
-
-    name = "lines"
-
-    def convert(self, value: object, param: click.Parameter | None, context: click.Context | None) -> Sequence[range]:
-        text = str(value)
-        if re.fullmatch(r"\d{1,18}", text, re.ASCII):
-            return [range(1, int(text) + 1)]
-        if not re.fullmatch(r"\d{1,18}(-\d{1,18})?(,\d{1,18}(-\d{1,18})?)*", text, re.ASCII):
-            self.fail(
-                f"{text!r:.60} is neither a number of lines nor some of them, such as 1-17,19,23-40", param, context
-            )
-        ranges = []
-        for part in text.split(","):
-            first, _, last = part.partition("-")
-            ranges.append(range(int(first), int(last or first) + 1))
-        if any(one.stop > other.start for one, other in pairwise(ranges)) or not all(ranges) or ranges[0].start < 1:
-            self.fail(f"{text!r:.60}: lines are counted from 1, and named in order", param, context)
-        return ranges
+    if re.fullmatch(r"\d{1,18}", text, re.ASCII):
+        return [range(1, int(text) + 1)]
+    if not re.fullmatch(r"\d{1,18}(-\d{1,18})?(,\d{1,18}(-\d{1,18})?)*", text, re.ASCII):
+        raise click.BadParameter(f"{text!r:.60} is neither a number of lines nor some of them, such as 1-17,19,23-40")
+    bounds = [part.partition("-") for part in text.split(",")]
+    ranges = [range(int(first), int(last or first) + 1) for first, _, last in bounds]
+    if any(one.stop > other.start for one, other in pairwise(ranges)) or not all(ranges) or ranges[0].start < 1:
+        raise click.BadParameter(f"{text!r:.60}: lines are counted from 1, and named in order")
+    return ranges
 
 
 #: The options of a job, and of how it is pushed.
@@ -137,7 +124,7 @@ push_options = options_of(
 
 
 def lines_but(wanted: Iterable[int], count: int) -> str:
-    """What `LinesToSkip` reads as all of the first so many lines but these."""
+    """What `lines_to_skip` reads as all of the first so many lines but these."""
     gaps = pairwise([0, *sorted(wanted), count + 1])
     parts = [(before + 1, after - 1) for before, after in gaps if after - before > 1]
     if not parts:
@@ -173,7 +160,7 @@ def _shown(raw: bytes) -> str:
 @queue_argument
 @click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, allow_dash=True))
 @click.option(
-    "--skip", type=LinesToSkip(), default="0", metavar="LINES",
+    "--skip", type=lines_to_skip, default="0", metavar="LINES",
     help="Lines to leave out: so many at the beginning, or such as 1-17,19,23-40.",
 )  # fmt: skip
 @shards_count_option
@@ -269,30 +256,22 @@ def _push_lines(
         total = os.fstat(stream.fileno()).st_size if file != "-" else 0
         if file == "-" and sys.stdin.isatty():
             say("one JSON object a line; Ctrl-D ends them")
-        accepted = 0
-        read = 0
-
-        def on_bytes(size: int) -> None:
-            nonlocal read
-            read = size
+        # JSON may be much longer than the canonical form that is measured: escapes, spaces.
+        source = Source(stream, skip, 8 * app.config.max_payload_bytes + 2**16)
 
         def on_progress(count: int) -> None:
-            nonlocal accepted
-            accepted = count
-            source.accepted(count)
-            progress.show(count, read / total if total else None)
+            source.note_accepted(count)
+            progress.show(count, source.bytes_read / total if total else None)
 
-        # JSON may be much longer than the canonical form that is measured: escapes, spaces.
-        source = Source(stream, skip, 8 * app.config.max_payload_bytes + 2**16, on_bytes)
         try:
             return queue.push(source, on_progress, timeout=timeout, durability=durability)
         except (BadLine, JobError, PushError, KeyboardInterrupt) as error:
-            _give_up(app, queue, error, source, accepted, f"lowq push {queue.name} {file}")
+            _give_up(app, queue, error, source, f"lowq push {queue.name} {file}")
 
 
-def _give_up(app: Lowq, queue: Queue, error: BaseException, source: Source, accepted: int, command: str) -> NoReturn:
+def _give_up(app: Lowq, queue: Queue, error: BaseException, source: Source, command: str) -> NoReturn:
     """Says how many jobs are in, what is wrong, and how to go on."""
-    rest: list[Any] | None = None
+    accepted, rest = source.accepted, None
     if isinstance(error, PushError):
         accepted = error.accepted
         source.stop()

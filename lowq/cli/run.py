@@ -19,7 +19,7 @@ from lowq.cli.group import log_options, metrics_options, set_up, setting_option,
 from lowq.cli.loading import app_of_project, in_short, load_given, source_folder, users_traceback
 from lowq.cli.output import FAILED, USAGE, Failure, message_of
 from lowq.cli.process import Launch, drop_broken_streams, program, reporting, supervised_option, typed_options
-from lowq.cli.web import DASHBOARD_OPTIONS, Address, announce, dashboard, with_dashboard_options
+from lowq.cli.web import DASHBOARD_OPTIONS, address, announce, dashboard, with_dashboard_options
 from lowq.errors import EXIT_CUT_SHORT, ConfigError, LowqError, RedisUnavailable, ShardsCountError
 from lowq.logs import LogFormat, get_log
 from lowq.node.node import Node
@@ -57,7 +57,12 @@ _PASSED_ON = {
 @click.option("--embedded", is_flag=True, help="The store inside of this process: no Redis, gone at the end.")
 @click.option("--no-prefetch", is_flag=True, help="One batch per round trip to Redis.")
 @metrics_options
-@click.option("--web", type=Address(), help="The dashboard, too, in a process of its own; also with --processes.")
+@click.option(
+    "--web",
+    type=address,
+    metavar="HOST:PORT",
+    help="The dashboard, too, in a process of its own; also with --processes.",
+)
 @with_dashboard_options
 @log_options
 @supervised_option

@@ -25,19 +25,13 @@ SHUTDOWN_TIMEOUT = 3.0
 log = logging.getLogger("lowq.cli")
 
 
-class Address(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic in newer versions of click
+def address(text: str) -> tuple[str, int]:
     """HOST:PORT, or a port alone."""
-
-    name = "HOST:PORT"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
-        if isinstance(value, tuple):
-            return value  # converted already
-        host, _, port = str(value).rpartition(":")
-        host = host.removeprefix("[").removesuffix("]")
-        if not port.isascii() or not port.isdecimal() or int(port) > 65535:
-            self.fail(f"{value!r} is no address; write HOST:PORT, for example {DEFAULT_ADDRESS}", param, ctx)
-        return host or "127.0.0.1", int(port)
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not port.isascii() or not port.isdecimal() or int(port) > 65535:
+        raise click.BadParameter(f"{text!r} is no address; write HOST:PORT, for example {DEFAULT_ADDRESS}")
+    return host or "127.0.0.1", int(port)
 
 
 #: Adds the options of the dashboard, except for its address: `lowq run` has them as `lowq web`.
@@ -77,7 +71,9 @@ with_dashboard_options = options_of(
 
 @click.command
 @with_connection
-@click.option("--bind", type=Address(), default=DEFAULT_ADDRESS, show_default=True, help="Where to listen.")
+@click.option(
+    "--bind", type=address, metavar="HOST:PORT", default=DEFAULT_ADDRESS, show_default=True, help="Where to listen."
+)
 @with_dashboard_options
 @log_options
 @supervised_option
