@@ -6,3 +6,19 @@
 
 They need the extras of their names, and nothing else of lowq imports them.
 """
+
+from lowq.application import Lowq
+from lowq.errors import ConfigError
+from lowq.observe.events import Observer
+
+
+def add_observer(app: object, observer: Observer, module: str) -> None:
+    """Has an observer of a module of this package follow the pushes and batches of an application, in place of one of
+    its kind.
+
+    Raises:
+        ConfigError: ``app`` is no application.
+    """
+    if not isinstance(app, Lowq):
+        raise ConfigError(f"{module}.instrument({app!r:.100}): write instrument(), or instrument(app)")
+    app.observers[:] = [*(item for item in app.observers if type(item) is not type(observer)), observer]

@@ -13,12 +13,13 @@ begins with ``lowq.``.
 
 import re
 import time
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping, Sequence, Sized
 from contextlib import suppress
 from contextvars import Token
 from typing import Any
 
 from lowq.application import Lowq, default
+from lowq.contrib import add_observer
 from lowq.errors import ConfigError
 from lowq.observe.events import MAX_TRACE_BYTES, Batch, BatchObservation, BatchResult, Observer, PushObservation
 from lowq.version import VERSION
@@ -26,7 +27,7 @@ from lowq.version import VERSION
 try:
     from opentelemetry import context, metrics, trace
     from opentelemetry.context import Context
-    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.metrics import Histogram, MeterProvider
     from opentelemetry.trace import Link, SpanContext, SpanKind, StatusCode, TraceFlags, TracerProvider, TraceState
 except ImportError as error:
     raise ImportError("lowq.contrib.otel needs opentelemetry-api: pip install 'lowq[otel]'") from error
@@ -55,9 +56,6 @@ def instrument(
     Raises:
         ConfigError: no application, or no provider.
     """
-    given: object = app
-    if not isinstance(given, Lowq):
-        raise ConfigError(f"lowq.contrib.otel.instrument({given!r:.100}): write instrument(), or instrument(app)")
     for name, provider, kind in (
         ("tracer_provider", tracer_provider, TracerProvider),
         ("meter_provider", meter_provider, MeterProvider),
@@ -68,8 +66,7 @@ def instrument(
                 f"lowq.contrib.otel.instrument: {name}={value!r:.100} is no {kind.__name__} of OpenTelemetry; leave it "
                 "out for the global one"
             )
-    app.observers[:] = [item for item in app.observers if not isinstance(item, _OtelObserver)]
-    app.observers.append(_OtelObserver(tracer_provider, meter_provider))
+    add_observer(app, _OtelObserver(tracer_provider, meter_provider), __name__)
 
 
 class _OtelObserver(Observer):
@@ -78,27 +75,21 @@ class _OtelObserver(Observer):
     def __init__(self, tracer_provider: TracerProvider | None, meter_provider: MeterProvider | None) -> None:
         self.tracer = trace.get_tracer("lowq", VERSION, tracer_provider)
         meter = metrics.get_meter("lowq", VERSION, meter_provider)
-        self.pushed = meter.create_counter(
-            "messaging.client.sent.messages", "{message}", "Payloads that a push was to bring in"
-        )
-        self.push_seconds = meter.create_histogram(
-            "messaging.client.operation.duration", "s", "How long pushes take",
-            explicit_bucket_boundaries_advisory=_BOUNDS,
-        )  # fmt: skip
-        self.handed_over = meter.create_counter(
+        counter = meter.create_counter
+
+        def seconds(name: str, meaning: str, bounds: Sequence[float] = _BOUNDS) -> Histogram:
+            return meter.create_histogram(name, "s", meaning, explicit_bucket_boundaries_advisory=bounds)
+
+        self.pushed = counter("messaging.client.sent.messages", "{message}", "Payloads that a push was to bring in")
+        self.push_seconds = seconds("messaging.client.operation.duration", "How long pushes take")
+        self.handed_over = counter(
             "messaging.client.consumed.messages", "{message}", "Payloads that were handed to handlers"
         )
-        self.run_seconds = meter.create_histogram(
-            "messaging.process.duration", "s", "How long handlers run, a batch each",
-            explicit_bucket_boundaries_advisory=_BOUNDS,
-        )  # fmt: skip
-        self.wait_seconds = meter.create_histogram(
-            "lowq.job.wait", "s", "From when a job was due until its batch began",
-            explicit_bucket_boundaries_advisory=_WAIT_BOUNDS,
-        )  # fmt: skip
-        self.performed = meter.create_counter("lowq.jobs.performed", "{job}", "Jobs that finished")
-        self.failed = meter.create_counter("lowq.jobs.failed", "{job}", "Jobs that were charged a retry")
-        self.buried = meter.create_counter("lowq.jobs.buried", "{job}", "Jobs that a node has buried")
+        self.run_seconds = seconds("messaging.process.duration", "How long handlers run, a batch each")
+        self.wait_seconds = seconds("lowq.job.wait", "From when a job was due until its batch began", _WAIT_BOUNDS)
+        self.performed = counter("lowq.jobs.performed", "{job}", "Jobs that finished")
+        self.failed = counter("lowq.jobs.failed", "{job}", "Jobs that were charged a retry")
+        self.buried = counter("lowq.jobs.buried", "{job}", "Jobs that a node has buried")
 
     def push_began(self, queue: str, jobs: object) -> PushObservation | None:
         return _OtelPush(self, queue, jobs)

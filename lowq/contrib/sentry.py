@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from lowq.application import Lowq, default
+from lowq.contrib import add_observer
 from lowq.errors import ConfigError
 from lowq.observe.events import Batch, BatchObservation, BatchResult, JobFailure, Observer
 
@@ -39,14 +40,10 @@ def instrument(app: Lowq = default, *, capture_released: bool = False) -> None:
     Raises:
         ConfigError: no application, or an option that is no bool.
     """
-    given: object = app
-    if not isinstance(given, Lowq):
-        raise ConfigError(f"lowq.contrib.sentry.instrument({given!r:.100}): write instrument(), or instrument(app)")
     option: object = capture_released
     if not isinstance(option, bool):
         raise ConfigError(f"lowq.contrib.sentry.instrument: capture_released={option!r:.100} must be True or False")
-    app.observers[:] = [item for item in app.observers if not isinstance(item, _SentryObserver)]
-    app.observers.append(_SentryObserver(capture_released=capture_released))
+    add_observer(app, _SentryObserver(capture_released=capture_released), __name__)
     _drop_logged_failures()
 
 

@@ -16,7 +16,7 @@ committed already. Where that must not be, the job belongs into the transaction 
 
 import copy
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeAlias, Unpack
@@ -37,32 +37,38 @@ Target: TypeAlias = "type[lowq.Worker[Any]] | lowq.Queue[Any]"
 IDS_LOGGED = 20
 
 
-@dataclass(frozen=True, eq=False)
-class _Way:
-    """How calls are pushed: those of a queue that follow each other and agree leave together."""
+#: The method of workers that have none of their own.
+_perform_async: object = lowq.Worker.perform_async.__func__  # type: ignore[attr-defined]  # a class method
 
-    target: Target
-    #: Of the push, as they were given: a method of the worker's own may take none.
+
+@dataclass(frozen=True)
+class _Push:
+    """How jobs are pushed. Calls of a queue that follow each other leave together if these are equal."""
+
+    target: Target = field(compare=False)
+    #: The same for targets whose pushes do the same: ``app.queue`` makes a handle at each call.
+    place: object
+    #: As they were given: a method of the worker's own may take none.
     options: dict[str, Any]
     robust: bool
 
-    def agrees_with(self, other: "_Way") -> bool:
-        """Whether calls of the one may leave with those of the other."""
-        mine, others = (self.options, self.robust), (other.options, other.robust)
-        return mine == others and _place_of(self.target) == _place_of(other.target)
+    def note_failure(self, jobs: Sequence[Mapping[str, Any]], error: Exception) -> Exception | None:
+        """Logs that jobs may not have been pushed. Returns the error, unless nobody is to learn of it."""
+        queue, ids = _name_of(self.target), ", ".join(str(job["id"]) for job in jobs[:IDS_LOGGED])
+        log.error(
+            "queue %r: %d jobs of a committed transaction may not have been pushed (ids %s): %s", queue,
+            len(jobs), ids, error, exc_info=error if self.robust else None,
+            extra={"event": "push_on_commit_failed", "queue": queue},
+        )  # fmt: skip
+        return None if self.robust else error
 
 
 def _place_of(target: Target) -> object:
-    """What targets have in common whose pushes do the same: ``app.queue`` makes a handle at each call."""
     if isinstance(target, type):
         if getattr(target.perform_async, "__func__", None) is not _perform_async:
             return target  # a method of the worker's own
         target = target.queue
     return target.name, target._backend, type(target)
-
-
-#: The method of workers that have none of their own.
-_perform_async: object = lowq.Worker.perform_async.__func__  # type: ignore[attr-defined]  # a class method
 
 
 def _name_of(target: Target) -> str:
@@ -75,7 +81,7 @@ class _Call:
     is not rolled back: Python (CPython) frees it at once. Nothing else of Django's tells what was rolled back.
     """
 
-    way: _Way
+    push: _Push
     job: dict[str, Any]
     pending: "_Pending"
     is_pushed: bool = False
@@ -106,16 +112,16 @@ class _Pending:
         """
         waiting = [call for known in self.calls if (call := known()) is not None and _is_waiting(call)]
         due = waiting[waiting.index(first) :]
-        groups: list[tuple[_Way, list[dict[str, Any]]]] = []
-        last: dict[str, tuple[_Way, list[dict[str, Any]]]] = {}  # of each queue: a call joins no earlier one
+        groups: list[tuple[_Push, list[dict[str, Any]]]] = []
+        last: dict[str, tuple[_Push, list[dict[str, Any]]]] = {}  # of each queue: a call joins no earlier one
         for call in due:
             call.is_pushed = True  # whatever comes of it: a push that failed half way must not be made twice
-            name = _name_of(call.way.target)
-            if name not in last or not call.way.agrees_with(last[name][0]):
-                last[name] = (call.way, [])
+            name = _name_of(call.push.target)
+            if name not in last or call.push != last[name][0]:
+                last[name] = (call.push, [])
                 groups.append(last[name])
             last[name][1].append(call.job)
-        errors = [error for way, jobs in groups if (error := _push(way, jobs)) is not None]
+        errors = [error for push, jobs in groups if (error := _push(push, jobs)) is not None]
         if errors:
             raise errors[0]
 
@@ -128,26 +134,19 @@ def _is_waiting(call: _Call | None) -> bool:
 _pending: "weakref.WeakKeyDictionary[Any, _Pending]" = weakref.WeakKeyDictionary()
 
 
-def _push(way: _Way, jobs: list[dict[str, Any]]) -> Exception | None:
-    """Pushes them; returns what the caller of the commit must learn of. A malformed job does not keep out others."""
+def _push(push: _Push, jobs: list[dict[str, Any]]) -> Exception | None:
+    """Pushes jobs; returns the error for the caller of the commit. A malformed job does not keep out others."""
     try:
-        try:
-            push: Any = way.target.push if isinstance(way.target, lowq.Queue) else way.target.perform_async
-            push(jobs, **way.options)
-            return None
-        except JobError:  # nothing is in
-            if len(jobs) == 1:
-                raise
-        errors = [error for job in jobs if (error := _push(way, [job])) is not None]
-        return errors[0] if errors else None
+        call: Any = push.target.push if isinstance(push.target, lowq.Queue) else push.target.perform_async
+        call(jobs, **push.options)
+        return None
+    except JobError as error:  # nothing is in
+        if len(jobs) == 1:
+            return push.note_failure(jobs, error)
     except Exception as error:
-        ids = ", ".join(str(job["id"]) for job in jobs[:IDS_LOGGED])
-        log.error(
-            "queue %r: %d jobs of a committed transaction may not have been pushed (ids %s): %s", _name_of(way.target),
-            len(jobs), ids, error, exc_info=way.robust,
-            extra={"event": "push_on_commit_failed", "queue": _name_of(way.target)},
-        )  # fmt: skip
-        return None if way.robust else error
+        return push.note_failure(jobs, error)
+    found = [_push(push, [job]) for job in jobs]
+    return next((error for error in found if error is not None), None)
 
 
 def push_on_commit(
@@ -172,8 +171,8 @@ def push_on_commit(
         JobError, PayloadError: the job is malformed. From the commit, after all pushes were tried: as `Worker.push`.
         TransactionManagementError: ``using`` is in manual transaction management.
     """
-    way, job = _prepare(worker, job_id, payload, options, robust, timeout=timeout, durability=durability)
-    if not _register(way, job, using) and (error := _push(way, [job])) is not None:
+    push, job = _prepare(worker, job_id, payload, options, robust, timeout=timeout, durability=durability)
+    if not _register(push, job, using) and (error := _push(push, [job])) is not None:
         raise error
 
 
@@ -192,23 +191,19 @@ async def apush_on_commit(
     """As `push_on_commit`, from async code: the transaction is that of the thread that ``sync_to_async`` calls. Outside
     of one it waits as ``worker.apush``, and keeps no thread busy.
     """
-    way, job = _prepare(worker, job_id, payload, options, robust, timeout=timeout, durability=durability)
-    if not await sync_to_async(_register)(way, job, using):
+    push, job = _prepare(worker, job_id, payload, options, robust, timeout=timeout, durability=durability)
+    if not await sync_to_async(_register)(push, job, using):
+        apush: Any = worker.apush if isinstance(worker, lowq.Queue) else worker.aperform_async
         try:
-            push: Any = worker.apush if isinstance(worker, lowq.Queue) else worker.aperform_async
-            await push(job, **way.options)
-        except LowqError:
-            if not robust:
+            await apush(job, **push.options)
+        except LowqError as error:
+            if push.note_failure([job], error) is not None:
                 raise
-            log.exception(
-                "queue %r: id %s was not pushed", _name_of(way.target), job["id"],
-                extra={"event": "push_on_commit_failed", "queue": _name_of(way.target)},
-            )  # fmt: skip
 
 
 def _prepare(
     worker: Target, job_id: JobId, payload: Any, options: JobOptions, robust: bool, **given_options: Any
-) -> tuple[_Way, dict[str, Any]]:
+) -> tuple[_Push, dict[str, Any]]:
     """How to push, and the job, with a copy of the payload.
 
     Raises:
@@ -228,17 +223,17 @@ def _prepare(
     if type(payload) in (dict, list, str, int, float) and lowq.app.workers.get(name) is worker:
         typed = lowq.app.payload_type_of(name)
         (lowq.app.config.dump_payload if typed is None else typed.dump)(payload)
-    way = _Way(worker, {option: value for option, value in given_options.items() if value is not None}, robust)
-    return way, new_job(job_id, copy.deepcopy(payload), options)
+    given_options = {option: value for option, value in given_options.items() if value is not None}
+    return _Push(worker, _place_of(worker), given_options, robust), new_job(job_id, copy.deepcopy(payload), options)
 
 
-def _register(way: _Way, job: dict[str, Any], using: str | None) -> bool:
+def _register(push: _Push, job: dict[str, Any], using: str | None) -> bool:
     """Has the job pushed at the commit; False: there is no transaction."""
     connection = transaction.get_connection(using)
     if not connection.in_atomic_block and (connection.connection is None or connection.get_autocommit()):
         return False  # without connecting to a database that was not used
     pending = _pending.setdefault(connection, _Pending())
-    call = _Call(way, job, pending)
+    call = _Call(push, job, pending)
     on_commit: Callable[..., None] = connection.on_commit
     on_commit(call.run)
     pending.add(call)
