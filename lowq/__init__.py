@@ -45,12 +45,11 @@ from lowq.errors import (
 from lowq.job import Job, JobDict
 from lowq.limits import Concurrency, Rate
 from lowq.observe.callbacks import JobEvent
-from lowq.observe.log_context import LogContext
 from lowq.queue import Queue
 from lowq.settings import Config
 from lowq.store import Durability
 from lowq.version import VERSION
-from lowq.work.execution import Execution, current
+from lowq.work.execution import Execution, LogContext, current
 from lowq.workers import Worker
 
 __version__ = VERSION

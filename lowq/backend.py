@@ -9,8 +9,7 @@ from typing import Any
 
 from lowq.codec.types import PayloadType
 from lowq.observe.callbacks import FLUSH_SECONDS, Callbacks
-from lowq.observe.emit import QueueEvents
-from lowq.observe.events import Observer
+from lowq.observe.events import Observer, QueueEvents
 from lowq.observe.graphite_statsd import MetricsExporter, Source
 from lowq.push.batcher import GroupCommit
 from lowq.registrations import Registrations

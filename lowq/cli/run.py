@@ -25,11 +25,11 @@ from lowq.logs import LogFormat, get_log
 from lowq.node.node import Node
 from lowq.node.signals import HeldSignals
 from lowq.node.watchdog import end_process_by
-from lowq.observe import log_context
 from lowq.store import new_store
 from lowq.store.embedded import serving
 from lowq.supervisor.process import Supervised
 from lowq.supervisor.supervisor import Supervisor
+from lowq.work.execution import add_log_context
 
 log = get_log("lowq.cli")
 supervisor_log = get_log("lowq.supervisor")
@@ -118,7 +118,7 @@ def run(
             app = load_given(require, workers=True)
             assert app is not None  # one of them says which
             logs.configure(log_format, log_level)
-            log_context.install()
+            add_log_context()
             set_up(
                 app, redis_url=redis_url, namespace=namespace, threads_per_node=threads, concurrency=concurrency,
                 graphite=graphite, statsd=statsd,

@@ -19,8 +19,8 @@ from lowq.logs import get_log
 from lowq.node.checks import new_scheduler, new_splitter
 from lowq.node.schedules import QueueSchedules
 from lowq.node.watchdog import Watchdog
-from lowq.observe.emit import QueueEvents
 from lowq.observe.error_groups import ErrorCounts, ErrorRecorder
+from lowq.observe.events import QueueEvents
 from lowq.observe.tallies import Recorder
 from lowq.operate.nodes import StuckLimits
 from lowq.sharding import Layout, Layouts

@@ -14,8 +14,7 @@ from typing import Any
 
 from lowq.backend import Backend
 from lowq.codec import decode_id
-from lowq.observe.emit import QueueEvents
-from lowq.observe.events import Observer
+from lowq.observe.events import Observer, QueueEvents
 from lowq.store import Call, Command, registry, untrusted
 from lowq.store.keys import error_groups_key
 from lowq.store.scripts import time_of

@@ -18,7 +18,7 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from lowq import clock as lowq_clock
-from lowq.observe.events import Observer
+from lowq.observe.events import Observer, waited
 from lowq.observe.graphite_statsd import Reading, Source
 from lowq.observe.histories import (
     BOUNDS,
@@ -40,8 +40,6 @@ from lowq.work.outcome import Outcome
 _FORGET = 31 * 86400
 #: Jobs of a delivery that are looked at for how long they had waited, at most.
 WAITS_READ = 4
-#: Seconds that no job has waited: somebody has written that time by hand.
-_ABSURD = 1e10
 #: A batch that took no longer is not slow, whatever the others took. Seconds.
 FLOOR = 0.01
 
@@ -77,14 +75,10 @@ class Tally(Observer):
         for job in jobs[::step]:
             number = min(step, left)
             left -= number
-            try:
-                waited = taken_at - float(job.raw[1])
-            except ValueError:
-                continue
-            if waited <= _ABSURD:  # nor NaN
-                waited = max(waited, 0.0)
-                waits[bisect_left(WAIT_BOUNDS, waited)] += number
-                self.waited += waited * number
+            seconds = waited(job, taken_at)
+            if seconds is not None:
+                waits[bisect_left(WAIT_BOUNDS, seconds)] += number
+                self.waited += seconds * number
 
     def batch_performed(
         self, shard: Shard, jobs: Sequence[TakenJob], outcome: Outcome, seconds: float, ended: float

@@ -13,8 +13,7 @@ from uuid import UUID
 from lowq.codec import decode_id, lookup_id
 from lowq.errors import LeaseLost, LowqError, QueueInUse, Resharding
 from lowq.job import JobId
-from lowq.observe.emit import QueueEvents
-from lowq.observe.events import JobEventKind
+from lowq.observe.events import JobEventKind, QueueEvents
 from lowq.operate.queues import QueueShards
 from lowq.operate.walk import ask, gather
 from lowq.sharding import Layout

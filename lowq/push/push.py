@@ -32,7 +32,7 @@ from lowq.errors import (
 )
 from lowq.job import Jobs
 from lowq.middleware import all_async, wrap
-from lowq.observe.emit import observed_push
+from lowq.observe.events import observed_push
 from lowq.push.background import in_own_thread
 from lowq.push.batcher import ThreadRequest
 from lowq.push.calls import Outcome, Part, Request, Settled, is_misscored, is_out_of_turn, wrong_scores

@@ -11,7 +11,7 @@ from lowq.codec import EncodedJob, Rest, encode_job, score_reader
 from lowq.codec.types import PayloadType
 from lowq.errors import JobError, ShardsCountError
 from lowq.job import Jobs
-from lowq.observe.emit import QueueEvents
+from lowq.observe.events import QueueEvents
 from lowq.options import QueueOptions
 from lowq.push.batcher import GroupCommit
 from lowq.push.calls import Part

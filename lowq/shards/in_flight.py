@@ -18,8 +18,7 @@ from lowq.clock import now as clock_now
 from lowq.codec import APPENDED, decode_id, original_payload
 from lowq.errors import LeaseLost
 from lowq.logs import describe, get_log
-from lowq.observe.emit import QueueEvents
-from lowq.observe.events import JobEventKind
+from lowq.observe.events import JobEventKind, QueueEvents
 from lowq.shards.delivery import Delivery, Failure, TakenJob, Undecodable
 from lowq.shards.lease import Lease, ShardLease
 from lowq.store import Call, Client

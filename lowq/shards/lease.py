@@ -14,7 +14,7 @@ from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.codec import decode_id
 from lowq.errors import ShardsCountError
-from lowq.observe.emit import QueueEvents
+from lowq.observe.events import QueueEvents
 from lowq.store import Call, Client, Refusal
 from lowq.store.shard import Reshard, ShardScripts
 from lowq.store.shard_replies import AcquireReply, RenewReply

@@ -16,7 +16,7 @@ from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.codec.types import PayloadType
 from lowq.logs import get_log
-from lowq.observe.emit import QueueEvents
+from lowq.observe.events import QueueEvents
 from lowq.settings import Config
 from lowq.sharding import Layout
 from lowq.shards.delivery import urgent_level

@@ -21,7 +21,7 @@ from lowq.coroutines import at_once, run_first
 from lowq.errors import ConfigError, LowqError, QueueFull, QueueInUse
 from lowq.logs import describe
 from lowq.node.schedules import take_turn
-from lowq.observe.emit import end_observed
+from lowq.observe.events import end_observed
 from lowq.observe.tallies import SlowBatches, Tally
 from lowq.shards.delivery import TakenJob
 from lowq.shards.in_flight import Report

@@ -1,6 +1,7 @@
-"""`current`: the batch that is being performed, by which its handler speaks of it."""
+"""`current`: the batch that is being performed, for its handler and for the records that it logs."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from datetime import timedelta
@@ -11,10 +12,13 @@ from lowq.codec import delay_seconds
 from lowq.codec.payloads import cut_error
 from lowq.errors import LowqError
 from lowq.job import Job
-from lowq.observe.emit import ObservedBatch
+from lowq.observe.events import ObservedBatch
 from lowq.shards.delivery import TakenJob
 from lowq.shards.shard import Shard
 from lowq.work.time_limits import TimeLimits, checked_seconds
+
+#: Ids that a log record carries at most.
+MAX_LOGGED_IDS = 10
 
 
 def _is_task_cancelled() -> bool:
@@ -154,3 +158,41 @@ def current() -> Execution:
             "lowq.current() was called outside of perform; in a test of a handler use lowq.testing.execution"
         )
     return execution
+
+
+class LogContext(logging.Filter):
+    """A filter for handlers of `logging`: each record made inside of ``perform`` gets the attributes ``queue``,
+    ``shard``, ``ids`` (the first 10 of the batch, and ``ids_count`` if there are more; in ``perform_one`` its id), and
+    ``delivery``. Records from elsewhere, and attributes that a record has, stay as they are. All records pass.
+
+    It goes by context variables: it works in coroutines, and in what copies the context, such as `asyncio.to_thread`.
+    ``lowq run`` adds it to the handlers of the root logger.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Adds the attributes. Always True."""
+        execution = current_execution.get()
+        if execution is not None:
+            for name, value in _log_fields(execution).items():
+                record.__dict__.setdefault(name, value)
+        return True
+
+
+def add_log_context() -> None:
+    """Adds the filter to those handlers of the root logger that don't have it."""
+    for handler in logging.getLogger().handlers:
+        if not any(isinstance(item, LogContext) for item in handler.filters):
+            handler.addFilter(LogContext())
+
+
+def _log_fields(execution: Execution) -> dict[str, Any]:
+    running, ids = execution._running_id, [job.id for job in execution._jobs[:MAX_LOGGED_IDS]]
+    fields = {
+        "queue": getattr(execution.worker, "queue_name", execution.worker.__name__),
+        "shard": execution.shard,
+        "ids": ids if running is None else [running],
+        "delivery": execution.delivery,
+    }
+    if running is None and len(execution._jobs) > MAX_LOGGED_IDS:
+        fields["ids_count"] = len(execution._jobs)
+    return fields

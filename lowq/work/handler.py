@@ -32,7 +32,7 @@ from lowq.coroutines import OwnContext, as_raised, at_once
 from lowq.errors import LowqError, TimeLimitExceeded
 from lowq.logs import describe, flush, get_log
 from lowq.middleware import check_done, check_plain, wrap
-from lowq.observe.emit import QueueEvents
+from lowq.observe.events import QueueEvents
 from lowq.options import MergeFunction, merged
 from lowq.settings import Config
 from lowq.verdicts import STOPS

@@ -34,7 +34,7 @@ from lowq.clock import Clock
 from lowq.coroutines import OwnContext, as_raised
 from lowq.errors import LeaseLost, RedisUnavailable
 from lowq.logs import get_log
-from lowq.observe.emit import QueueEvents, end_observed
+from lowq.observe.events import QueueEvents, end_observed
 from lowq.settings import Config
 from lowq.shards.broker import Broker
 from lowq.shards.delivery import Delivery, TakenJob

@@ -15,8 +15,7 @@ from lowq.errors import LowqError, PushInterrupted, RedisNotReady, RedisUnavaila
 from lowq.job import Job
 from lowq.logs import describe, get_log, printable
 from lowq.middleware import check_done
-from lowq.observe.emit import ObservedBatch
-from lowq.observe.events import BatchResult, JobFailure, Verdict
+from lowq.observe.events import BatchResult, JobFailure, ObservedBatch, Verdict
 from lowq.retry import (
     MAX_RETRY_COUNT,
     checked_retry_in,

@@ -17,7 +17,7 @@ import lowq
 from lowq.consumer import ConsumerJob
 from lowq.node.node import Node
 from lowq.observe.callbacks import Callbacks
-from lowq.observe.emit import QueueEvents
+from lowq.observe.events import QueueEvents
 from lowq.shards.lease import Lease
 from lowq.shards.shard import shards_of
 from lowq.testing import adrain, drain

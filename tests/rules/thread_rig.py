@@ -9,7 +9,7 @@ from typing import Any
 import lowq
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
-from lowq.observe.emit import QueueEvents
+from lowq.observe.events import QueueEvents
 from lowq.shards.dispatcher import Dispatcher
 from lowq.shards.fairness import Share
 from lowq.shards.lease import Lease

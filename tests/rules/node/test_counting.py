@@ -4,7 +4,7 @@ from typing import cast
 
 import pytest
 
-from lowq.observe.emit import QueueEvents
+from lowq.observe.events import QueueEvents
 from lowq.observe.histories import WAIT_BOUNDS
 from lowq.observe.tallies import FLOOR, WAITS_READ, SlowBatches, Tally
 from lowq.shards.delivery import TakenJob

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import lowq
-from lowq.observe import emit
 from lowq.testing import drain
 from lowq.workers import Worker
 from tests.rules.node.conftest import MakeApp
@@ -171,7 +170,7 @@ def test_without_debug_nothing_is_made(app: lowq.Lowq, monkeypatch: pytest.Monke
         raise AssertionError("a line was made that nobody wants")
 
     for made in ("Batch", "ObservedBatch", "ObservedJob"):
-        monkeypatch.setattr(emit, made, never)
+        monkeypatch.setattr(f"lowq.observe.events.{made}", never)
     worker = driver.worker(app, lambda *_: None, per_id=True)
     push(worker, *"ab")
     driver.perform(app, worker)

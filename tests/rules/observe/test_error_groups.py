@@ -9,8 +9,8 @@ import pytest
 import lowq
 from lowq.codec.payloads import format_error
 from lowq.node.node import Node
-from lowq.observe.emit import QueueEvents
 from lowq.observe.error_groups import ErrorCounts, ErrorRecorder, error_text, fingerprint
+from lowq.observe.events import QueueEvents
 from lowq.queue import Queue
 from lowq.store import Call
 from lowq.store.keys import error_groups_key
