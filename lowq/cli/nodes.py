@@ -1,6 +1,6 @@
 """The nodes: nodes, quiet, stop, reload."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import click
@@ -21,14 +21,15 @@ LONG = 10.0
 @with_app
 @json_option
 def nodes(app: Lowq, as_json: bool) -> None:
-    """The nodes that live, and what they hold.
+    """The nodes that live, and what they hold; and those that were lost within the last hour.
 
     Each as of its last heartbeat.
     """
-    found = app.nodes()
+    found, lost = app.nodes(), app.nodes(lost=True)
     if as_json:
-        echo_json({"nodes": found})
+        echo_json({"nodes": found, "lost": lost})
         return
+    _say_lost(lost)
     if not found:
         say("no node is running")
         return
@@ -55,6 +56,14 @@ def nodes(app: Lowq, as_json: bool) -> None:
         echo_lines(["", f"Batches that have been running for more than {LONG:g} s:", *long])
     if any(node.waiting for node in found):
         say("WAITING: Redis is a replica, which can't be written to; nodes go on when it is a primary again")
+
+
+def _say_lost(lost: Sequence[NodeInfo]) -> None:
+    """Names the nodes that died, and what they were performing then."""
+    for node in lost:
+        say(f"LOST: {node.name}, no heartbeat since {duration(node.seconds_ago)}, and no goodbye")
+        for batch in filter(None, [*node.performing, *node.longest_tasks]):
+            say(batch_text(node, None, batch))
 
 
 def batch_text(node: NodeInfo, thread: int | None, performed: Mapping[str, Any]) -> str:

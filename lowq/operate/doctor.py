@@ -299,10 +299,11 @@ class Examination:
             ago = duration(min(nodes.silent.values()))
             dead.append(self._finding("node_silent", nodes=sorted(nodes.silent), ago=ago))
         if dead and self._repair:
-            # An anonymous deregistration: as every heartbeat, it looks at all entries anew and prunes dead nodes.
+            # An anonymous deregistration: as every heartbeat, it looks at all entries anew.
             self._client.call(registry.prune_nodes(nodes_key(self._namespace)))
-            left = read_node_entries(self._backend).names
-            dead = [replace(item, repaired=sum(name not in left for name in item.nodes)) for item in dead]
+            left = read_node_entries(self._backend)
+            wrong = left.unreadable | left.silent.keys()
+            dead = [replace(item, repaired=sum(name not in wrong for name in item.nodes)) for item in dead]
         yield from dead
         if without_leases:
             yield self._finding("node_without_leases", nodes=without_leases)

@@ -56,6 +56,8 @@ class NodeInfo:
     longest_tasks: tuple[RunningBatch, ...] = ()
     #: It takes nothing more.
     quiet: bool = False
+    #: It was silent for longer than it said, so it counts as dead. What it says is of its last heartbeat.
+    lost: bool = False
     #: Redis is a replica by now: nobody can write to it, and the node waits. This is what it said before.
     waiting: bool = False
     #: Resident memory of its process, bytes; 0: unknown.
@@ -76,14 +78,16 @@ class NodeInfo:
     schedules: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
 
 
-def nodes(backend: Backend) -> list[NodeInfo]:
+def nodes(backend: Backend, *, lost: bool = False) -> list[NodeInfo]:
     """The nodes that live, by name: those that have not been silent for longer than their lease_ttl. On a replica,
-    which no node can write to, those that lived when it became one, and wait.
+    which no node can write to, those that lived when it became one, and wait. ``lost``: those instead that fell silent
+    within the last hour, the latest first; of many that died one after the other only some.
 
     Raises:
         RedisUnavailable, RedisRefused
     """
-    return read_node_entries(backend).live
+    entries = read_node_entries(backend)
+    return entries.lost if lost else entries.live
 
 
 def _is_replica(client: Client) -> bool:
@@ -93,8 +97,13 @@ def _is_replica(client: Client) -> bool:
         return False
 
 
-def live_nodes(raw: Sequence[bytes], now: float, *, on_replica: bool = False) -> list[NodeInfo]:
+def live_nodes(raw: Sequence[bytes], now: float) -> list[NodeInfo]:
     """Those that live, by name, from the fields of the registry."""
+    return [info for info in _node_infos(raw, now) if not info.lost]
+
+
+def _node_infos(raw: Sequence[bytes], now: float, *, on_replica: bool = False) -> list[NodeInfo]:
+    """All that can be read, by name."""
     infos = [_node_info(name, data, now, on_replica) for name, data in zip(raw[::2], raw[1::2], strict=True)]
     return sorted((info for info in infos if info is not None), key=lambda info: info.name)
 
@@ -105,6 +114,8 @@ class _Entry(NamedTuple):
     heartbeat_at: float
     #: Seconds without a word after which the node is to be taken for dead.
     silence: float
+    #: Others that see that it is dead take its part from it. Consumers never have one.
+    has_part: bool
     #: None: they can't be read.
     details: dict[str, Any] | None
 
@@ -119,7 +130,7 @@ class _Entry(NamedTuple):
         heartbeat_at, patience = untrusted.finite(head), untrusted.finite(silence)
         if heartbeat_at is None or patience is None:
             return None
-        return cls(heartbeat_at, patience, untrusted.json_object(details))
+        return cls(heartbeat_at, patience, size != b"0", untrusted.json_object(details))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +140,9 @@ class NodeEntries:
     names: frozenset[str]
     #: As `nodes` has them.
     live: list[NodeInfo]
-    #: Node -> seconds since its last heartbeat, of those that were silent for longer than they said.
+    lost: list[NodeInfo]
+    #: Node -> seconds since its last heartbeat, of those that were silent for longer than they said, which no other
+    #: node has noticed.
     silent: Mapping[str, float]
     unreadable: frozenset[str]
 
@@ -143,17 +156,19 @@ def read_node_entries(backend: Backend) -> NodeEntries:
     key = nodes_key(backend.config.namespace)
     raw, time = backend.client.commands([("HGETALL", key), ("TIME",)], key=key)
     now = time_of(time)
-    live = live_nodes(raw, now)
-    if 2 * len(live) < len(raw) and _is_replica(backend.client):
-        live = live_nodes(raw, now, on_replica=True)
+    infos = _node_infos(raw, now)
+    if any(info.lost for info in infos) and _is_replica(backend.client):
+        infos = _node_infos(raw, now, on_replica=True)
     silent, unreadable = {}, set()
     names = [name.decode("utf-8", "replace") for name in raw[::2]]
     for name, entry in zip(names, map(_Entry.read, raw[1::2]), strict=True):
         if entry is None or entry.details is None:
             unreadable.add(name)
-        elif now - entry.heartbeat_at > entry.silence:
+        elif now - entry.heartbeat_at > entry.silence and entry.has_part:
             silent[name] = now - entry.heartbeat_at
-    return NodeEntries(frozenset(names), live, silent, frozenset(unreadable))
+    live = [info for info in infos if not info.lost]
+    lost = sorted((info for info in infos if info.lost), key=lambda info: info.seconds_ago)
+    return NodeEntries(frozenset(names), live, lost, silent, frozenset(unreadable))
 
 
 #: The details that are whole numbers; 0: it does not say.
@@ -161,16 +176,15 @@ _NUMBERS = ("pid", "threads", "tasks", "concurrency", "memory", "written_off", "
 
 
 def _node_info(name: bytes, data: bytes, now: float, on_replica: bool) -> NodeInfo | None:
-    """What an entry of the registry says; None when the node was silent for too long, but not where it can't write."""
+    """What an entry of the registry says; None: it is none of ours."""
     entry = _Entry.read(data)
     if entry is None:
         untrusted.log_skipped("node", name, "its entry in the registry is none of ours")
         return None
     heartbeat_at, details = entry.heartbeat_at, entry.details or {}
     is_silent = now - heartbeat_at > entry.silence
-    if is_silent and not on_replica:
-        return None
     is_consumer = details.get("kind") == "consumer"
+    waits = is_silent and on_replica and (entry.has_part or is_consumer)
     refusal = "it is a consumer: restart its program" if is_consumer else details.get("reload_refusal")
     said = details.get("schedules")
     return NodeInfo(
@@ -185,7 +199,8 @@ def _node_info(name: bytes, data: bytes, now: float, on_replica: bool) -> NodeIn
         performing=tuple(map(_performing, _list(details.get("performing")))),
         longest_tasks=tuple(filter(None, map(_performing, _list(details.get("longest_tasks"))))),
         quiet=bool(details.get("quiet")),
-        waiting=is_silent,
+        lost=is_silent and not waits,
+        waiting=waits,
         late=untrusted.number(details.get("late"), 0) or 0.0,
         kind="consumer" if is_consumer else "node",
         reload_refusal=untrusted.text(refusal) or "",

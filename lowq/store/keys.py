@@ -172,7 +172,7 @@ QUEUES = Key("queues", ("hash",),
 NODES = Key("nodes", ("hash",),
     'node -> "heartbeat_at silence bytes part details": Unix seconds of the server; seconds of silence after which '
     "it is dead; the length of the part; two JSON objects, of which the part says what the node serves",
-    ("shards", "operate"), "an entry until its node ends, or others have found it dead")
+    ("shards", "operate"), "an entry until its node ends, or an hour after others have found it dead")
 NODES_CHANNEL = Key("nodes", ("channel",),
     'what a node has a part in has changed: the node that noticed; or a command to a node: JSON {"to": node, "do": '
     '"quiet", "stop" or "reload"}',

@@ -68,7 +68,7 @@ def heartbeat(key: str, node: str, part: str, details: str, silence: float) -> C
 
 
 def prune_nodes(key: str) -> Call[HeartbeatReply]:
-    """Removes nodes that are dead: a goodbye of no node."""
+    """Takes the parts of dead nodes from them: an anonymous deregistration."""
     return heartbeat(key, "", "", "", 0)
 
 

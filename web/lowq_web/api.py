@@ -282,7 +282,8 @@ def job(request: Request, query: documents.IdQuery) -> Response:
 
 
 def nodes(request: Request, _query: Nothing) -> Response:
-    return _answer(documents.Nodes(context_of(request).app.nodes()))
+    app = context_of(request).app
+    return _answer(documents.Nodes(app.nodes(), app.nodes(lost=True)))
 
 
 def schedules(request: Request, _query: Nothing) -> Response:
@@ -506,7 +507,7 @@ ENDPOINTS: Sequence[Endpoint] = (
         "/schedules/resume", resume_schedule, "End a pause of a schedule", {200: documents.Paused},
         documents.ScheduleDocument,
     ),
-    _get("/nodes", nodes, "The nodes that live", documents.Nodes),
+    _get("/nodes", nodes, "The nodes that live, and those lost within the last hour", documents.Nodes),
     _get("/errors", errors, "What fails: failures of all queues, alike errors together", documents.Errors),
     _get("/stuck", stuck, "The batches that run for much longer than those of their queue do", documents.Stuck),
     _post(

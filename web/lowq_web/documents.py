@@ -453,6 +453,8 @@ class Sent(Answer, frozen=True):
 
 class Nodes(Answer, frozen=True):
     nodes: list[NodeInfo]
+    #: Those that died within the last hour, the latest first, as of their last heartbeats.
+    lost: list[NodeInfo]
 
 
 class Schedules(Answer, frozen=True):

@@ -10,12 +10,14 @@
 -- Reply: {seconds until the first of the others has been silent for too long, or '', now, node, part, node, part...}:
 --   the nodes that live and have a part, the caller among them. now: as above.
 --
--- Invariant: the registry holds no node that has been silent for longer than it said. Whatever changes who has a
--- part is published, with the name of the node that called.
+-- Invariant: no node that has been silent for longer than it said has a part. What such a node said last is kept for an
+-- hour, of 50 nodes at most, for people. Whatever changes who has a part is published, with the name of the node that
+-- called.
 --
 --!flags allow-oom
 local key, me = KEYS[1], ARGV[2]
 local now = read_now()
+local kept_seconds, most_kept = 3600, 50
 
 -- An entry: "heartbeat_at silence bytes-of-part part details".
 local function parse(entry)
@@ -46,13 +48,21 @@ local changed = part ~= (part_before or '')
 
 local reply = { '', string.format('%.6f', now) }
 local first
+local lost = 0
 local nodes = redis.call('HGETALL', key)
 for i = 1, #nodes, 2 do
   local node = nodes[i]
   local at, silence, its_part, rest, size = parse(nodes[i + 1])
   if not at or at + silence < now then
-    redis.call('HDEL', key, node)
     changed = changed or its_part ~= ''
+    if not at or at + silence + kept_seconds < now or lost >= most_kept then
+      redis.call('HDEL', key, node)
+    else
+      lost = lost + 1
+      if its_part ~= '' then
+        write(node, at, string.format('%.17g', silence), '0', string.sub(rest, tonumber(size) + 1))
+      end
+    end
   else
     if at > now then -- the clock stepped back: its silence is counted from now on
       at = now

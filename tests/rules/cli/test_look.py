@@ -21,7 +21,8 @@ def test_remarks_on_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     for fields, remarks in rows:
         with case(fields, remarks):
-            monkeypatch.setattr(Lowq, "nodes", lambda _, fields=fields: [NodeInfo("me:1:abc", 0.0, 0.0, **fields)])
+            found = [NodeInfo("me:1:abc", 0.0, 0.0, **fields)]
+            monkeypatch.setattr(Lowq, "nodes", lambda _, lost=False, found=found: [] if lost else found)
             _, line = CliRunner().invoke(main, ["nodes", "--redis-url", "memory://nodes"]).stdout.splitlines()
             assert line.partition(" ago")[2].strip() == remarks
 

@@ -166,7 +166,9 @@ def test_a_node_that_is_dead_or_cannot_be_read_is_forgotten_and_no_other(clinic:
     assert "1 min" in found["node_silent"].what
     assert not any(finding.wrong for finding in clinic.examine(repair=True).values())
     assert clinic.examine() == {}
-    assert clinic.command("HKEYS", nodes_key("lowq")) == [living.encode()]
+    assert {node.name: node.lost for node in clinic.app.nodes() + clinic.app.nodes(lost=True)} == {
+        living: False, dead: True,
+    }  # fmt: skip
     clinic.command("HSET", nodes_key("lowq"), "host:1:abcdef", f"{4e9} 45 2 {{}}[]")
     assert clinic.examine(repair=True)["node_unreadable"].wrong, "strange details are left"
 

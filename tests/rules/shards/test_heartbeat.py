@@ -87,7 +87,20 @@ def test_a_silent_node_is_dead_after_its_time_and_whoever_notices_says_so(regist
     assert registry.beat(a, NOW + step + SILENCE + (1.001 if step else 0.001))
     assert list(a.members) == ["host:7:aaaaaa"]
     assert registry.announced() == ["host:7:aaaaaa"]
+    # What it said last is kept for an hour, without a part, and nobody hears of it any more.
+    assert registry.names() == {"host:7:aaaaaa", "host:7:bbbbbb"}
+    assert not registry.beat(a, NOW + step + 3000)
+    assert (list(a.members), registry.announced()) == (["host:7:aaaaaa"], [])
+    registry.beat(a, NOW + 3600 + SILENCE + 2)
     assert registry.names() == {"host:7:aaaaaa"}
+
+
+def test_of_many_nodes_that_die_some_are_kept(registry: Registry) -> None:
+    for number in range(60):
+        registry.beat(registry.node(f"{number:06}"))
+    a = registry.node("aaaaaa")
+    registry.beat(a, NOW + SILENCE + 1)
+    assert (list(a.members), len(registry.names())) == (["host:7:aaaaaa"], 51)
 
 
 def test_a_node_without_a_part_is_there_and_no_member(registry: Registry) -> None:

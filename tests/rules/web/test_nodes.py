@@ -1,6 +1,7 @@
 """What a node reported with its last heartbeat: the page of the nodes, and which batches are stuck."""
 
 import math
+import re
 import time
 from typing import Any
 
@@ -26,7 +27,7 @@ def node_of(page: Element, name: str) -> Element:
 def test_every_node_is_shown_as_it_reported(app: lowq.Lowq, reader: Reader) -> None:
     now = time.time()
     app.queue("Orders", 8).push({"id": "order-7"})
-    heartbeat(app, "gone:1:cccccc", now - 500, silence=499)
+    heartbeat(app, "gone:1:cccccc", now - 500, silence=499, performing=[runs("Orders", 0, ["order-1"], 3.0)])
     heartbeat(
         app, "shop-1:4711:aaaaaa", now - 90,
         host="shop-1", pid=4711, version="1.2.3", threads=2, started_at=now - 7450, memory=150 * 2**20, quiet=False,
@@ -39,7 +40,8 @@ def test_every_node_is_shown_as_it_reported(app: lowq.Lowq, reader: Reader) -> N
     )  # fmt: skip
     page = reader.page("/nodes")
     assert "2 alive" in page.text
-    assert "gone:1" not in page.text
+    assert "1 lost" in page.text
+    assert re.search(r"gone:1:cccccc 8 min 20 s ago.*; was performing Orders order-1\b", page.text)
     nodes = reader.page("/").facts["Nodes"]
     assert (nodes.link, "2 alive" in nodes.text) == ("/nodes", True)
 

@@ -29,8 +29,9 @@ class Supervisor(NamedTuple):
 
 
 def nodes(request: Request) -> Response:
-    """The nodes that live."""
-    return render(request, "nodes.html", nodes=context_of(request).app.nodes())
+    """The nodes that live, and those that were lost within the last hour."""
+    app = context_of(request).app
+    return render(request, "nodes.html", nodes=app.nodes(), lost=app.nodes(lost=True))
 
 
 def command(request: Request) -> Response:
