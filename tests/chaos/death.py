@@ -78,10 +78,8 @@ def _wrap_performing(death: Death, history: History) -> None:
     performing = history.performing
 
     @contextmanager
-    def dying(
-        shard: int, fence: int, jobs: Mapping[str, Sequence[int]], *, by_hand: bool = False, until: float | None = None
-    ) -> Iterator[str]:
-        with performing(shard, fence, jobs, by_hand=by_hand, until=until) as name:
+    def dying(shard: int, fence: int, jobs: Mapping[str, Sequence[int]], **options: Any) -> Iterator[str]:
+        with performing(shard, fence, jobs, **options) as name:
             death.at("perform", "begin")
             yield name
         death.at("perform", "end")

@@ -114,8 +114,8 @@ def test_only_a_handler_that_returns_when_its_time_limit_passes_may_have_been_en
             *performed(3, "a", 1, name="again", by_hand=False),
         ]
 
-    for limit in (1.1, 1.05):
-        assert check(history(limit)).problems == []
+    for seconds in (1.1, 1.05):
+        assert check(history(seconds)).problems == []
     for limit in (1.15, None):
         (found,) = check(history(limit)).excess
         assert "was given 1 again, finished by first" in found
