@@ -1,43 +1,36 @@
-"""Where figures are sent: Graphite and StatsD.
+"""Receivers of figures: the address of Graphite or StatsD, and a sink that sends lines there.
 
-Whoever has a line puts it into a bounded buffer and goes on. A daemon thread of the sink's own connects, sends, and
-connects anew when the other side is gone. While it is away lines gather; when the buffer is full the oldest are dropped
-and counted. When no line has come for a while the thread ends, and the next one starts another.
+Lines go through a `Buffer`, whose thread connects, sends, and connects anew when the receiver is gone. While it is away
+lines gather; when the buffer is full the oldest are dropped and counted.
 """
 
 import re
 import socket
-import threading
 import time
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Literal, NamedTuple
 
 from lowq.logs import describe, get_log
+from lowq.observe.buffer import Buffer
 
 log = get_log("lowq.observe")
 
 #: Lines that are kept while the other side is away.
 MAX_LINES = 20_000
-#: Bytes that are sent at once over TCP, and in one datagram: what goes through an Ethernet in one piece.
-CHUNK_BYTES = 64 * 1024
+#: Bytes of a datagram: what goes through an Ethernet in one piece.
 DATAGRAM_BYTES = 1400
-#: Seconds that connecting, or sending a chunk, may take.
+#: Seconds that connecting, or sending, may take.
 TIMEOUT = 5.0
 #: Seconds until the next attempt, at first and at most.
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 5.0
 #: Seconds after which the address of a UDP service is looked up anew: nobody says that it has moved.
 LOOKUP_SECONDS = 30.0
-#: Seconds without a line after which the connection is closed and the thread ends.
-IDLE_SECONDS = 10.0
-
-
 Transport = Literal["tcp", "udp"]
 
 
 class Address(NamedTuple):
-    """Where something listens, and how it is spoken to."""
+    """The address and the transport of a receiver."""
 
     transport: Transport
     host: str
@@ -49,7 +42,7 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str, transports: tuple[Transport, ...]) -> Address:
-    """The address that a text is. Without a scheme the first of the transports is meant.
+    """Reads an address. Without a scheme its transport is the first one.
 
     Raises:
         ValueError: it is none; the message says what to write.
@@ -68,126 +61,84 @@ def parse_address(text: str, transports: tuple[Transport, ...]) -> Address:
 
 
 class Sink:
-    """Sends lines to one address. Safe for threads. ``name``: what is there, for people."""
+    """Sends lines to one address. Safe for threads. ``name``: of the receiver, for people."""
 
     def __init__(self, name: str, address: Address, *, max_lines: int = MAX_LINES, timeout: float = TIMEOUT) -> None:
         self._name = f"{name} at {address}"
         self._address = address
         self._max_lines = max_lines
         self._timeout = timeout
-        #: Lines that the buffer had no room for.
-        self.dropped = 0
-        #: Guards the four below, and `dropped`.
-        self._changed = threading.Condition()
-        self._lines: deque[bytes] = deque()
-        self._thread: threading.Thread | None = None
-        self._is_sending = False
-        self._closed = False
-        #: Since when nothing gets through, monotonic, and what had been dropped by then; None: it does. Written by the
-        #: thread.
-        self._away: tuple[float, int] | None = None
+        self._buffer: Buffer[list[bytes]] = Buffer("lowq-metrics-send", max_lines, self._handle, self._disconnect)
         # What follows belongs to the thread.
+        #: Since when the receiver can't be reached, monotonic, and `dropped` then; None: it can.
+        self._away: tuple[float, int] | None = None
+        self._pause = FIRST_PAUSE
         self._socket: socket.socket | None = None
         self._target: tuple[object, ...] | None = None
         self._looked_up_at = 0.0
-        #: What was sent last over this connection. If the other side had closed it by then, nobody has got that.
+        #: The lines that were sent last over this connection: lost, if the receiver had closed it by then.
         self._sent: list[bytes] = []
 
-    def put(self, lines: Iterable[bytes]) -> None:
+    @property
+    def dropped(self) -> int:
+        """Lines that the buffer had no room for."""
+        return self._buffer.dropped
+
+    def put(self, lines: Sequence[bytes]) -> None:
         """Lines without a line break, to be sent in this order."""
-        with self._changed:
-            self._lines.extend(lines)
-            self._drop_oldest()
-            if self._thread is None and not self._closed:
-                thread = threading.Thread(target=self._run, name="lowq-metrics-send", daemon=True)
-                with suppress(RuntimeError):  # no more threads: the next line tries again
-                    thread.start()
-                    self._thread = thread
-            self._changed.notify_all()
+        self._buffer.put(list(lines))
 
     def flush(self, timeout: float) -> bool:
-        """Waits until all lines are sent, for so many seconds at most; not at all for one that is known to be away.
+        """Waits until all lines are sent, for so many seconds at most; not for a receiver that is known to be away.
         Returns whether they are.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_idle() or self._away is not None, timeout)
-            return self._is_idle()
-
-    def _is_idle(self) -> bool:
-        return not self._lines and not self._is_sending
+        return self._buffer.flush(timeout, lambda: self._away is not None)
 
     def close(self) -> None:
         """Sends nothing more."""
-        with self._changed:
-            self._closed = True
-            self._lines.clear()
-            self._changed.notify_all()
-
-    def _drop_oldest(self) -> None:
-        excess = len(self._lines) - self._max_lines
-        for _ in range(excess):
-            self._lines.popleft()
-        self.dropped += max(excess, 0)
+        self._buffer.close()
 
     # --- the thread ---
 
-    def _run(self) -> None:
-        pause = FIRST_PAUSE
-        while chunk := self._next_chunk():
-            try:
-                self._send(chunk)
-            except Exception as error:  # OSError; UnicodeError, of a host name that is none
-                self._disconnect()
-                self._put_back(chunk)
-                self._note_away(error)
-                with self._changed:
-                    self._changed.wait_for(lambda: self._closed, pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
+    def _handle(self, lines: list[bytes]) -> None:
+        """Sends lines; what could not be sent is put back, and tried again after a pause."""
+        try:
+            if self._address.transport == "udp":
+                self._send_datagrams(lines)
             else:
-                pause = FIRST_PAUSE
-                self._note_back()
-
-    def _next_chunk(self) -> list[bytes]:
-        """The next lines to be sent, once there are any; none: the thread is to end."""
-        most = CHUNK_BYTES if self._address.transport == "tcp" else DATAGRAM_BYTES
-        chunk: list[bytes] = []
-        with self._changed:
-            self._is_sending = False
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._lines or self._closed, IDLE_SECONDS)
-            size = 0
-            while self._lines and (not chunk or size + len(self._lines[0]) < most):
-                size += len(self._lines[0]) + 1
-                chunk.append(self._lines.popleft())
-            self._is_sending = bool(chunk)
-            if not chunk:
-                self._disconnect()
-                self._sent = []
-                self._thread = None
-        return chunk
-
-    def _put_back(self, chunk: list[bytes]) -> None:
-        """They are sent first, once that is possible. To Graphite a line may be sent twice: it says the same."""
-        before, self._sent = self._sent, []
-        with self._changed:
-            if not self._closed:
-                self._lines.extendleft(reversed(before + chunk))
-                self._drop_oldest()
-
-    def _send(self, chunk: list[bytes]) -> None:
-        if self._address.transport == "udp":
-            self._send_datagram(chunk)
-            return
-        fresh = list(chunk)
-        if self._socket is not None and self._is_closed_by_peer(self._socket):
+                self._send(lines)
+        except Exception as error:  # OSError; UnicodeError, of a host name that is none
+            before = self._sent  # to Graphite a line may be sent twice: it says the same
             self._disconnect()
-            chunk[:0], self._sent = self._sent, []
+            self._buffer.put(before + lines, is_first=True)
+            self._note_away(error)
+            with self._buffer.changed:
+                self._buffer.changed.wait_for(lambda: self._buffer.is_closed, self._pause)
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        else:
+            self._pause = FIRST_PAUSE
+            self._note_back()
+
+    def _send(self, lines: list[bytes]) -> None:
+        if self._socket is not None and self._is_closed_by_peer(self._socket):
+            lines[:0] = self._sent
+            self._disconnect()
         if self._socket is None:
             self._socket = socket.create_connection(self._address[1:], self._timeout)
-        self._socket.sendall(b"".join(line + b"\n" for line in chunk))
-        self._sent = fresh
+        self._socket.sendall(b"".join(line + b"\n" for line in lines))
+        self._sent = lines
 
-    def _send_datagram(self, chunk: list[bytes]) -> None:
+    def _send_datagrams(self, lines: list[bytes]) -> None:
+        """Sends whole lines in each datagram, and removes them from those that are left."""
+        while lines:
+            count, size = 1, len(lines[0])
+            while count < len(lines) and size + len(lines[count]) < DATAGRAM_BYTES - 1:
+                size += len(lines[count]) + 1
+                count += 1
+            self._send_datagram(b"\n".join(lines[:count]) + b"\n")
+            del lines[:count]
+
+    def _send_datagram(self, data: bytes) -> None:
         now = time.monotonic()
         if self._socket is None or now - self._looked_up_at > LOOKUP_SECONDS:
             self._disconnect()
@@ -199,7 +150,7 @@ class Sink:
             self._socket.settimeout(self._timeout)
             self._looked_up_at = now
         assert self._target is not None
-        self._socket.sendto(b"\n".join(chunk) + b"\n", self._target)
+        self._socket.sendto(data, self._target)
 
     def _is_closed_by_peer(self, connection: socket.socket) -> bool:
         connection.settimeout(0.0)
@@ -213,16 +164,16 @@ class Sink:
             connection.settimeout(self._timeout)
 
     def _disconnect(self) -> None:
-        connection, self._socket = self._socket, None
+        connection, self._socket, self._sent = self._socket, None, []
         if connection is not None:
             with suppress(OSError):
                 connection.close()
 
     def _note_away(self, error: Exception) -> None:
         if self._away is None:
-            with self._changed:
+            with self._buffer.changed:
                 self._away = time.monotonic(), self.dropped
-                self._changed.notify_all()
+                self._buffer.changed.notify_all()
             log.warning(
                 "%s can't be reached: %s; figures are kept meanwhile, %d lines of them at most", self._name,
                 describe(error, str), self._max_lines, extra={"event": "metrics_away"},
@@ -230,7 +181,7 @@ class Sink:
 
     def _note_back(self) -> None:
         # Only when it has got everything: one that hangs takes as much as the buffers of its system hold.
-        if self._away is not None and not self._lines and not self._closed:
+        if self._away is not None and not self._buffer.has_waiting() and not self._buffer.is_closed:
             (since, dropped), self._away = self._away, None
             seconds = time.monotonic() - since
             log.warning(

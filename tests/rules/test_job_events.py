@@ -362,7 +362,7 @@ def test_the_oldest_events_are_dropped_and_counted(caplog: pytest.LogCaptureFixt
 
 
 def test_the_thread_ends_when_nothing_happens_and_comes_back(monkeypatch: pytest.MonkeyPatch, events: Events) -> None:
-    monkeypatch.setattr("lowq.observe.callbacks.IDLE_SECONDS", 0.01)
+    monkeypatch.setattr("lowq.observe.buffer.IDLE_SECONDS", 0.01)
     threads: list[threading.Thread] = []
 
     def callback(event: lowq.JobEvent) -> None:

@@ -98,7 +98,7 @@ def test_one_that_never_reads_keeps_nobody_waiting(sinks: list[Sink], caplog: py
 
 
 def test_without_lines_the_thread_ends(sinks: list[Sink], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lowq.observe.sinks.IDLE_SECONDS", 0.01)
+    monkeypatch.setattr("lowq.observe.buffer.IDLE_SECONDS", 0.01)
     before = senders()
     with Receiver() as receiver:
         sink = graphite(sinks, receiver.port)
