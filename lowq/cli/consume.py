@@ -117,7 +117,7 @@ def consume(
 
 
 def _to_json(app: Lowq, queue: str) -> Callable[[Any], bytes]:
-    """What writes a payload as JSON: those of a type as they are kept."""
+    """The function that encodes a payload of the queue as JSON; a typed one as it is stored."""
     typed = app.payload_type_of(queue)
     return partial(msgspec.json.encode, enc_hook=str) if typed is None else typed.dump
 
@@ -135,18 +135,18 @@ class _Runner:
         self._running: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        #: Commands are ended, not by their own fault.
+        #: Running commands are ended: their jobs are released, and do not fail.
         self._cuts_short = threading.Event()
         self._failure: Exception | None = None
 
     def stop(self) -> None:
-        """Takes nothing more; the second time ends what runs. For a signal handler: it waits for nothing."""
+        """Stops taking jobs; a second call ends the running commands. For a signal handler: it waits for nothing."""
         if self._stopping.is_set():
             raise KeyboardInterrupt
         self._stopping.set()
 
     def run(self, concurrency: int, idle: float | None, shutdown_timeout: float) -> int:
-        """Until it is stopped, or idle for so many seconds; returns how many commands still ran then."""
+        """Works until it is stopped, or idle for so many seconds. Returns how many commands still ran then."""
         threads = [threading.Thread(target=self._work, args=(idle,), daemon=True) for _ in range(concurrency)]
         left = 0
         try:
@@ -213,7 +213,7 @@ class _Runner:
             self._report(partial(job.fail, f"{self._command[0]} {how}\n{said}".rstrip()))
 
     def _report(self, report: Callable[[], object]) -> None:
-        """Says what became of a job, however long Redis is away, unless this is to end."""
+        """Reports the outcome of a job; while Redis is away again and again, until running commands are ended."""
         while True:
             try:
                 report()
@@ -226,14 +226,14 @@ class _Runner:
                     return
 
     def _call(self, job: ConsumerJob, lines: bytes) -> tuple[int, str]:
-        """Its exit code, negative for a signal, and the end of what it wrote to its standard error.
+        """Runs the command for a job. Returns its exit code, negative for a signal, and the end of its standard error.
 
         Raises:
             OSError, ValueError: it can't be started.
         """
         arguments = [argument.replace("{id}", job.id) for argument in self._command]
         more = {"LOWQ_ID": job.id, "LOWQ_QUEUE": self._consumer.queue, "LOWQ_RETRY_COUNT": str(job.retry_count)}
-        # Together: a command that was started and is not known yet would go on beside the next run of its job.
+        # In one step: a command that `_cut_short` does not know would go on beside the next run of its job.
         with self._lock:
             if self._cuts_short.is_set():
                 return -signal.SIGTERM, ""
@@ -283,6 +283,6 @@ def _feed(stream: IO[bytes], lines: bytes) -> None:
 
 
 def _signal(process: "subprocess.Popen[bytes]", number: int) -> None:
-    """To a command and all that it has started."""
+    """Sends a signal to a command and all processes that it has started."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)

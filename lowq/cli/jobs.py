@@ -56,7 +56,7 @@ _DONE = {"kick": "kicked", "bury": "buried", "delete": "deleted", "perform_now":
 
 
 def _filter_options(jobs: str, ids: str, shard: str) -> Callable[[Command], Command]:
-    """The options of a filter. What their help calls the jobs, the ids, and the shard."""
+    """Adds the options of a filter. ``jobs``, ``ids``, ``shard``: how their help names these."""
     return options_of(
         click.option("--match", metavar="PATTERN", help=f"{ids} like this: 4*, order-?, [a-c]*"),
         click.option(
@@ -116,7 +116,7 @@ def jobs(app: Lowq, queue: str | None, limit: int, after: str | None, as_json: b
 
 
 def _elsewhere(handle: Queue) -> str:
-    """That no job waits, and where others are."""
+    """Says that no such job waits, and where the queue has others."""
     figures = handle.stats()
     places = [("morgue", figures.morgue_length, "in the morgue"), ("taken", figures.taken, "in flight")]
     hints = [f"{number(count)} {where} (--state {state})" for state, count, where in places if count]
@@ -385,7 +385,7 @@ def _act_on_many(
 
 
 def _described(wanted: JobFilter) -> str:
-    """What of a filter is beside the state, in words."""
+    """The filter in words, without its state."""
     words = [
         ("with ids like", wanted.match), ("with the payload", wanted.payload), ("with the error", wanted.error),
         ("with an error of the group", wanted.error_group), ("of shard", wanted.shard),

@@ -233,7 +233,7 @@ def _near_modules(name: str) -> str:
 
 
 def _guarded(what: str, load: Callable[[], ModuleType]) -> ModuleType:
-    """Imports the user's code; what it raises is shown as if we were not there."""
+    """Imports the user's code. What it raises is shown without lowq's own frames."""
     try:
         return load()
     except (Failure, KeyboardInterrupt):

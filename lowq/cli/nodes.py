@@ -67,7 +67,7 @@ def _say_lost(lost: Sequence[NodeInfo]) -> None:
 
 
 def batch_text(node: NodeInfo, thread: int | None, performed: Mapping[str, Any]) -> str:
-    """Who performs which batch, and for how long."""
+    """A running batch as a line: where, which ids, for how long."""
     ids, count = performed["ids"][:3], performed["count"]
     more = f" and {number(count - len(ids))} more" if count > len(ids) else ""
     return printable(

@@ -24,7 +24,7 @@ from lowq.errors import LowqError
 from lowq.logs import LogFormat
 from lowq.node.reload import NewCode
 from lowq.supervisor.dashboard import DashboardProcess
-from lowq.supervisor.process import OPTION, READY_SECONDS, Child, Supervised, how_it_ended
+from lowq.supervisor.process import OPTION, READY_SECONDS, Child, Supervised
 from lowq.supervisor.supervisor import current_folder, has_terminal
 
 log = logging.getLogger("lowq.cli")
@@ -115,7 +115,7 @@ def _reap(child: int) -> None:
 
 @contextmanager
 def stopped_by_signals(stop: Callable[[], object]) -> Iterator[None]:
-    """Has INT and TERM call ``stop``, each time, for the time of the block."""
+    """Calls ``stop`` at each INT and TERM, for the time of the block."""
     before = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -138,7 +138,7 @@ def program() -> list[str]:
 
 
 def typed_options(context: click.Context, names: Collection[str]) -> list[str]:
-    """Those of these options that were typed, as they can be typed again."""
+    """The options of these names that were typed, as arguments of another process."""
     options = []
     for param in context.command.params:
         name = param.name or ""
@@ -157,8 +157,8 @@ def typed_options(context: click.Context, names: Collection[str]) -> list[str]:
 def reporting(
     supervised: str | None, log_format: LogFormat | None, log_level: str | None, kind: Callable[[str], Kind]
 ) -> Iterator[Kind | None]:
-    """Why the command fails is said to those who hear it: of a process of a supervisor, to that one, which logs it; in
-    the log where that is for machines, since who reads JSON gets nothing else; otherwise to people.
+    """Reports why the command fails: of a process of a supervisor, to the supervisor, which logs it; with JSON logs, in
+    the log, as their readers get nothing else; otherwise to people. ``kind``: makes the child of ``supervised``.
     """
     is_json = log_format == "json"
     if is_json:  # and anew once the application, which may set up logging, is loaded
@@ -194,8 +194,8 @@ def reporting(
 
 @dataclass(slots=True)
 class Launch:
-    """How this process was started, and what its code goes on with, or leaves to the next. To be made before the
-    application is loaded, which may change folder, environment and arguments.
+    """How this process was started, and what its code hands over to the next one. Make it before the application is
+    loaded, which may change folder, environment and arguments.
     """
 
     folder: str = field(default_factory=current_folder)
@@ -218,7 +218,7 @@ class Launch:
             self.nonce, self.web = values["nonce"], values["web"]
 
     def new_code(self, refusal: str) -> NewCode:
-        """For the node that this process runs. ``refusal``: why it can't have any; empty: it can."""
+        """How the node of this process gets new code. ``refusal``: why it can't; empty: it can."""
         return NewCode(
             check=self._check_code,
             terminal_closed=lambda: self.has_terminal and not has_terminal(),
@@ -236,11 +236,8 @@ class Launch:
         except OSError as error:
             return f"it could not be started: {error}"
         try:
-            if child.await_ready(READY_SECONDS):
-                return None
-            if child.report_pipe() is not None:
-                return f"it is not loaded after {READY_SECONDS:g} s"
-            return child.reason or f"its process {how_it_ended(child.process.wait())}"
+            how = child.await_ready(READY_SECONDS)
+            return None if how is None else child.reason or f"its process {how}"
         finally:
             # It has nothing more to do, and nothing to finish.
             child.kill()
@@ -252,8 +249,8 @@ class Launch:
             self.dashboard.stop(at_once=True)
 
     def go_on(self) -> None:
-        """If the node has kept its leases for new code, ends this code and does not return. What would be called at the
-        end of the process is called first.
+        """Executes the new code in this process, if the node has kept its leases for it; then it does not return. Exit
+        handlers are called first.
 
         Raises:
             Failure: the system can't execute it.

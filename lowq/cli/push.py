@@ -124,7 +124,7 @@ push_options = options_of(
 
 
 def lines_but(wanted: Iterable[int], count: int) -> str:
-    """What `lines_to_skip` reads as all of the first so many lines but these."""
+    """The text that `lines_to_skip` reads as all of the first ``count`` lines except those wanted."""
     gaps = pairwise([0, *sorted(wanted), count + 1])
     parts = [(before + 1, after - 1) for before, after in gaps if after - before > 1]
     if not parts:
@@ -205,7 +205,7 @@ def push(
 
 @contextmanager
 def single_push() -> Iterator[None]:
-    """Says it when the single job of a push is not safe."""
+    """Ends the command with what to do when the job that the block pushes is in, but not replicated."""
     try:
         yield
     except NotReplicated as error:
@@ -217,7 +217,11 @@ def single_push() -> Iterator[None]:
 
 
 def queue_to_push(app: Lowq, name: str, shards_count: int | None) -> Queue:
-    """Ends the command when nobody has used the queue, and nobody said how many shards it gets."""
+    """The handle of the queue.
+
+    Raises:
+        Failure: nobody has used the queue, and nobody said how many shards it gets.
+    """
     queue = app.queue(name, shards_count)
     try:
         queue.shards_count  # noqa: B018 - raises
@@ -229,7 +233,7 @@ def queue_to_push(app: Lowq, name: str, shards_count: int | None) -> Queue:
 def job_of(
     job_id: str | None, payload: str | None, score: str | None, perform_at: str | None, **options: Any
 ) -> dict[str, Any]:
-    """A job from the texts that somebody has typed; without an id it is a part of one."""
+    """The job of the texts that were typed; without an id it is one for `Queue.put`."""
     job: dict[str, Any] = {"id": job_id, **options}
     if payload is not None:
         try:
@@ -287,7 +291,7 @@ def _give_up(app: Lowq, queue: Queue, error: BaseException, source: Source, comm
         reason = f"{count(len(cause.unsafe), 'payload')} in, but not safe: {cause.reason}"
     else:
         reason = str(cause)
-    # What is full has said exactly which jobs are not in.
+    # A full queue has named exactly the jobs that are not in.
     left_out = (
         lines_but([line.number for line in uncertain], source.number) if isinstance(error, QueueFull) else first - 1
     )

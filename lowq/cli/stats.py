@@ -83,7 +83,9 @@ def _seconds(text: str) -> float | None:
 def _read_stats(
     app: Lowq, queues: Sequence[str], unanswered: dict[str, str] | None = None
 ) -> list[tuple[Stats, Forecast]]:
-    """``unanswered``: what is left out is entered there, by queue; without it, nothing is left out."""
+    """Figures of queues. ``unanswered``: gets the shards that do not answer, by queue, which are left out; None: such a
+    shard is an error.
+    """
 
     def read(queue: Queue) -> tuple[Stats, Forecast]:
         silent: Silent | None = None if unanswered is None else {}
@@ -104,13 +106,13 @@ def _read_stats(
 
 
 def shards_without(silent: Silent, state: str) -> str:
-    """Which shards are left out, and why."""
+    """The shards that are left out, and why."""
     places = ", ".join(map(str, sorted(silent)))
     return f"shard{'s' if len(silent) > 1 else ''} {places} {state}: {next(iter(silent.values()))}"
 
 
 def end_without(unanswered: Mapping[str, str]) -> None:
-    """Names what is left out, as a primary of the cluster does not answer."""
+    """Names the shards that are left out, as a primary does not answer, and ends the command with exit code 1."""
     for queue, what in unanswered.items():
         click.echo(f"lowq: {queue}: {printable(what)}", err=True)
     if unanswered:
@@ -384,7 +386,7 @@ def _lines_of(items: Sequence[Item]) -> list[Sequence[Item]]:
 
 
 def _clock(at: float, span: Span) -> str:
-    """When that was, in the time of this machine."""
+    """The local time of a moment, as exact as the span asks for."""
     form = {"hour": "%H:%M:%S", "day": "%a %H:%M"}.get(span, "%m-%d %H:%M")
     return datetime.fromtimestamp(at).astimezone().strftime(form)
 

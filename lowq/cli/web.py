@@ -97,7 +97,7 @@ def web(
 
 
 def announce(text: str, event: str, **fields: str) -> None:
-    """Says something of `lowq run` to people, or in the log when that is JSON."""
+    """Tells people something about `lowq run`, or the log when that is JSON."""
     if click.get_current_context().params.get("log_format") == "json":
         log.info("%s", text, extra={"event": event, **fields})
     else:
@@ -113,9 +113,10 @@ def dashboard(
     options: Sequence[str], bind: tuple[str, int], folder: str, *, health: Callable[[], str | None],
     was_at: str | None = None, patient: bool = False,
 ) -> Iterator[DashboardProcess]:  # fmt: skip
-    """The dashboard beside a node or a supervisor, for the time of the block. ``options``: of `lowq web`; ``health``:
-    why that is not well, or None; ``was_at``: where it was before the node got new code. There it comes back, and
-    nobody waits. ``patient``: when it can't start, as the application can't be loaded, it is tried again and again.
+    """Runs the dashboard beside a node or a supervisor, for the time of the block. ``options``: of `lowq web`.
+    ``health``: returns why the node is not well, or None. ``was_at``: its address before the node got new code; it is
+    started there again, and the node does not wait for it. ``patient``: it is started again and again while the
+    application can't be loaded.
     """
     host, port = bind
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

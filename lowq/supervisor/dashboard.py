@@ -25,15 +25,14 @@ from lowq.clock import duration
 from lowq.errors import LowqError
 from lowq.supervisor.process import (
     BEAT,
-    FORGIVEN_AFTER,
     MARGIN,
     READY_SECONDS,
     Child,
     Health,
+    Place,
     Supervised,
     health_line,
     how_it_ended,
-    restart_delay,
 )
 
 log = logging.getLogger("lowq.supervisor")
@@ -52,17 +51,13 @@ class DashboardProcess:
     it is asked in a thread of this object.
     """
 
-    def __init__(
-        self, command: Sequence[str], bind: str, folder: str, health: Callable[[], str | None]
-    ) -> None:  # fmt: skip
+    def __init__(self, command: Sequence[str], bind: str, folder: str, health: Callable[[], str | None]) -> None:
         self._command = command
-        self._bind = bind
+        #: Where it serves, or is to.
+        self.bind = bind
         self._folder = folder
         self._health = health
-        self._child: Child | None = None
-        #: Deaths in a row, and the monotonic time at which it is to be started again.
-        self._deaths = 0
-        self._start_at = 0.0
+        self._place = Place(1)
         self._stopping = threading.Event()
         # While it runs, everything above is its own.
         self._thread = threading.Thread(target=self._run, name="lowq-dashboard", daemon=True)
@@ -75,19 +70,17 @@ class DashboardProcess:
         """
         try:
             child = self._start()
-            if not child.await_ready(READY_SECONDS):
-                if child.report_pipe() is not None:
-                    raise DashboardFailed(f"the dashboard is not ready after {READY_SECONDS:g} s", 1)
-                code = child.process.wait()
-                how = f"the dashboard {how_it_ended(code)} before it was ready"
-                raise DashboardFailed(child.reason or how, code)
+            how = child.await_ready(READY_SECONDS)
+            if how is not None:
+                code = child.process.wait() if child.report_pipe() is None else 1
+                raise DashboardFailed(child.reason or f"the dashboard {how}", code)
             assert child.url is not None
             url = child.url
         except BaseException:
             self.stop()
             raise
         # Where port 0 was asked for, it keeps the one that it was given.
-        self._bind = url.removeprefix("http://")
+        self.bind = url.removeprefix("http://")
         self._thread.start()
         return url
 
@@ -95,17 +88,12 @@ class DashboardProcess:
         """Starts it in the thread of this object, as after a death: the node waits for nothing."""
         self._thread.start()
 
-    @property
-    def bind(self) -> str:
-        """Where it serves, or is to."""
-        return self._bind
-
     def stop(self, *, at_once: bool = False) -> None:
         """Ends it. ``at_once``: whoever has a page open sees that break off."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
-        child, self._child = self._child, None
+        child, self._place.child = self._place.child, None
         if child is None:
             return
         if at_once:
@@ -121,27 +109,27 @@ class DashboardProcess:
         child.ended()
 
     def _start(self) -> Child:
-        command = [*self._command, f"--bind={self._bind}"]
+        command = [*self._command, f"--bind={self.bind}"]
         try:
-            self._child = Child.start(command, self._folder, "web", time.monotonic())
+            child = self._place.child = Child.start(command, self._folder, "web", time.monotonic())
         except OSError as error:
             raise DashboardFailed(f"the dashboard could not be started: {error}", 1) from error
-        return self._child
+        return child
 
     # --- while the node runs ---
 
     def _run(self) -> None:
-        while not self._stopping.wait(BEAT):  # with each word it is looked whether the dashboard lives
+        while not self._stopping.wait(BEAT):  # with each report it looks whether the dashboard lives
             self._look(time.monotonic())
 
     def _look(self, now: float) -> None:
-        child = self._child
+        child = self._place.child
         if child is None:
-            if now >= self._start_at:
+            if now >= self._place.start_at:
                 try:
                     self._start()
                 except DashboardFailed as error:
-                    self._lost(str(error), now)
+                    self._lost(str(error), None, now)
             return
         if child.hear():
             log.info("the dashboard is back at %s", child.url, extra={"event": "dashboard_ready"})
@@ -152,15 +140,11 @@ class DashboardProcess:
         how = f"the dashboard (pid {child.process.pid}) {how_it_ended(code)}"
         if child.reason:
             how += f": {child.reason}"
-        if now - child.started_at >= FORGIVEN_AFTER:
-            self._deaths = 0
-        self._child = None
-        self._lost(how, now)
+        self._place.child = None
+        self._lost(how, child, now)
 
-    def _lost(self, how: str, now: float) -> None:
-        self._deaths += 1
-        delay = restart_delay(self._deaths)
-        self._start_at = now + delay
+    def _lost(self, how: str, child: Child | None, now: float) -> None:
+        delay = self._place.restart_later(child, now)
         again = f"in {duration(delay)}" if delay else "at once"
         log.warning("%s; started again %s, the node goes on", how, again, extra={"event": "dashboard_died"})
 

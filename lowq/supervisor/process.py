@@ -43,9 +43,9 @@ SHUTDOWN_TIMEOUT = 25.0
 MARGIN = 5.0
 #: Seconds that a process has to become ready: it imports the application. One that replaces nobody is waited for.
 READY_SECONDS = 60.0
-#: Seconds between two words of how a node is.
+#: Seconds between two reports of a node's health.
 BEAT = 1.0
-#: Seconds without a word after which a node is not well.
+#: Seconds without a report after which a node is not well.
 SILENCE = 10.0
 #: Characters of a reason that are reported: the whole line has to fit into the pipe at once.
 _LONGEST_REASON = 1000
@@ -62,8 +62,8 @@ FORGIVEN_AFTER = 30.0
 
 
 class Health:
-    """How a node is, as it says once a second. One that says nothing for long (it is stopped, say) is not well either.
-    Its methods may be called from any thread.
+    """A node's health, as it reports it once a second. A node that has not reported for long, such as a stopped one, is
+    not well either. Its methods may be called from any thread.
     """
 
     def __init__(self, trouble: str | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -71,7 +71,7 @@ class Health:
         self._last = clock(), trouble
 
     def note(self, trouble: str | None) -> None:
-        """What it has just said."""
+        """Notes a report."""
         self._last = self._clock(), trouble
 
     def trouble(self) -> str | None:
@@ -82,7 +82,7 @@ class Health:
 
 
 def health_line(trouble: str | None) -> bytes:
-    """What a node says of how it is."""
+    """The line that reports a node's health."""
     return json.dumps({"trouble": trouble and trouble[:_LONGEST_REASON]}).encode() + b"\n"
 
 
@@ -160,7 +160,7 @@ class Child:
         return self._report
 
     def hear(self) -> bool:
-        """Reads what it has reported. True when it has become ready with that."""
+        """Reads its reports. Returns whether it has become ready with them."""
         while self._report is not None:
             try:
                 data = os.read(self._report, 65536)
@@ -183,17 +183,20 @@ class Child:
                 self._health.note(says["trouble"])
         return became_ready
 
-    def await_ready(self, seconds: float) -> bool:
-        """Waits until it is ready, up to so many seconds after its start. False: it is not by then, or it has said why
-        or died, and its report pipe is closed.
+    def await_ready(self, seconds: float) -> str | None:
+        """Waits until it is ready, up to so many seconds after its start. Returns None, or what it did instead, such as
+        ``exited with code 1 before it was ready``. It may have said why, in `reason`.
         """
         while not self.hear():
-            if self._report is None or time.monotonic() > self.started_at + seconds:
-                return False
+            if self._report is None:
+                ended = "failed" if self.reason else how_it_ended(self.process.wait())
+                return f"{ended} before it was ready"
+            if time.monotonic() > self.started_at + seconds:
+                return f"is not ready after {seconds:g} s"
             poll = select.poll()
             poll.register(self._report, select.POLLIN)
             poll.poll(500)
-        return True
+        return None
 
     def say(self, line: bytes) -> None:
         """Writes a line to its own life pipe. It may be stopped, and the pipe full; or it has just died."""
@@ -248,15 +251,6 @@ class Child:
             self._report = None
 
 
-def restart_delay(deaths: int, longest: float = LONGEST_DELAY) -> float:
-    """Seconds before a process is started again after so many deaths in a row: none after the first."""
-    if deaths <= 1:
-        return 0.0
-    # Days of deaths would make it a number that no float holds.
-    doubled: int = 2 ** min(deaths - 2, 20)
-    return min(FIRST_DELAY * doubled, longest) * random.uniform(0.75, 1.25)
-
-
 @dataclass(slots=True, eq=False)
 class Place:
     """One of the N places for a process."""
@@ -267,6 +261,19 @@ class Place:
     start_at: float = 0.0
     #: Deaths in a row, each before FORGIVEN_AFTER.
     deaths: int = 0
+
+    def restart_later(self, child: Child | None, now: float, longest: float = LONGEST_DELAY) -> float:
+        """Counts a death, of ``child`` if there was any. Returns the seconds until a process is started again: none
+        after the first death, then doubled up to ``longest``.
+        """
+        if child is not None and now - child.started_at >= FORGIVEN_AFTER:
+            self.deaths = 0
+        self.deaths += 1
+        # Days of deaths would make it a number that no float holds.
+        doubled: int = 2 ** min(self.deaths - 2, 20) if self.deaths > 1 else 0
+        delay = min(FIRST_DELAY * doubled, longest) * random.uniform(0.75, 1.25)
+        self.start_at = now + delay
+        return delay
 
 
 class Generation:
@@ -316,16 +323,11 @@ class Generation:
         if asked_for and child is not None and child.ready:
             place.start_at = now
             return 0.0
-        if child is not None and now - child.started_at >= FORGIVEN_AFTER:
-            place.deaths = 0
         if child is None or not child.ready:
             self.failures += 1
             if self._is_hopeless(child):
                 return None
-        place.deaths += 1
-        delay = restart_delay(place.deaths, PASSING_DELAY if child is not None and child.passing else LONGEST_DELAY)
-        place.start_at = now + delay
-        return delay
+        return place.restart_later(child, now, PASSING_DELAY if child is not None and child.passing else LONGEST_DELAY)
 
     def _is_hopeless(self, child: Child | None) -> bool:
         if self.ready():
@@ -363,15 +365,15 @@ class Supervised:
         threading.Thread(target=self._watch, name="lowq-supervised", daemon=True).start()
 
     def ready(self, shutdown_timeout: float, health: Callable[[], str | None] | None = None, **more: str) -> None:
-        """It works. May be called from any thread. ``health``: why it is not well, or None; it is asked once a second
-        from then on, in a thread of its own. Without it there is nothing more to say.
+        """Reports that it works. May be called from any thread. ``health``: returns why it is not well, or None; it is
+        called once a second from then on, in a thread of its own. Without it nothing more is reported.
         """
         self._say({"ready": True, "shutdown_timeout": shutdown_timeout, **more}, is_last=health is None)
         if health is not None:
             threading.Thread(target=self._report_health, args=(health,), name="lowq-health", daemon=True).start()
 
     def failed(self, reason: str, *, passing: bool) -> bool:
-        """It could not start, for this reason. False when nobody hears it any more."""
+        """Reports why it could not start. Returns False when nobody hears it any more."""
         reason = " ".join(reason.split())[:_LONGEST_REASON]
         return self._say({"failed": reason, "passing": passing}, is_last=True)
 

@@ -35,7 +35,7 @@ from lowq.supervisor.process import READY_SECONDS, Child, Generation, Place, how
 
 log = get_log("lowq.supervisor")
 
-#: Seconds between two words about draining processes that still perform.
+#: Seconds between two log lines about draining processes that still perform.
 REMINDER = 60.0
 #: Seconds that processes have to end by themselves after a second INT.
 HURRY = 5.0
@@ -249,7 +249,7 @@ class Supervisor:
     def _lost(
         self, generation: Generation, place: Place, how: str, now: float, child: Child | None = None, code: int = 1
     ) -> None:
-        """There is no process in the place any more, and nobody has asked for that."""
+        """A place has lost its process, or could not get one, and nobody has asked for that."""
         if generation is self._next:
             self._abandon(how, now)
             return
@@ -357,7 +357,7 @@ class Supervisor:
 
     def _obey(self, number: int, now: float, had_terminal: bool) -> None:
         if number == signal.SIGHUP and had_terminal and not has_terminal():
-            # Not a word to us: the terminal was closed. `nohup` is for going on then.
+            # Nobody has sent it: the terminal was closed. `nohup` is for going on then.
             if self._hup_was_ignored:
                 return
             number = signal.SIGTERM
@@ -387,7 +387,7 @@ class Supervisor:
     def _hurry(self, now: float) -> None:
         for child in self._children():
             if child.ready:
-                child.send(signal.SIGINT)  # it has had TERM: the second word ends it at once
+                child.send(signal.SIGINT)  # it has had TERM: a second signal ends it at once
                 child.kill_at = min(child.kill_at or inf, now + HURRY)
             else:
                 child.kill()

@@ -44,7 +44,7 @@ HELD_BACK_INTERVAL = 0.05
 MAX_BACKOFF = 5.0
 #: Seconds after which it is said that rows wait for an open transaction.
 LONG_HELD_BACK = 10.0
-#: Seconds for which what the registry says of a queue is believed.
+#: Seconds for which the options of a queue are cached.
 OPTIONS_SECONDS = 60.0
 #: Characters of an error that are kept with a row.
 KEPT_ERROR = 1000
@@ -97,7 +97,7 @@ class Relay:
         self._held: dict[str, tuple[float, str]] = {}
         #: Whether the round before has put a queue on hold: this one reads what is behind its rows.
         self._reads_on = False
-        #: Queue -> whether its payloads give their scores, and until when that is believed.
+        #: Queue -> whether its payloads give their scores, and until when that is cached, monotonic seconds.
         self._reads_score: dict[str, tuple[bool, float]] = {}
         self._held_back_since: float | None = None
         #: Why the database can't be used; "": it can.
@@ -165,7 +165,7 @@ class Relay:
                 troubles += done.troubles
                 if batch.jobs:
                     continue
-                # Who has come later is no bound below what was seen first.
+                # Transactions that began later insert above what was seen first.
                 if not batch.is_held_back or batch.settled >= seen_first or time.monotonic() >= give_up_at:
                     break
                 self._stop.wait(HELD_BACK_INTERVAL)
