@@ -26,7 +26,7 @@ from lowq.queue import Queue
 from lowq.store import DURABILITIES, Durability
 
 
-class Line(dict[str, Any]):
+class JobLine(dict[str, Any]):
     """A job that knows which line it came from, counted from 1."""
 
     __slots__ = ("number",)
@@ -48,12 +48,12 @@ class Source:
         #: The lines that are left out, in order.
         self._skip = deque(skip)
         self._longest = longest
-        self._uncertain: deque[Line] = deque()
+        self._uncertain: deque[JobLine] = deque()
         self._stopped = False
         #: Lines, bytes and jobs that were read so far: some lines are blank. Jobs that are in.
         self.number = self.bytes_read = self._jobs = self.accepted = 0
 
-    def __iter__(self) -> Iterator[Line]:
+    def __iter__(self) -> Iterator[JobLine]:
         while not self._stopped and (raw := self._stream.readline(self._longest + 1)):
             self.bytes_read += len(raw)
             self.number += 1
@@ -65,7 +65,7 @@ class Source:
                 raw = raw.removeprefix(b"\xef\xbb\xbf")
             if not raw.strip():
                 continue
-            line = Line(parse(raw, self.number), self.number)
+            line = JobLine(parse(raw, self.number), self.number)
             self._uncertain.append(line)
             self._jobs += 1
             yield line
@@ -85,9 +85,9 @@ class Source:
         """Ends the iteration, as if the stream had ended."""
         self._stopped = True
 
-    def uncertain(self, rest: list[Any] | None = None) -> list[Line]:
+    def uncertain(self, rest: list[Any] | None = None) -> list[JobLine]:
         """The jobs that were read and are not certainly in; ``rest``: those among them that PushError named."""
-        return list(self._uncertain) if rest is None else [line for line in rest if isinstance(line, Line)]
+        return list(self._uncertain) if rest is None else [line for line in rest if isinstance(line, JobLine)]
 
 
 def lines_to_skip(text: str) -> Sequence[range]:
@@ -303,7 +303,7 @@ def _give_up(app: Lowq, queue: Queue, error: BaseException, source: Source, comm
     raise Failure(f"{reason}; {resume}", code) from None
 
 
-def _refusal(app: Lowq, queue: Queue, error: JobError, lines: list[Line]) -> str:
+def _refusal(app: Lowq, queue: Queue, error: JobError, lines: list[JobLine]) -> str:
     typed = app.payload_type_of(queue.name)
     dump = app.config.dump_payload if typed is None else typed.dump
     for line in sorted(lines, key=lambda line: line.number):

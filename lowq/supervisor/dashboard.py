@@ -29,7 +29,7 @@ from lowq.supervisor.process import (
     READY_SECONDS,
     Child,
     Health,
-    Place,
+    ProcessPlace,
     Supervised,
     health_line,
     how_it_ended,
@@ -57,7 +57,7 @@ class DashboardProcess:
         self.bind = bind
         self._folder = folder
         self._health = health
-        self._place = Place(1)
+        self._place = ProcessPlace(1)
         self._stopping = threading.Event()
         # While it runs, everything above is its own.
         self._thread = threading.Thread(target=self._run, name="lowq-dashboard", daemon=True)

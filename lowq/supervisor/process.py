@@ -252,7 +252,7 @@ class Child:
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class ProcessPlace:
     """One of the N places for a process."""
 
     number: int
@@ -281,7 +281,7 @@ class Generation:
 
     def __init__(self, number: int, processes: int) -> None:
         self.number = number
-        self.places = [Place(place + 1) for place in range(processes)]
+        self.places = [ProcessPlace(place + 1) for place in range(processes)]
         #: Whether any process of it was ever ready. Until then only one is tried: broken code fails once, not N times.
         self._proven = False
         #: Processes in a row that ended before they were ready.
@@ -299,7 +299,7 @@ class Generation:
         """Whether all of its processes are ready."""
         return len(self.ready()) == len(self.places)
 
-    def startable(self) -> list[Place]:
+    def startable(self) -> list[ProcessPlace]:
         """The places that a process is to be started in, now or later."""
         places = self.places if self._proven else self.places[:1]
         return [place for place in places if place.child is None and place.start_at < inf]
@@ -313,7 +313,7 @@ class Generation:
         """One of its processes is ready."""
         self._proven, self.failures = True, 0
 
-    def lost(self, place: Place, child: Child | None, now: float, *, asked_for: bool = False) -> float | None:
+    def lost(self, place: ProcessPlace, child: Child | None, now: float, *, asked_for: bool = False) -> float | None:
         """The process in that place has died, or could not even be started: when to replace it. ``asked_for``: it has
         worked, and ended to be replaced. That is no death: its successor is started at once, however often.
 

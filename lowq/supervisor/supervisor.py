@@ -31,7 +31,7 @@ from lowq.clock import LONGEST_WAIT, duration
 from lowq.errors import EXIT_CUT_SHORT, EXIT_FAILED, EXIT_OK, EXIT_REPLACE, EXIT_USAGE
 from lowq.logs import get_log
 from lowq.supervisor.dashboard import DashboardProcess
-from lowq.supervisor.process import READY_SECONDS, Child, Generation, Place, how_it_ended
+from lowq.supervisor.process import READY_SECONDS, Child, Generation, ProcessPlace, how_it_ended
 
 log = get_log("lowq.supervisor")
 
@@ -201,7 +201,7 @@ class Supervisor:
         if now >= self._remind_at:
             self._remind(now)
 
-    def _start(self, generation: Generation, place: Place, now: float) -> None:
+    def _start(self, generation: Generation, place: ProcessPlace, now: float) -> None:
         label = f"{generation.number}.{place.number}"
         try:
             place.child = Child.start(self._command, self._folder, label, now, life=self._life_read)
@@ -233,7 +233,7 @@ class Supervisor:
                 self._leaving.remove(child)
                 self._left(child, code)
 
-    def _ended(self, generation: Generation, place: Place, child: Child, code: int, now: float) -> None:
+    def _ended(self, generation: Generation, place: ProcessPlace, child: Child, code: int, now: float) -> None:
         """A process of a generation that works, or is to work, has ended."""
         if child.sent is not None:
             self._left(child, code)
@@ -247,7 +247,13 @@ class Supervisor:
         self._lost(generation, place, how, now, child, code)
 
     def _lost(
-        self, generation: Generation, place: Place, how: str, now: float, child: Child | None = None, code: int = 1
+        self,
+        generation: Generation,
+        place: ProcessPlace,
+        how: str,
+        now: float,
+        child: Child | None = None,
+        code: int = 1,
     ) -> None:
         """A place has lost its process, or could not get one, and nobody has asked for that."""
         if generation is self._next:

@@ -5,7 +5,7 @@ alike in one write. A rollback drops them; that of a savepoint drops those that 
 
 ::
 
-    push_on_commit --> _Call --on_commit--> Django keeps it, or drops it with its savepoint
+    push_on_commit --> _DeferredPush --on_commit--> Django keeps it, or drops it with its savepoint
                                                 |
     the commit: Django runs the first one left; it pushes itself and all later ones that Django still keeps
 
@@ -35,14 +35,12 @@ log = get_log(__name__)
 Target: TypeAlias = "type[lowq.Worker[Any]] | lowq.Queue[Any]"
 #: Ids that the log names of those that could not be pushed.
 IDS_LOGGED = 20
-
-
 #: The method of workers that have none of their own.
 _perform_async: object = lowq.Worker.perform_async.__func__  # type: ignore[attr-defined]  # a class method
 
 
 @dataclass(frozen=True)
-class _Push:
+class _PushOptions:
     """How jobs are pushed. Calls of a queue that follow each other leave together if these are equal."""
 
     target: Target = field(compare=False)
@@ -76,12 +74,12 @@ def _name_of(target: Target) -> str:
 
 
 @dataclass(eq=False)
-class _Call:
+class _DeferredPush:
     """A call within a transaction. Django has the only lasting reference to it, so it lives as long as its savepoint
     is not rolled back: Python (CPython) frees it at once. Nothing else of Django's tells what was rolled back.
     """
 
-    push: _Push
+    push: _PushOptions
     job: dict[str, Any]
     pending: "_Pending"
     is_pushed: bool = False
@@ -96,24 +94,28 @@ class _Call:
 class _Pending:
     """The calls in the transactions of a connection that were not pushed, in their order."""
 
-    calls: "list[weakref.ref[_Call]]" = field(default_factory=list)
+    calls: "list[weakref.ref[_DeferredPush]]" = field(default_factory=list)
     #: How long the list may become before those that were pushed or dropped are removed from it.
     longest: int = 100
 
-    def add(self, call: _Call) -> None:
+    def add(self, call: _DeferredPush) -> None:
         self.calls.append(weakref.ref(call))
         if len(self.calls) > self.longest:
-            self.calls = [known for known in self.calls if _is_waiting(known())]
+            self.calls = [weakref.ref(waiting) for waiting in self.waiting()]
             self.longest = max(100, 2 * len(self.calls))
 
-    def push_from(self, first: _Call) -> None:
+    def waiting(self) -> list[_DeferredPush]:
+        """The calls that were neither pushed nor dropped."""
+        return [call for known in self.calls if (call := known()) is not None and not call.is_pushed]
+
+    def push_from(self, first: _DeferredPush) -> None:
         """Pushes this call and all later ones. Earlier ones that still wait are of an enclosing test, which does not
         have them run.
         """
-        waiting = [call for known in self.calls if (call := known()) is not None and _is_waiting(call)]
+        waiting = self.waiting()
         due = waiting[waiting.index(first) :]
-        groups: list[tuple[_Push, list[dict[str, Any]]]] = []
-        last: dict[str, tuple[_Push, list[dict[str, Any]]]] = {}  # of each queue: a call joins no earlier one
+        groups: list[tuple[_PushOptions, list[dict[str, Any]]]] = []
+        last: dict[str, tuple[_PushOptions, list[dict[str, Any]]]] = {}  # of each queue: a call joins no earlier one
         for call in due:
             call.is_pushed = True  # whatever comes of it: a push that failed half way must not be made twice
             name = _name_of(call.push.target)
@@ -126,15 +128,11 @@ class _Pending:
             raise errors[0]
 
 
-def _is_waiting(call: _Call | None) -> bool:
-    return call is not None and not call.is_pushed
-
-
 #: Connection -> its calls. A connection is used by one thread at a time.
 _pending: "weakref.WeakKeyDictionary[Any, _Pending]" = weakref.WeakKeyDictionary()
 
 
-def _push(push: _Push, jobs: list[dict[str, Any]]) -> Exception | None:
+def _push(push: _PushOptions, jobs: list[dict[str, Any]]) -> Exception | None:
     """Pushes jobs; returns the error for the caller of the commit. A malformed job does not keep out others."""
     try:
         call: Any = push.target.push if isinstance(push.target, lowq.Queue) else push.target.perform_async
@@ -203,7 +201,7 @@ async def apush_on_commit(
 
 def _prepare(
     worker: Target, job_id: JobId, payload: Any, options: JobOptions, robust: bool, **given_options: Any
-) -> tuple[_Push, dict[str, Any]]:
+) -> tuple[_PushOptions, dict[str, Any]]:
     """How to push, and the job, with a copy of the payload.
 
     Raises:
@@ -224,16 +222,18 @@ def _prepare(
         typed = lowq.app.payload_type_of(name)
         (lowq.app.config.dump_payload if typed is None else typed.dump)(payload)
     given_options = {option: value for option, value in given_options.items() if value is not None}
-    return _Push(worker, _place_of(worker), given_options, robust), new_job(job_id, copy.deepcopy(payload), options)
+    return _PushOptions(worker, _place_of(worker), given_options, robust), new_job(
+        job_id, copy.deepcopy(payload), options
+    )
 
 
-def _register(push: _Push, job: dict[str, Any], using: str | None) -> bool:
+def _register(push: _PushOptions, job: dict[str, Any], using: str | None) -> bool:
     """Has the job pushed at the commit; False: there is no transaction."""
     connection = transaction.get_connection(using)
     if not connection.in_atomic_block and (connection.connection is None or connection.get_autocommit()):
         return False  # without connecting to a database that was not used
     pending = _pending.setdefault(connection, _Pending())
-    call = _Call(push, job, pending)
+    call = _DeferredPush(push, job, pending)
     on_commit: Callable[..., None] = connection.on_commit
     on_commit(call.run)
     pending.add(call)

@@ -211,9 +211,7 @@ class LowqBackend(BaseTaskBackend):
             before = (None,) if task.takes_context else ()
             bound = inspect.signature(task.func).bind(*before, *args, **kwargs)
             bound.apply_defaults()
-            named = {name: item for name, item in bound.arguments.items() if name != key}
-            more = next((item for item in named.values() if isinstance(item, dict) and key in item), {})
-            value = bound.arguments.get(key, more.get(key))
+            value = bound.arguments.get(key, kwargs.get(key))
         if value is None:
             raise InvalidTask(f"{task.name}: its key, {key!r}, is None, which is no entity.")
         return str(value)
@@ -290,12 +288,11 @@ def _new_result(task: Any, result_id: str, args: Any, kwargs: Any, alias: str, *
 
 
 def _result_of(record: Mapping[str, Any]) -> Any:
-    run_after = record["run_after"]
     found = _task_of(
         record["task"], record["backend"], queue_name=record["queue"], priority=record["priority"],
-        run_after=None if run_after is None else datetime.fromisoformat(run_after),
+        run_after=_parsed(record["run_after"]),
     )  # fmt: skip
-    times = {name: None if record[name] is None else datetime.fromisoformat(record[name]) for name in TIMES}
+    times = {name: _parsed(record[name]) for name in TIMES}
     result = _new_result(
         found, record["id"], record["args"], record["kwargs"], record["backend"],
         status=TaskResultStatus(record["status"]), worker_ids=list(record["worker_ids"]),
@@ -303,6 +300,10 @@ def _result_of(record: Mapping[str, Any]) -> Any:
     )  # fmt: skip
     object.__setattr__(result, "_return_value", record["return_value"])
     return result
+
+
+def _parsed(time: str | None) -> datetime | None:
+    return None if time is None else datetime.fromisoformat(time)
 
 
 def _task_of(path: str, alias: str, **changes: Any) -> Any:
@@ -340,11 +341,10 @@ class _Attempt:
         )  # fmt: skip
         record = self._backend.records.attempts(call["id"])
         before = list(record.get("worker_ids") or ["unknown"] * (self._job.retry_count + 1))
-        started_at = record.get("started_at")
         self._result = _new_result(
             task, call["id"], call["args"], call["kwargs"], call["backend"],
             status=TaskResultStatus.RUNNING, enqueued_at=_moment(call["at"]), last_attempted_at=now,
-            started_at=now if started_at is None else datetime.fromisoformat(started_at),
+            started_at=_parsed(record.get("started_at")) or now,
             worker_ids=[*before, f"{socket.gethostname()}:{os.getpid()}"[-64:]],
             errors=[TaskError(exception_class_path=path, traceback=text) for path, text in record.get("errors", ())],
         )  # fmt: skip

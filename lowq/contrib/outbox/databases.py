@@ -60,7 +60,7 @@ class StoredJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class SettledRows:
     """What may be pushed now, in order."""
 
     jobs: list[StoredJob]
@@ -137,7 +137,7 @@ class Database:
         """Begins a round; False: another relay is at work on this database. Until `end` nobody else gets True."""
         raise NotImplementedError
 
-    def read(self, limit: int, without: Collection[str]) -> Batch:
+    def read(self, limit: int, without: Collection[str]) -> SettledRows:
         """The first rows that may be pushed, without those of some queues."""
         raise NotImplementedError
 
@@ -211,7 +211,7 @@ class PostgreSQL(Database):
         self.execute("ROLLBACK")
         return False
 
-    def read(self, limit: int, without: Collection[str]) -> Batch:
+    def read(self, limit: int, without: Collection[str]) -> SettledRows:
         # In one statement: from then on the table is locked against TRUNCATE until the round ends.
         ((seen, file),) = self.all(
             "SELECT max(seq), pg_relation_filenode('lowq_outbox') FROM lowq_outbox WHERE error IS NULL"
@@ -219,7 +219,7 @@ class PostgreSQL(Database):
         if file != self._file:
             self._file, self._bounds, self._seen, self._settled = file, {}, 0, 0
         if seen is None:
-            return Batch([])
+            return SettledRows([])
         writers = self.all(
             "SELECT virtualtransaction, pid FROM pg_locks WHERE locktype = 'relation' AND granted "
             "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
@@ -241,7 +241,7 @@ class PostgreSQL(Database):
             "octet_length(payload)",
         )
         now, last_score = self.read_state("extract(epoch FROM clock_timestamp())::double precision")
-        return Batch(jobs, int(seen), settled, now, last_score)
+        return SettledRows(jobs, int(seen), settled, now, last_score)
 
     def end(self, changes: Changes) -> None:
         self.change(changes)
@@ -285,12 +285,12 @@ class SQLite(Database):
         self._lock = descriptor
         return True
 
-    def read(self, limit: int, without: Collection[str]) -> Batch:
+    def read(self, limit: int, without: Collection[str]) -> SettledRows:
         self._version = self.one("PRAGMA data_version")
         size = "length(CAST(payload AS BLOB))"
         jobs = self.read_rows(limit, without, "1", "not_before", "created_at", size)
         now, last_score = self.read_state("(julianday('now') - 2440587.5) * 86400.0")
-        return Batch(jobs, now=now, last_score=last_score)
+        return SettledRows(jobs, now=now, last_score=last_score)
 
     def end(self, changes: Changes) -> None:
         if not changes.pushed and not changes.refused and not changes.scores:

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lowq.application import Lowq
-from lowq.contrib.outbox.databases import Batch, Changes, Database, StoredJob, connector, open_database
+from lowq.contrib.outbox.databases import Changes, Database, SettledRows, StoredJob, connector, open_database
 from lowq.errors import ConfigError, JobError, NotReplicated, PayloadError, PushError, UnknownQueueError
 from lowq.logs import get_log
 from lowq.options import check_queue_name
@@ -158,15 +158,15 @@ class Relay:
         self._held.clear()
         with closing(self._open()) as database:
             while not self._stop.is_set() and database.begin():
-                batch = database.read(self._batch_size, self._held)
-                seen_first = batch.seen if seen_first is None else seen_first
-                done = self._relay(database, batch)
+                found = database.read(self._batch_size, self._held)
+                seen_first = found.seen if seen_first is None else seen_first
+                done = self._relay(database, found)
                 count += len(done.pushed)
                 troubles += done.troubles
-                if batch.jobs:
+                if found.jobs:
                     continue
                 # Transactions that began later insert above what was seen first.
-                if not batch.is_held_back or batch.settled >= seen_first or time.monotonic() >= give_up_at:
+                if not found.is_held_back or found.settled >= seen_first or time.monotonic() >= give_up_at:
                     break
                 self._stop.wait(HELD_BACK_INTERVAL)
         if troubles:
@@ -204,24 +204,24 @@ class Relay:
             return
         now = time.monotonic()
         held = [name for name, (until, _) in self._held.items() if self._reads_on or until > now]
-        batch = database.read(self._batch_size, held)
-        done = self._relay(database, batch)
+        found = database.read(self._batch_size, held)
+        done = self._relay(database, found)
         if self._away:
             self._away = ""
             log.info("outbox: the database is back", extra={"event": "outbox_back"})
-        self._note_held_back(batch, now)
-        # At once: the rows of a queue that was put on hold may have been all that fitted into the batch.
+        self._note_held_back(found, now)
+        # At once: the rows of a queue that was put on hold may have been all that fitted into the found.
         self._reads_on = bool(done.troubles)
         if done.pushed or done.refused or done.troubles:
             return
-        database.wait(HELD_BACK_INTERVAL if batch.is_held_back else self._interval, self._stop)
+        database.wait(HELD_BACK_INTERVAL if found.is_held_back else self._interval, self._stop)
 
-    def _relay(self, database: Database, batch: Batch) -> _Round:
-        """Pushes a batch, and deletes what is in."""
+    def _relay(self, database: Database, found: SettledRows) -> _Round:
+        """Pushes rows, and deletes those that are in."""
         read_at = time.monotonic()
-        done = _Round(now=batch.now, last_score=batch.last_score)
+        done = _Round(now=found.now, last_score=found.last_score)
         by_queue: dict[str, list[StoredJob]] = {}
-        for job in batch.jobs:
+        for job in found.jobs:
             by_queue.setdefault(job.queue, []).append(job)
         for name, jobs in by_queue.items():
             # A process that was frozen meanwhile may have been replaced: what it has read may be old.
@@ -361,8 +361,8 @@ class Relay:
                 extra={"event": "outbox_held", "queue": name},
             )  # fmt: skip
 
-    def _note_held_back(self, batch: Batch, now: float) -> None:
-        if not batch.is_held_back:
+    def _note_held_back(self, found: SettledRows, now: float) -> None:
+        if not found.is_held_back:
             self._held_back_since = None
         elif self._held_back_since is None:
             self._held_back_since = now
