@@ -1,8 +1,8 @@
-"""What fails: failures in groups of alike errors, with how many there were and when.
+"""Failures in groups of alike errors, with their numbers and times.
 
-Whoever reports failed jobs counts them here (`ErrorCounts`), and the next heartbeat takes the counts to Redis, one call
-for each queue that had any: ``lua/record_errors.lua``. What was counted while Redis was away is lost; the exact number
-of failures is that of `Stats`.
+`ErrorCounts` counts the failures that nodes and consumers report, and the next heartbeat takes the counts to Redis, one
+call for each queue that had any: ``lua/record_errors.lua``. Counts of the time in which Redis was away are lost; the
+exact number of failures is that of `Stats`.
 """
 
 import hashlib
@@ -19,18 +19,18 @@ from lowq.store import Call, Command, registry, untrusted
 from lowq.store.keys import error_groups_key
 from lowq.store.scripts import time_of
 
-#: Groups of a queue that Redis keeps, and that are gathered between two heartbeats.
+#: Groups of a queue that Redis keeps, and that are counted between two heartbeats.
 MOST_GROUPS = 200
 #: Characters of a group's text.
 TEXT_CHARACTERS = 300
-#: Seconds after which a group that was not seen any more is forgotten, with its queue's others.
+#: Seconds after the last failure of a queue until its groups expire.
 _FORGET = 30 * 86400
 #: Hours that failures are counted by.
 HOURS = 24
 #: Queues whose groups are read in one write: each has at most some 150 kB.
 _TOGETHER = 20
 
-#: What differs between errors that are alike: quoted parts, addresses and hexadecimal numbers, numbers.
+#: The parts in which alike errors differ: quoted parts, addresses and hexadecimal numbers, numbers.
 _VARYING = re.compile(
     r"""'[^']*'|"[^"]*"|`[^`]*`"""
     r"|\b0x[0-9a-fA-F]+|\b(?=[a-fA-F-]*\d)[0-9a-fA-F-]{8,}\b"
@@ -38,15 +38,15 @@ _VARYING = re.compile(
 )
 #: A line of a traceback that names an exception, mostly with the first line of its message.
 _NAMED = re.compile(r"[A-Za-z_][\w.<>]*(?::|: .*)?")
-#: Where a traceback begins; and what is beside and between the tracebacks of an exception group.
+#: The first line of a traceback; the margin of an exception group, and the lines between its tracebacks.
 _TRACEBACK = "Traceback (most recent call last):"
 _MARGIN, _BORDER = re.compile(r" *\| ?"), re.compile(r" *\+[-+]")
 
 
 def error_text(error: str) -> str:
-    """The exception's class and the first line of its message, of an error as it is kept with a job. Further lines,
-    such as the DETAIL of a database or a link to its documentation, have the values or nothing of their own. Of a chain
-    it is the last exception, and of an exception group the last within it.
+    """The exception's class and the first line of its message, from an error as it is kept with a job. Further lines,
+    such as the DETAIL of a database or a link to its documentation, differ from job to job or say nothing more. From a
+    chain it is the last exception, and from an exception group the last within it.
     """
     lines = [line.rstrip() for line in error.splitlines() if line.strip()]
     if any(map(_BORDER.match, lines)):
@@ -65,13 +65,13 @@ def error_text(error: str) -> str:
 
 
 def fingerprint(text: str) -> str:
-    """What errors have in common that are alike: 12 characters, the same in every process. Numbers, hexadecimal ones
-    and quoted parts don't count.
+    """The same 12 characters for alike errors, in every process. Numbers, hexadecimal ones and quoted parts don't
+    count.
     """
     return hashlib.blake2b(_VARYING.sub("#", text).encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
 
 
-#: What a fingerprint looks like.
+#: The form of a fingerprint.
 FINGERPRINT = re.compile(r"[0-9a-f]{12}")
 
 
@@ -91,7 +91,7 @@ class _Gathered:
 class ErrorCounts(Observer):
     """The failures of a queue that this process has reported since the last heartbeat. Safe for threads.
 
-    ``load_error``: as of the settings; what it can't read is shown as bytes are.
+    ``load_error``: as of the settings; an error that it can't read is shown as its bytes.
     """
 
     def __init__(self, load_error: Callable[[bytes], str]) -> None:
@@ -112,7 +112,7 @@ class ErrorCounts(Observer):
                     self._groups[key] = _Gathered(text, 1, job_id)
 
     def take(self) -> list[str | bytes | int]:
-        """What was counted, as the script takes it; it is counted no more."""
+        """Removes the counts, and returns them as the script takes them."""
         with self._lock:
             groups, self._groups = self._groups, {}
         words: list[str | bytes | int] = []
@@ -123,13 +123,13 @@ class ErrorCounts(Observer):
     def _read(self, error: bytes) -> str:
         try:
             return "".join((self._load_error(error),))
-        except Exception:  # the application's own
+        except Exception:  # of the application's own function
             return error.decode("utf-8", "backslashreplace")
 
 
 class ErrorRecorder:
-    """What a node adds with each heartbeat: of each queue that had failures, one call. ``counts``: queue -> its.
-    ``events_of``: what emits that errors are of a new group.
+    """Makes the calls that a heartbeat adds: one for each queue that had failures. ``counts``: queue -> its failures.
+    ``events_of``: emits that errors are of a new group.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class ErrorRecorder:
         return calls
 
     def answered(self, call: Call[Any], reply: Sequence[bytes]) -> None:
-        """Emits which groups there were not: once for all nodes, as Redis says it to whoever was first."""
+        """Emits which groups are new: once for all nodes, as Redis names them to the first that records them."""
         if not reply:
             return
         assert isinstance(call, registry.RecordErrors)
@@ -169,18 +169,18 @@ class ErrorGroup:
     fingerprint: str
     #: The exception's class and the first line of its message, the last time.
     text: str
-    #: How many there were, and when the first and the last (Unix time, seconds): as heartbeats have told.
+    #: Failures, and the times of the first and the last (Unix time, seconds), as heartbeats have recorded them.
     count: int
     first_seen: float
     last_seen: float
     #: The id that failed last.
     sample_id: str
-    #: How many there were in each of the last 24 hours, the present one last.
+    #: Failures in each of the last 24 hours, the present one last.
     hours: tuple[int, ...]
 
 
 def read_error_groups(backend: Backend, queues: Sequence[str]) -> list[ErrorGroup]:
-    """The groups of these queues' failures, those that were seen last first.
+    """The groups of these queues' failures, the one that was seen last first.
 
     Raises:
         RedisUnavailable, RedisRefused, ScriptError
@@ -202,7 +202,7 @@ def read_error_groups(backend: Backend, queues: Sequence[str]) -> list[ErrorGrou
 
 
 def most_frequent_first(groups: Iterable[ErrorGroup]) -> list[ErrorGroup]:
-    """Those with the most failures in the last 24 hours first; of equal ones those that were seen last."""
+    """Groups with the most failures in the last 24 hours first; among equals the one that was seen last."""
     return sorted(groups, key=lambda group: (-sum(group.hours), -group.last_seen))
 
 

@@ -33,6 +33,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from logging import DEBUG, getLogger
+from operator import methodcaller
 from typing import Any, Literal
 
 from lowq import clock
@@ -294,7 +295,8 @@ def call_observer(function: Callable[[], Any]) -> Any:
 
 def _call_each(observers: Iterable[Any], method: str, *args: Any) -> list[Any]:
     """Calls a method of each observer. Returns the results that are not None."""
-    found = [call_observer(lambda: getattr(observer, method)(*args)) for observer in observers]  # noqa: B023 - called at once
+    call = methodcaller(method, *args)
+    found = [call_observer(partial(call, observer)) for observer in observers]
     return [item for item in found if item is not None]
 
 

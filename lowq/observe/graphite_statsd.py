@@ -1,11 +1,11 @@
-"""Figures out of nodes and consumers: one line per figure and second, to Graphite and StatsD.
+"""Figures of nodes and consumers: one line per figure and second, to Graphite and StatsD.
 
 ::
 
     sources (nodes, consumers) --each second--> MetricsExporter --lines--> Sink --> Graphite, StatsD
 
-An application has one exporter, so several consumers of a queue in one process are added up. Nobody who works waits for
-it: sources are read by its own thread, and sinks send in theirs.
+An application has one exporter, which adds up several consumers of a queue in one process. Jobs do not wait for it:
+sources are read by its own thread, and sinks send in theirs.
 """
 
 import os
@@ -33,22 +33,22 @@ CLOSE_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a source knows of a queue, or of its process, at a moment."""
+    """The figures of a queue, or of a process, at a moment."""
 
-    #: Totals since the source began: name -> how often, or how many seconds.
+    #: Totals since the source began: name -> count, or seconds.
     counters: Mapping[str, float] = field(default_factory=dict)
     #: The present state: name -> value.
     gauges: Mapping[str, float] = field(default_factory=dict)
 
 
-#: queue -> its reading; "" stands for the process. It waits for nobody, as it is called each second.
+#: Returns queue -> its reading; "" stands for the process. Called each second, so it must not wait.
 Source = Callable[[], Mapping[str, Reading]]
 #: (queue, name) -> value; "" as queue: of the process.
 Figures = dict[tuple[str, str], float]
 
 
 class MetricsExporter:
-    """Reads sources each second, and has what they say sent. Safe for threads. A child of a fork begins anew."""
+    """Reads sources each second, and sends their figures. Safe for threads. A forked child begins anew."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -61,16 +61,16 @@ class MetricsExporter:
         self._sources: list[Source] = []
         #: Ends the thread that reads the sources; None: there is no thread, as there are no sources.
         self._stop: threading.Event | None = None
-        #: What sources had counted that have ended: counters never go back.
+        #: Counters of sources that have ended: counters never go back.
         self._ended: Figures = {}
-        #: Made for the first source, when the settings are frozen. They go on where they were, too, when sources come
-        #: after others have gone.
+        #: Made for the first source, when the settings are frozen. They stay when the last source ends, so that
+        #: StatsD's counters go on from there.
         self._sinks: list[tuple[Sink, GraphiteFormatter | StatsdFormatter]] = []
         self._said = ""
 
     def add(self, source: Source) -> Callable[[], None]:
-        """Reads the source from now on, if the settings name Graphite or StatsD. Returns what ends that, after one more
-        reading; the end of the last source waits a moment for its lines to be sent.
+        """Reads the source from now on, if the settings name Graphite or StatsD. Returns a function that ends this,
+        after one more reading. The end of the last source waits a moment for its lines to be sent.
         """
         config = self._config
         if config.graphite is None and config.statsd is None:
@@ -93,7 +93,7 @@ class MetricsExporter:
 
     def _remove(self, source: Source) -> None:
         if self._pid != os.getpid():
-            return  # it is the parent's
+            return  # the source is the parent's
         with self._lock:
             if source not in self._sources:
                 return
@@ -109,7 +109,7 @@ class MetricsExporter:
                 sink.flush(max(deadline - time.monotonic(), 0.0))
 
     def close(self) -> None:
-        """What is still to be sent is dropped, unless there are sources; the next one begins anew."""
+        """Drops the lines that are not sent yet, unless there are sources. The next source begins anew."""
         if self._pid != os.getpid():
             return
         with self._lock:
@@ -125,7 +125,7 @@ class MetricsExporter:
             with self._lock:
                 if not stop.is_set():
                     self._send()
-            due = max(due + INTERVAL, time.monotonic())  # what was missed is missed: a line says how it is now
+            due = max(due + INTERVAL, time.monotonic())  # no line is sent for a moment that was missed
 
     def _send(self) -> None:
         counters, gauges = dict(self._ended), Figures()
@@ -140,14 +140,14 @@ class MetricsExporter:
         try:
             return source()
         except Exception as error:
-            if str(error) != self._said:  # not once a second for as long as it lasts
+            if str(error) != self._said:  # once, and not each second
                 self._said = str(error)
                 log.exception("figures for Graphite or StatsD are not to be had")
             return {}
 
 
 def _add_up(readings: Mapping[str, Reading], counters: Figures, gauges: Figures) -> None:
-    """Adds them to figures by queue and name. Of lags the longest counts."""
+    """Adds readings to figures by queue and name. The longest lag counts."""
     for queue, reading in readings.items():
         part = part_of_name(queue) if queue else ""
         for name, value in reading.counters.items():
@@ -174,22 +174,22 @@ class GraphiteFormatter:
 
 
 class StatsdFormatter:
-    """``lowq.queues.Orders.processed:12|c``: counters by how much they have grown since the last line, as StatsD adds
-    up what all processes send. The lag is a timing in milliseconds: StatsD has the longest and the mean of all. What
-    is the state of one process has its host and pid in the name.
+    """``lowq.queues.Orders.processed:12|c``: the growth of counters since the last line, as StatsD adds up the lines of
+    all processes. The lag is a timing in milliseconds: StatsD has the longest and the mean of all. The state of one
+    process has its host and pid in the name.
     """
 
     def __init__(self, config: Config) -> None:
         self._shared_prefix = config.metrics_prefix or part_of_name(config.namespace)
         self._own_prefix = config.metrics_prefix or process_prefix(config.namespace)
         self._sent: Figures = {}
-        #: Gauges that StatsD has, and keeps for good.
+        #: Gauges that were sent: StatsD keeps them until it is told another value.
         self._standing: set[tuple[str, str]] = set()
 
     def lines(
         self, counters: Mapping[tuple[str, str], float], gauges: Mapping[tuple[str, str], float], _now: float
     ) -> list[bytes]:
-        """The lines since those before."""
+        """The lines since the last call."""
         lines = []
         for key, value in counters.items():
             more = value - self._sent.get(key, 0)
@@ -215,13 +215,13 @@ def _number(value: float) -> str:
 
 
 def process_prefix(namespace: str) -> str:
-    """What the names of a process's own figures begin with."""
+    """The prefix of the names of a process's own figures."""
     return f"{part_of_name(namespace)}.{part_of_name(socket.gethostname())}.{os.getpid()}"
 
 
 def part_of_name(text: str) -> str:
-    """A text as one part of a figure's name: letters and digits of ASCII, ``-`` and ``_``. Accents go, everything else
-    becomes ``_``. If letters got lost by that, a digest follows: names in another script would all be the same.
+    """A text as one part of a figure's name: letters and digits of ASCII, ``-`` and ``_``. Accents are removed,
+    everything else becomes ``_``. A digest follows if letters were lost: names in another script would all be the same.
     """
     plain = "".join(char for char in unicodedata.normalize("NFKD", text) if not unicodedata.combining(char))
     part = re.sub(r"[^A-Za-z0-9_-]", "_", plain) or "_"

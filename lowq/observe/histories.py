@@ -1,14 +1,14 @@
-"""What the nodes have recorded of a queue in the last month, for charts, forecasts and percentiles.
+"""Histories of queues over the last month, as nodes record them, for charts, forecasts and percentiles.
 
 A queue's history is a hash of at most about 2,000 fields, which expires a month after the last heartbeat of any node::
 
     WIDTH:SLOT         rates and lag, in three rings: of an hour, a day and 30 days
-    times:WIDTH:SLOT   how long jobs waited and batches ran in each stretch, in three rings
-    wait:N, perform:N  the same in all, by length
-    flow:SLOT          what came in and how the backlog has changed, of the last minutes
-    slow:SLOT:N        the slowest batches of each ten minutes: those of an hour would hide the others when they are old
+    times:WIDTH:SLOT   waits of jobs and lengths of batches in each stretch, in three rings
+    wait:N, perform:N  their totals, by length
+    flow:SLOT          payloads that came in, and the change of the backlog, in the last minutes
+    slow:SLOT:N        the slowest batches of each ten minutes: old ones of an hour would hide the others
 
-A stretch of time has the slot that is its number modulo the slots of its ring, and a field says which number it is of.
+The slot of a stretch of time is its number modulo the slots of its ring, and a field has the number that it is of.
 All functions here may raise RedisUnavailable, RedisRefused.
 """
 
@@ -28,7 +28,7 @@ SPANS: tuple[Span, ...] = get_args(Span)
 
 
 class Ring(NamedTuple):
-    """Stretches of time that are kept."""
+    """The stretches of time that are kept."""
 
     #: Seconds of a stretch.
     width: int
@@ -36,38 +36,38 @@ class Ring(NamedTuple):
 
 
 RINGS: dict[Span, Ring] = {"hour": Ring(10, 360), "day": Ring(300, 288), "month": Ring(7200, 360)}
-#: The same of waits and performs by their length.
+#: Those of waits and performs by their length.
 TIMES_RINGS: dict[Span, Ring] = {"hour": Ring(60, 60), "day": Ring(900, 96), "month": Ring(28800, 90)}
-#: The same of what came in and how the backlog has changed: a forecast looks at the last minutes alone.
+#: That of flows: a forecast looks at the last minutes alone.
 FLOW_RING = Ring(10, 60)
 #: Seconds over which a flow is measured.
 FLOW_WINDOW = 300.0
-#: Stretches from which the growth of the backlog is computed, the latest; and how many of them must be known.
+#: Latest stretches from which the growth of the backlog is computed; and how many of them must be known.
 LATEST, LEAST_KNOWN = 6, 3
 
-#: Upper bounds of the lengths by which performs are counted, in seconds; what takes longer comes last.
+#: Upper bounds of the lengths by which performs are counted, in seconds; longer ones are counted last.
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-#: The same of the times that jobs wait.
+#: Those of the times that jobs wait.
 WAIT_BOUNDS = (*BOUNDS, 1800.0, 7200.0, 28800.0, 86400.0)
 
-#: Slow batches of a queue that are shown, each of another id. So many are kept of each stretch of time.
+#: Slow batches of a queue that are shown, each of another id; also the number kept of each stretch of time.
 MOST_SLOW = 20
-#: Seconds that are looked back for slow batches, and seconds of a stretch.
+#: Seconds over which slow batches are shown, and seconds of a stretch.
 SLOW_WINDOW, SLOW_STRETCH = 3600, 600
 #: Their stretches in Redis. When one begins, its slot's batches have all left the window.
 SLOW_SLOTS = SLOW_WINDOW // SLOW_STRETCH + 1
 
-#: Seconds until everybody has reported what happened in a stretch: nodes report with their heartbeats.
+#: Seconds until all nodes have reported a stretch: they do it with their heartbeats.
 _DELAY = 6.0
-#: What is beyond that was never counted.
+#: A larger figure was never counted.
 _ABSURD = 1e15
 
 
 def _read(
     backend: Backend, queues: Sequence[str], fields: Iterable[str], together: int, *, is_lenient: bool = True
 ) -> Iterator[tuple[str, str, list[bytes | None]]]:
-    """Of each queue its name, the key of its history, and those fields of it; ``together``: queues that are asked for
-    in one write. ``is_lenient``: a key of the wrong type has none of them, and is logged.
+    """Yields each queue, the key of its history, and these fields of it. ``together``: queues that are read in one
+    write. ``is_lenient``: a key of the wrong type has no fields, and is logged.
 
     Raises:
         ScriptError: a key of the wrong type.
@@ -90,7 +90,7 @@ def _read(
 def _read_now(
     backend: Backend, queue: str, fields: Iterable[str], now: float | None
 ) -> tuple[str, list[bytes | None], float]:
-    """The key of a queue's history, those fields of it, and Redis's time, if not another one is given."""
+    """The key of a queue's history, these fields of it, and ``now``, by default Redis's time."""
     key = history_key(backend.config.namespace, queue)
     found, time = backend.client.commands([("HMGET", key, *fields), ("TIME",)], key=key)
     return key, found, time_of(time) if now is None else now
@@ -114,7 +114,7 @@ class HistoryPoint:
     #: Jobs performed, and failures, per second; None: no node was running.
     processed: float | None
     failed: float | None
-    #: The longest that was seen, in seconds; None: nobody saw any.
+    #: The longest that a node saw, in seconds; None: no node saw any.
     lag: float | None
 
 
@@ -129,7 +129,7 @@ class History:
 
 
 def history(backend: Backend, queue: str, span: Span, now: float | None = None) -> History:
-    """Of one queue.
+    """The rates and lag of one queue.
 
     Raises:
         ConfigError: an unknown span.
@@ -141,8 +141,8 @@ def history(backend: Backend, queue: str, span: Span, now: float | None = None) 
 
 
 def total_history(backend: Backend, queues: Sequence[str], span: Span, now: float) -> History:
-    """Of many queues as one: rates are summed, the longest lag counts. They are added up while they are read, as there
-    may be hundreds of them. ``now``: Unix time, seconds.
+    """The rates and lag of many queues as one: rates are summed, the longest lag counts. They are added up while they
+    are read, as there may be hundreds of queues. ``now``: Unix time, seconds.
     """
     width, slots = RINGS[span]
     stretches = _finished_stretches(RINGS[span], now)
@@ -172,7 +172,7 @@ def _finished_stretches(ring: Ring, now: float) -> list[tuple[int, float, float]
     found = []
     for number in range(last - slots + 1, last + 1):
         at = number * width
-        # The stretch that goes on, if enough of it has passed for a rate; not one of which reports are still to come.
+        # The present stretch counts if enough of it has passed for a rate; one that still lacks reports does not.
         length = min(width, now - at)
         if now < at + width + _DELAY and length < 10 * _DELAY:
             continue
@@ -182,7 +182,7 @@ def _finished_stretches(ring: Ring, now: float) -> list[tuple[int, float, float]
 
 def _figures(key: str, number: int, raw: bytes | None, least: Sequence[float]) -> list[float] | None:
     """The figures of a stretch as it was recorded: "number figure ...". None: there are none, or they are of a round
-    before. ``least``: of each.
+    before. ``least``: the least value of each.
     """
     parts = [] if raw is None else raw.split()
     found = [value for value in map(untrusted.finite, parts) if value is not None and abs(value) <= _ABSURD]
@@ -206,23 +206,23 @@ def _rates_in(key: str, at: float, number: int, length: float, raw: bytes | None
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """What became of a queue in some seconds of the last 5 minutes."""
+    """What came into a queue, and was performed, in the last 5 minutes."""
 
-    #: Of these it is known: nodes were running.
+    #: Seconds of which this is known: nodes were running.
     seconds: float
     #: Payloads that came in, also those that were merged.
     pushed: float
     #: Jobs performed.
     processed: float
-    #: By how many jobs the backlog, those due or in flight, has grown.
+    #: Growth of the backlog, the jobs that are due or in flight.
     change: float
-    #: By how many a second in the last minute: what came at once before says nothing about what comes. None: too little
-    #: of it is known.
+    #: The same per second in the last minute: a burst before it says nothing about the next minutes. None: too little
+    #: is known.
     growth: float | None = None
 
 
 def read_flows(backend: Backend, queues: Sequence[str], now: float | None = None) -> dict[str, Flow]:
-    """The flows of these queues; of those of which nodes have recorded none in the last 5 minutes there is none."""
+    """The flows of these queues, without queues of which nodes have recorded none in the last 5 minutes."""
     if now is None:
         now = time_of(backend.client.command("TIME"))
     width, slots = FLOW_RING
@@ -245,25 +245,23 @@ def read_flows(backend: Backend, queues: Sequence[str], now: float | None = None
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How many of something took how long."""
+    """Counts by length."""
 
-    #: (upper bound in seconds, how many took no longer and longer than the bound before), the last one infinite.
+    #: (upper bound in seconds, count of lengths up to it and beyond the bound before), the last one infinite.
     buckets: tuple[tuple[float, int], ...]
 
     @classmethod
     def of(cls, bounds: Sequence[float], counts: Iterable[int]) -> Self:
-        """Counts for each of the bounds, and at the end for what is beyond them."""
+        """``counts``: for each of the bounds, and at the end for lengths beyond them."""
         return cls(tuple(zip((*bounds, float("inf")), counts, strict=True)))
 
     @property
     def count(self) -> int:
-        """How many there were."""
+        """The sum of all counts."""
         return sum(number for _, number in self.buckets)
 
     def percentile(self, share: float) -> float:
-        """Seconds that this share of them took no longer than, as an upper bound; infinite: beyond all bounds; 0.0:
-        there were none.
-        """
+        """The bound in seconds that this share does not exceed; infinite: beyond all bounds; 0.0: without counts."""
         wanted, seen = share * self.count, 0
         if wanted <= 0:
             return 0.0
@@ -274,33 +272,33 @@ class Histogram:
         return float("inf")
 
 
-#: What is told of histograms: name -> share.
+#: The percentiles that are shown: name -> share.
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
 @dataclass(frozen=True, slots=True)
 class TotalTimes(Histogram):
-    """How many of something took how long, since about a month at least."""
+    """Counts by length, since about a month at least."""
 
-    #: Of all together.
+    #: The sum of all lengths.
     seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class StretchTimes:
-    """What was taken and performed in a stretch of time."""
+    """The waits and performs of a stretch of time."""
 
     #: Its beginning: Unix time, seconds.
     at: float
-    #: Jobs by how long they had waited since they were due, when they were taken.
+    #: Jobs by their waiting time, from when they were due until they were taken.
     wait: Histogram
-    #: Batches by how long they were performed.
+    #: Batches by the length of their performs.
     run: Histogram
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How long the jobs of a queue waited and were performed, over a span, oldest first."""
+    """The waits and performs of a queue over a span, oldest first."""
 
     span: Span
     #: Seconds of a stretch.
@@ -327,14 +325,14 @@ def _sum(bounds: Sequence[float], histograms: Iterable[Histogram]) -> Histogram:
 
 
 def join(stretches: Sequence[StretchTimes]) -> StretchTimes:
-    """Some stretches in a row as one."""
+    """Joins stretches in a row to one."""
     wait = _sum(WAIT_BOUNDS, [stretch.wait for stretch in stretches])
     return StretchTimes(stretches[0].at, wait, _sum(BOUNDS, [stretch.run for stretch in stretches]))
 
 
 def read_times(backend: Backend, queue: str, span: Span, now: float | None = None) -> Times:
-    """Over a span. A stretch has a field when something was taken or performed in it, with the buckets that something
-    fell into.
+    """The waits and performs of a queue over a span. A stretch without any has no field, and a field has only the
+    buckets with a count.
 
     Raises:
         ConfigError: an unknown span.
@@ -368,9 +366,7 @@ def _counts(key: str, bounds: Sequence[float], raw: bytes) -> Histogram:
 
 
 def total_times(backend: Backend, queues: Sequence[str]) -> Mapping[str, tuple[TotalTimes, TotalTimes]]:
-    """Queue -> how long its jobs had waited since they were due, when they were taken, and how long its batches were
-    performed.
-    """
+    """Queue -> the waiting times of its jobs, and the lengths of its performs."""
     found = {}
     for queue, _, values in _read(backend, queues, (*_WAIT_FIELDS, *_RUN_FIELDS), 50):
         waits, runs = values[: len(_WAIT_FIELDS)], values[len(_WAIT_FIELDS) :]
@@ -399,25 +395,24 @@ class SlowBatch:
 
     #: The first of its ids.
     id: str
-    #: How many ids it had.
     ids_count: int
     shard: int
-    #: How long it was performed.
+    #: The length of its perform.
     seconds: float
     #: When it ended: Unix time, seconds.
     at: float
 
 
 def read_slowest(backend: Backend, queue: str, now: float | None = None) -> list[SlowBatch]:
-    """The slowest batches of the last hour, the slowest first, as nodes have recorded them. What ended in its first
-    ten minutes may be missing.
+    """The slowest batches of the last hour, the slowest first, as nodes have recorded them. Batches that ended in its
+    first ten minutes may be missing.
     """
     fields = (f"slow:{slot}:{n}" for slot in range(SLOW_SLOTS) for n in range(MOST_SLOW))
     key, found, until = _read_now(backend, queue, fields, now)
     slowest: dict[str, SlowBatch] = {}
     for raw in found:
         batch = None if raw is None else _slow(key, raw)
-        if batch is None or abs(batch.at - until) >= SLOW_WINDOW:  # from the future: by a clock that was set since
+        if batch is None or abs(batch.at - until) >= SLOW_WINDOW:  # in the future, if Redis's clock was set back
             continue
         before = slowest.get(batch.id)
         if before is None or before.seconds < batch.seconds:

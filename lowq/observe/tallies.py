@@ -1,4 +1,4 @@
-"""What the threads of a node count, and how it gets into the histories of their queues.
+"""Counts of the threads of a node, and how they get into the histories of their queues.
 
 ::
 
@@ -8,7 +8,7 @@
                  v
     Redis, see `histories`; and each second Graphite and StatsD
 
-What was counted while Redis was away is lost; the exact counters are those of `Stats`.
+Counts of the time in which Redis was away are lost; the exact counters are those of `Stats`.
 """
 
 import threading
@@ -36,17 +36,17 @@ from lowq.store import Call, registry
 from lowq.store.keys import history_key
 from lowq.work.outcome import Outcome
 
-#: Seconds after which a history that nobody adds to is forgotten.
+#: Seconds after the last heartbeat until a history expires.
 _FORGET = 31 * 86400
-#: Jobs of a delivery that are looked at for how long they had waited, at most.
+#: Jobs of a delivery whose waiting time is read, at most.
 WAITS_READ = 4
-#: A batch that took no longer is not slow, whatever the others took. Seconds.
+#: Seconds. A shorter batch is never slow.
 FLOOR = 0.01
 
 
 class Tally(Observer):
-    """What one thread did for one queue since it started. Written by that thread alone, field by field: with fast jobs
-    that is done a hundred thousand times a second. Others read it.
+    """The counts of one thread for one queue since it started. Written by that thread alone, field by field, as fast
+    jobs do it a hundred thousand times a second. Others read it.
     """
 
     __slots__ = ("_slow", "buried", "failed", "lengths", "processed", "seconds", "waited", "waits")
@@ -55,21 +55,21 @@ class Tally(Observer):
         self._slow = slow
         self.processed = 0
         self.failed = 0
-        #: Ids that its reports have buried, exhausted or by the handler's word.
+        #: Ids that were buried: exhausted, or by the handler.
         self.buried = 0
-        #: Of all performs together.
+        #: The length of all performs together.
         self.seconds = 0.0
         #: Performs by their length, as in `BOUNDS`.
         self.lengths = [0] * (len(BOUNDS) + 1)
-        #: Jobs taken by how long they had waited since they were due, as in `WAIT_BOUNDS`; and all of that together.
+        #: Jobs taken by their waiting time since they were due, as in `WAIT_BOUNDS`; and the sum of these times.
         self.waits = [0] * (len(WAIT_BOUNDS) + 1)
         self.waited = 0.0
 
     def jobs_taken(self, jobs: Sequence[TakenJob], taken_at: float) -> None:
-        """Counts how long the jobs of a delivery had waited since they were due.
+        """Counts the waiting times of a delivery's jobs.
 
-        Of a long delivery some are read, evenly spread, and each stands for its neighbours: all were taken at once,
-        most of them in the order in which they became due.
+        Some jobs of a long delivery are read, evenly spread, and each stands for its neighbours: all were taken at
+        once, most of them in the order in which they became due.
         """
         left, step, waits = len(jobs), -(-len(jobs) // WAITS_READ), self.waits
         for job in jobs[::step]:
@@ -83,7 +83,7 @@ class Tally(Observer):
     def batch_performed(
         self, shard: Shard, jobs: Sequence[TakenJob], outcome: Outcome, seconds: float, ended: float
     ) -> None:
-        """Counts a batch, and keeps one that is slow."""
+        """Counts a batch, and keeps it if it is slow."""
         self.processed += len(outcome.finished)
         if outcome.failures:
             self.failed += sum(failure.verdict != "solo" for failure in outcome.failures)
@@ -99,7 +99,7 @@ class Tally(Observer):
 class EndedBatch(NamedTuple):
     """A batch that a thread has performed."""
 
-    #: The first of its ids, and how many it had.
+    #: Its first id, and the number of its ids.
     id: str
     ids_count: int
     shard: int
@@ -109,17 +109,17 @@ class EndedBatch(NamedTuple):
 
 
 class SlowBatches:
-    """The slowest batches of a queue that this node performed in the last ten minutes, one of an id. So a batch that is
-    not among them costs a comparison, and a heartbeat tells only what may be among those of all nodes.
+    """The slowest batches of a queue on this node in the last ten minutes, one per id. A batch that is not among them
+    costs a comparison, and a heartbeat carries only those that may be among the slowest of all nodes.
     """
 
     def __init__(self) -> None:
-        #: What took no longer is not among the slowest.
+        #: A batch that took no longer is not among the slowest.
         self.floor = FLOOR
-        #: Guards what follows, and changes of `floor`: threads add, the maintenance loop tells Redis.
+        #: Guards the fields below, and changes of `floor`: threads add, the maintenance loop records.
         self._lock = threading.Lock()
         self._kept: dict[str, EndedBatch] = {}
-        #: Of these: what Redis has, and what it was told last.
+        #: Those of them that Redis has, and those that were sent last.
         self._recorded: set[EndedBatch] = set()
         self._sent: list[EndedBatch] = []
 
@@ -138,7 +138,9 @@ class SlowBatches:
         self.floor = min(batch.seconds for batch in self._kept.values()) if is_full else FLOOR
 
     def unrecorded(self, now: float) -> list[EndedBatch]:
-        """What is to be told to Redis, again until it has it: it keeps a batch once. ``now``: by `lowq.clock`."""
+        """The batches that Redis does not have yet. They may be sent again: it keeps a batch once. ``now``: by
+        `lowq.clock`.
+        """
         with self._lock:
             self._kept = {job_id: batch for job_id, batch in self._kept.items() if now - batch.ended < SLOW_STRETCH}
             self._set_floor()
@@ -147,12 +149,12 @@ class SlowBatches:
             return self._sent
 
     def recorded(self) -> None:
-        """Redis has what `unrecorded` returned last."""
+        """Notes that Redis has the batches that `unrecorded` returned last."""
         self._recorded.update(self._sent)
 
 
 class Counted(NamedTuple):
-    """What was counted for a queue, over all threads."""
+    """The counts of a queue, over all threads."""
 
     processed: int
     failed: int
@@ -165,28 +167,17 @@ class Counted(NamedTuple):
 
 def count(tallies: Iterable[Tally]) -> Counted:
     """The sum of some tallies."""
-    some = list(tallies)
+    some = [Tally(SlowBatches()), *tallies]  # with an empty one: the sum of none has its buckets, too
 
     def total(name: str) -> Any:
-        return sum(getattr(tally, name) for tally in some)
+        values = [getattr(tally, name) for tally in some]
+        return tuple(map(sum, zip(*values, strict=True))) if isinstance(values[0], list) else sum(values)
 
-    def totals(name: str) -> tuple[int, ...]:
-        return tuple(map(sum, zip(*(getattr(tally, name) for tally in some), strict=True)))
-
-    lengths = totals("lengths") or (0,) * (len(BOUNDS) + 1)
-    return Counted(
-        total("processed"),
-        total("failed"),
-        total("seconds"),
-        lengths,
-        total("buried"),
-        totals("waits"),
-        total("waited"),
-    )
+    return Counted(*map(total, Counted._fields))
 
 
 def _added(before: Sequence[int], after: Sequence[int]) -> list[int]:
-    """Of counts by buckets: index of a bucket, how many more, ..."""
+    """The growth of counts by buckets: index of a bucket, its growth, ..."""
     found = []
     for index, (earlier, later) in enumerate(zip_longest(before, after, fillvalue=0)):
         if later > earlier:
@@ -204,8 +195,8 @@ def record_call(
     inflow: Inflow | None = None,
     slow: Sequence[tuple[float, EndedBatch]] = (),
 ) -> Call[Any]:
-    """The call that adds what was counted between two moments, ``seconds`` apart, the lag at the second of them, and
-    what came in between; None: it is not known. ``slow``: slow batches, each with how many seconds ago it ended.
+    """The call that adds the counts between two moments, ``seconds`` apart. ``lag``: at the second moment; ``inflow``:
+    payloads that came in between; None: not known. ``slow``: slow batches, each with the seconds since its end.
     """
     rings = [number for ring in RINGS.values() for number in ring]
     performs, waits = _added(before.lengths, after.lengths), _added(before.waits, after.waits)
@@ -232,11 +223,11 @@ def record_call(
 
 
 class Recorder:
-    """What a node counts for its queues, and adds to their histories with each heartbeat. For one thread, the
-    maintenance loop's, but for `tallies`, which are made before it starts.
+    """Adds the counts of a node to the histories of its queues with each heartbeat. For the thread of the maintenance
+    loop alone; `tallies` are made before it starts.
 
     ``lag_of``: the longest lag of the node's shards of a queue, seconds, or None when it holds none of them.
-    ``take_inflow``: what came in to the node's shards of a queue since it was asked last, or None when it doesn't know.
+    ``take_inflow``: the inflow of the node's shards of a queue since the last call, or None when it is not known.
     """
 
     def __init__(
@@ -248,7 +239,7 @@ class Recorder:
         take_inflow: Callable[[str], Inflow | None] = lambda _: None,
     ) -> None:
         self._namespace = namespace
-        #: queue -> those of all threads.
+        #: queue -> the tallies of all threads.
         self.tallies: dict[str, list[Tally]] = {queue: [] for queue in queues}
         self.slow = {queue: SlowBatches() for queue in self.tallies}
         self._lag_of = lag_of
@@ -259,13 +250,13 @@ class Recorder:
         self._reported_at = clock()
 
     def new_tally(self, queue: str) -> Tally:
-        """Of one more thread, or of the event loop."""
+        """The tally of one more thread, or of the event loop."""
         tally = Tally(self.slow[queue])
         self.tallies[queue].append(tally)
         return tally
 
     def answered(self, call: Call[Any], reply: Any) -> None:  # noqa: ARG002 - of a heartbeat extra
-        """Redis has what was recorded."""
+        """Notes that Redis has the counts of a call."""
         self._slow_at[call.key].recorded()
 
     def __call__(self) -> list[Call[Any]]:
@@ -287,8 +278,8 @@ def node_source(
     activities: Callable[[], Iterable[Activity]],
     threads: int,
 ) -> Source:
-    """The figures of a node for Graphite and StatsD. ``tallies``: queue -> those of all threads; ``shards``: asked for
-    those that the node knows; ``activities``: what threads, and tasks of the event loop, show.
+    """The figures of a node for Graphite and StatsD. ``tallies``: queue -> those of all threads; ``shards``: returns
+    the shards that the node knows; ``activities``: returns those of threads, and of tasks of the event loop.
     """
 
     def read() -> dict[str, Reading]:
