@@ -20,9 +20,9 @@ from lowq.operate.actions import (
 )
 from lowq.operate.bulk import Step, bulk, meant_by, snapshot
 from lowq.operate.job_filter import FilterOptions, JobFilter, Snapshot
-from lowq.operate.layout_switch import ReshardProgress
+from lowq.operate.layout_switch import ReshardProgress, reshard_progress
 from lowq.operate.queries import Queries
-from lowq.operate.reshard import reshard, reshard_progress
+from lowq.operate.reshard import reshard
 from lowq.operate.walk import Search
 from lowq.options import kind
 from lowq.store.scripts import time_argument

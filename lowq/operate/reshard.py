@@ -13,14 +13,12 @@
     check     every old shard once more: sealed and moved; every new one: open. Otherwise its class again
     end       the registry says the next layout; what is left of an old shard sends on who comes late
 
-Redis loses in a failover what no replica has received. So each step is confirmed by as many replicas as its primary
-has, those included that were lost since the reshard began, before anything goes on from it; otherwise it is written
-again, for as long as it takes. That includes the state of an old shard when its first page is read: from then on only
-`move_out` changes it, so that the next primary has the same pages.
+Each step is confirmed by replicas (`layout_switch`). That includes the state of an old shard when its first page is
+read: from then on only `move_out` changes it, so that the next primary has the same pages.
 
-Everything may end anywhere: whoever begins anew with the same number of shards goes on. A page is the same whenever it
-is read, and comes to a new shard once, as that remembers the step. Several may be at it at once: the lease of an old
-shard is one's at a time, and what one does late changes nothing. No step touches two shards.
+A mover may die anywhere: the next one with the same number of shards goes on. A page is the same whenever it is read,
+and comes to a new shard once, as that remembers the step. Several movers may run at once: only one has the lease of an
+old shard, and late writes of another change nothing. No step touches two shards.
 """
 
 import math
@@ -34,29 +32,18 @@ from typing import Any
 
 from lowq.backend import Backend
 from lowq.clock import now as monotonic
-from lowq.errors import ConfigError, LeaseLost, RedisRefused, RedisUnavailable, Resharding
+from lowq.errors import ConfigError, LeaseLost, RedisRefused, RedisUnavailable
 from lowq.logs import get_log
-from lowq.operate.layout_switch import (
-    PATIENCE,
-    WRITE,
-    LayoutSwitch,
-    ReshardProgress,
-    Steps,
-    count_replicas,
-    keys_of,
-    runs_of,
-)
-from lowq.operate.nodes import nodes
-from lowq.operate.queues import find_free_epoch, find_layout_before, find_queue, repair_registry, set_layouts
-from lowq.operate.walk import read_stats
+from lowq.operate.layout_switch import PATIENCE, WRITE, LayoutSwitch, ReshardProgress, Steps, begin_reshard
+from lowq.operate.queues import find_layout_before, find_queue
+from lowq.operate.walk import answers
 from lowq.options import QUEUE_OPTIONS, QueueOptions
 from lowq.schedules import is_internal
 from lowq.sharding import Layout, Layouts
 from lowq.shards.in_flight import log_poisoned
 from lowq.shards.lease import LeaseDenied, ShardLease, seconds_since_outage
 from lowq.store import Call, Command, Subscription
-from lowq.store.scripts import time_of
-from lowq.store.shard import MoveInReply, OpenReply, PrepareReply, SealReply, ShardScripts
+from lowq.store.shard import MoveInReply, OpenReply, SealReply, ShardScripts
 from lowq.store.shard_replies import MoveReply
 
 log = get_log("lowq.reshard")
@@ -65,9 +52,9 @@ log = get_log("lowq.reshard")
 def reshard(
     backend: Backend, queue: str, shards_count: int, *, by: str = "", unconfirmed: bool = False
 ) -> Iterator[ReshardProgress]:
-    """Gives a queue so many shards, or goes on with that; see above. It goes step by step as it is iterated over. Who
-    stops iterating leaves it to be gone on with. ``by``: who does it, for people. ``unconfirmed``: replicas are not
-    waited for, and a failover may lose jobs.
+    """Gives a queue so many shards, or goes on with that; see above. It goes step by step as it is iterated over, and
+    whoever calls it next goes on where the iteration has ended. ``by``: who does it, for people. ``unconfirmed``:
+    replicas are not waited for, and a failover may lose jobs.
 
     Where the queue has so many shards already, these and those of the layout before are checked. If all is well nothing
     is yielded, unless replicas are waited for.
@@ -80,78 +67,26 @@ def reshard(
     QUEUE_OPTIONS["shards_count"].kind.check(f"queue {queue!r}: ", "shards_count", shards_count)
     if is_internal(queue):
         raise ConfigError(f"queue {queue!r} is one of lowq's own: it has one shard for good")
-    layouts = _begin(backend, queue, shards_count, by, unconfirmed)
+    layouts = begin_reshard(backend, queue, shards_count, by, unconfirmed)
     if layouts.next is not None:
         return Mover(backend, queue, layouts.current, layouts, unconfirmed).run()
     before = find_layout_before(backend, queue, layouts.current)
     return iter(()) if before is None else Mover(backend, queue, before, layouts, unconfirmed).run()
 
 
-def reshard_progress(backend: Backend, queue: str) -> ReshardProgress | None:
-    """How far the reshard of a queue is that is under way, whoever does it; None: none is. ``jobs_moved`` is not known.
-
-    Raises:
-        UnknownQueueError, RedisUnavailable
-    """
-    layouts = find_queue(backend, queue).layouts
-    if layouts.next is None:
-        return None
-    stats = read_stats(backend.client, layouts.current.prefixes(backend.config.namespace, queue), None)
-    held = tuple(i for i, each in enumerate(stats) if each.sealed and not each.moved and each.taken)
-    left = sum(each.length + each.taken + each.morgue_length for each in stats)
-    moved = sum(each.moved for each in stats)
-    return ReshardProgress(queue, layouts.current, layouts.next, moved, 0, held, jobs_left=left, facts=layouts.facts)
-
-
-def _begin(backend: Backend, queue: str, shards_count: int, by: str, unconfirmed: bool) -> Layouts:
-    """Enters the reshard in the registry, unless it is there already. Returns the layouts; without a next one the queue
-    has so many shards.
-    """
-    while True:
-        layouts = repair_registry(backend, queue)
-        if layouts.next is not None and layouts.next.shards_count != shards_count:
-            count = layouts.next.shards_count
-            raise Resharding(
-                f"queue {queue!r} is being resharded to {count} shards: let that end first, or go on with it: "
-                f"lowq reshard {queue} {count}"
-            )
-        if layouts.next is not None or layouts.current.shards_count == shards_count:
-            backend.registrations.note_layouts(queue, layouts)
-            return layouts
-        for node in nodes(backend):
-            if node.strict and queue in node.queues:
-                raise ConfigError(
-                    f"queue {queue!r} can't be resharded: {node.kind} {node.name} serves it and is strict about the "
-                    "number of shards (strict_shards_count), so it would end. Stop it first, or start it without that"
-                )
-        facts: dict[str, Any] = {"began_at": round(time_of(backend.client.command("TIME")), 3), "by": by[:200]}
-        following = Layout(shards_count, find_free_epoch(backend, queue, layouts.current, shards_count))
-        if not unconfirmed:
-            counts = count_replicas(backend, keys_of(backend, queue, layouts.current, following))
-            if replicas := runs_of(counts):
-                facts["replicas"] = replicas
-        begun = Layouts(layouts.current, following, facts)
-        if set_layouts(backend, queue, layouts, begun):
-            log.info(
-                "queue %r is resharded from %d shards to %d", queue, layouts.current.shards_count, shards_count,
-                extra={"event": "reshard", "queue": queue},
-            )  # fmt: skip
-            return begun
-
-
 # --- the mover ---
 
 #: Old shards whose pages are moved in one write: Redis works what one client wrote in one piece.
 TOGETHER = 3
-#: So often a shard answers `NOT_FED` until it is taken for lost: its jobs may have been moved by another at first.
+#: Replies `NOT_FED` in a row after which a shard counts as lost: at first another mover may have opened it.
 _NOT_FED_TIMES = 3
-#: Seconds between two looks whether a holder has given its shard up, should its message have been lost.
+#: Seconds between two looks whether a holder has given its shard up: its message may be lost.
 LOOK_SECONDS = 0.5
 
 
 @dataclass(slots=True, eq=False)
-class _Old:
-    """A shard whose jobs are moved."""
+class _OldShard:
+    """A shard of the layout before, whose jobs are moved."""
 
     index: int
     prefix: str
@@ -186,13 +121,13 @@ class Mover(LayoutSwitch):
         self._away_at = -math.inf
 
     def run(self) -> Iterator[ReshardProgress]:
-        """Moves all jobs, and says how far it is."""
+        """Moves all jobs, and yields its progress."""
         is_over = self.layouts.next is None
         try:
             if not is_over:
                 yield self.progress
                 yield from self.write_layouts(Layouts(self.before), self.layouts)
-                yield from self._prepare_shards(self.prefixes(self.after))
+                yield from self.prepare_shards(self.prefixes(self.after))
                 for number in range(self._classes):
                     yield from self._move_class(number)
             while self.patiently(self.is_wanted) and (left := (yield from self._check())):
@@ -206,7 +141,7 @@ class Mover(LayoutSwitch):
                     yield from self._move_class(number)
                     self.note(is_done=is_over)
             if not is_over:
-                # Unless another one has ended it.
+                # Unless another mover has ended it.
                 yield from self.write_layouts(self.layouts, Layouts(self.after))
                 self.note(is_done=True)
             if self.progress.is_done:
@@ -214,38 +149,11 @@ class Mover(LayoutSwitch):
         finally:
             self.backend.registrations.forget()
 
-    # --- new shards ---
-
-    def _prepare_shards(self, prefixes: Sequence[str]) -> Steps:
-        """Prepares these shards of the next layout, paused if the queue is. Returns the replies of `prepare_shard`."""
-        paused = self._find_pause()
-        replies: list[int] = yield from self.run_confirmed(
-            [ShardScripts(prefix).prepare(self.after.shards_count, *paused) for prefix in prefixes]
-        )
-        # A producer prepares what Redis has lost without knowing of a pause.
-        written = paused if 2 not in replies else (b"", b"")
-        fed = [prefix for prefix, reply in zip(prefixes, replies, strict=True) if reply]
-        # Whoever pauses or resumes since the reshard was entered does so with the old shards first, then with the new
-        # ones: what was written over theirs just now is seen here. From then on only they change it.
-        while True:
-            if paused != written:
-                at, by = written = paused
-                self.run_all([ShardScripts(prefix).pause(bool(at), by, now=at) for prefix in fed])
-            paused = self._find_pause()
-            if paused == written:
-                return replies
-
-    def _find_pause(self) -> tuple[bytes, bytes]:
-        """Since when the queue is paused, and who did that; empty: it is not."""
-        prefixes = self.prefixes(self.layouts.current)
-        found = self.read_metas(prefixes, "paused", "paused_by")
-        return min(((at, by or b"") for at, by in found if at is not None), default=(b"", b""))
-
     # --- the check ---
 
     def _check(self) -> Steps:
-        """Has replicas confirm that all old shards are moved and all new ones open. Returns the classes of which that
-        is not so, as Redis has lost it, or as nobody has moved them.
+        """Has replicas confirm that all old shards are moved and all new ones open. Returns the other classes: nobody
+        has moved them, or Redis has lost that.
         """
         olds = [self._old(index) for index in range(self.before.shards_count)]
         states = self.read_metas([old.prefix for old in olds], "sealed", "moved")
@@ -257,11 +165,12 @@ class Mover(LayoutSwitch):
         left = sorted({old.index % self._classes for old in olds if not old.is_moved})
         for number in range(self._classes):
             if number not in left:
-                yield from self._open(olds[number :: self._classes], self._new_shards(number))
+                yield from self._open(olds[number :: self._classes])
         return left
 
-    def _new_shards(self, number: int) -> range:
-        return range(number, self.after.shards_count, self._classes)
+    def _new_shards(self, old: _OldShard) -> range:
+        """The shards of the next layout in the class of an old one."""
+        return range(old.index % self._classes, self.after.shards_count, self._classes)
 
     # --- one class ---
 
@@ -269,18 +178,18 @@ class Mover(LayoutSwitch):
         olds = [self._old(index) for index in range(number, self.before.shards_count, self._classes)]
         if not self.patiently(self.is_wanted):
             return
-        yield from self._seal(olds, number)
+        yield from self._seal(olds)
         subscription = self.client.subscribe()
         try:
             waiting = [old for old in olds if not old.is_moved]
-            self._say(olds)
+            self._note_moved(olds)
             subscription.add(f"{old.prefix}lease_released" for old in waiting)
             said_at = answered_at = monotonic()
             while waiting:
                 try:
-                    yield from self._acquire(waiting, number)
+                    yield from self._acquire(waiting)
                     held = [old for old in waiting if old.lease.current is not None]
-                    yield from self._move(held[:TOGETHER], number)
+                    yield from self._move_pages(held[:TOGETHER])
                     self._renew(held)
                     answered_at = monotonic()
                 except RedisUnavailable:
@@ -292,66 +201,64 @@ class Mover(LayoutSwitch):
                 waiting = [old for old in waiting if not old.is_moved]
                 if has_moved or monotonic() - said_at >= LOOK_SECONDS:
                     said_at = monotonic()
-                    self._say(olds)
-                    yield self.progress
+                    yield self._note_moved(olds)
                 if waiting and not any(old.lease.current is not None for old in waiting):
                     self._wait(subscription, waiting)
         finally:
             subscription.close()
             self._give_up(olds)
-        yield from self._open(olds, self._new_shards(number))
-        self._say(olds)
-        yield self.progress
+        yield from self._open(olds)
+        yield self._note_moved(olds)
 
-    def _say(self, olds: Sequence[_Old]) -> None:
+    def _note_moved(self, olds: Sequence[_OldShard]) -> ReshardProgress:
         self._moved.update(old.index for old in olds if old.is_moved)
         waits_for = tuple(old.index for old in olds if not old.is_moved and old.lease.current is None)
-        self.note(shards_moved=len(self._moved), waits_for=waits_for)
+        return self.note(shards_moved=len(self._moved), waits_for=waits_for)
 
-    def _old(self, index: int) -> _Old:
+    def _old(self, index: int) -> _OldShard:
         prefix = self.prefix(self.before, index)
         lease = ShardLease(
             self.client, self.queue, prefix, shards_count=self.before.shards_count, nonce=self._nonce,
             max_crash_count=self._max_crash_count, reshard="moves",
         )  # fmt: skip
-        return _Old(index, prefix, lease)
+        return _OldShard(index, prefix, lease)
 
-    def _seal_call(self, old: _Old, done: int) -> Call[Any]:
+    def _seal_call(self, old: _OldShard, done: int) -> Call[Any]:
         count, after = self.before.shards_count, self.after
         return ShardScripts(old.prefix).seal(count, after.shards_count, after.epoch, done)
 
-    def _seal(self, olds: Sequence[_Old], number: int) -> Steps:
-        """Seals old shards of the class with that number."""
+    def _seal(self, olds: Sequence[_OldShard]) -> Steps:
+        """Seals old shards of one class."""
         # Should Redis have lost a seal, what is moved with the next one must not be taken for what has come.
         fields = ["came", *(f"moved:{old.index}" for old in olds)]
-        prefixes = [self.prefix(self.after, shard) for shard in self._new_shards(number)]
+        prefixes = [self.prefix(self.after, shard) for shard in self._new_shards(olds[0])]
         found = self.read_metas(prefixes, *fields)
         done = max((int(step) for steps in found for step in steps if step is not None), default=0)
         replies = yield from self.run_confirmed([self._seal_call(old, done) for old in olds])
         for old, reply in zip(olds, replies, strict=True):
             old.is_moved = reply is SealReply.MOVED
 
-    def _acquire(self, waiting: Sequence[_Old], number: int) -> Steps:
-        """Tries for the leases of these shards: what a dead holder left in flight waits again with that."""
+    def _acquire(self, waiting: Sequence[_OldShard]) -> Steps:
+        """Tries for the leases of these shards. Jobs that a dead holder left in flight wait again with that."""
         now = monotonic()
         some = [old for old in waiting if old.lease.current is None and old.try_at <= now]
-        unsealed: list[_Old] = []
+        unsealed: list[_OldShard] = []
         for start in range(0, len(some), WRITE):
             unsealed += self._acquire_some(some[start : start + WRITE])
         if unsealed:
             # Redis has lost the seals, in a failover to a replica that was behind.
             if self.is_wanted():
-                yield from self._seal(unsealed, number)
+                yield from self._seal(unsealed)
             else:
                 for old in unsealed:
                     old.is_moved = True
 
-    def _acquire_some(self, some: Sequence[_Old]) -> list[_Old]:
-        """Returns those that have to be sealed anew. As among nodes: when Redis was away all leases have run out though
-        their holders live, so these come first, and what they have in flight is not charged with a crash.
+    def _acquire_some(self, some: Sequence[_OldShard]) -> list[_OldShard]:
+        """Returns the shards that have to be sealed anew. As among nodes: when Redis was away all leases have run out
+        though their holders live, so these get a head start, and their jobs in flight are not charged with a crash.
         """
-        # What is asked of a frozen Redis is carried out when that goes on, before its holder renews a lease that ran
-        # out meanwhile. So only what had no holder just before is charged.
+        # A frozen Redis carries out a call when it goes on, before the holder renews a lease that ran out meanwhile. So
+        # only shards without a holder just before are charged.
         sent = monotonic()
         looks = [Command(old.prefix, "GET", f"{old.prefix}lease") for old in some]
         are_free: list[bool] = []
@@ -373,7 +280,7 @@ class Mover(LayoutSwitch):
             old.lease.acquire_call(self._lease_ttl, charge=charge and is_free)
             for old, is_free in zip(some, are_free, strict=True)
         ]
-        unsealed: list[_Old] = []
+        unsealed: list[_OldShard] = []
         for old, reply in zip(some, self.client.run_many(calls, repeats=0), strict=True):
             lease = old.lease.acquired(reply, now + self._lease_ttl)
             log_poisoned(self.queue, old.index, lease.poisoned)
@@ -386,22 +293,20 @@ class Mover(LayoutSwitch):
                 old.renew_at = now + self._lease_ttl / 3
         return unsealed
 
-    def _renew(self, held: Sequence[_Old]) -> None:
+    def _renew(self, held: Sequence[_OldShard]) -> None:
         now = monotonic()
         some = [old for old in held if old.renew_at <= now and not old.is_moved and old.lease.current is not None]
         calls = [old.lease.renew_call(self._lease_ttl) for old in some]
-        for start in range(0, len(calls), WRITE):
-            part = some[start : start + WRITE]
-            for old, reply in zip(part, self.client.run_many(calls[start : start + WRITE]), strict=True):
-                if isinstance(reply, LeaseLost):
-                    old.lease.lose()
-                elif isinstance(reply, Exception):
-                    raise reply
-                else:
-                    old.renew_at = now + self._lease_ttl / 3
+        for old, reply in zip(some, answers(self.client, calls, WRITE), strict=True):
+            if isinstance(reply, LeaseLost):
+                old.lease.lose()
+            elif isinstance(reply, Exception):
+                raise reply
+            else:
+                old.renew_at = now + self._lease_ttl / 3
 
-    def _wait(self, subscription: Subscription, waiting: Sequence[_Old]) -> None:
-        """Until a holder gives its shard up, or for a moment."""
+    def _wait(self, subscription: Subscription, waiting: Sequence[_OldShard]) -> None:
+        """Waits until a holder gives its shard up, or for a moment."""
         seconds = min(old.try_at for old in waiting) - monotonic()
         if seconds <= 0:
             return
@@ -414,8 +319,8 @@ class Mover(LayoutSwitch):
 
     # --- a step ---
 
-    def _move(self, olds: Sequence[_Old], number: int) -> Steps:
-        """One page of each of these shards, of the class with that number."""
+    def _move_pages(self, olds: Sequence[_OldShard]) -> Steps:
+        """Moves one page of each of these shards."""
         if not olds:
             return
         asks = [ShardScripts(old.prefix).move_out(old.lease.token, old.done) for old in olds]
@@ -424,7 +329,7 @@ class Mover(LayoutSwitch):
         else:
             replies = yield from self.run_confirmed(asks)
         calls: list[Call[Any]] = []
-        pages: list[tuple[_Old, MoveReply, list[Call[Any]]]] = []
+        pages: list[tuple[_OldShard, MoveReply, list[Call[Any]]]] = []
         for old, reply in zip(olds, replies, strict=True):
             if isinstance(reply, LeaseLost):
                 old.lease.lose()
@@ -436,17 +341,17 @@ class Mover(LayoutSwitch):
             if page.kind == b"end":
                 old.is_moved = True
                 continue
-            own = self._move_in_calls(old, page, number)
+            own = self._move_in_calls(old, page)
             calls += own
             pages.append((old, page, own))
         came = iter((yield from self.run_confirmed(calls)))
         for old, page, own in pages:
             not_fed = [call.key for call in own if next(came) is MoveInReply.NOT_FED]
-            if not_fed and (yield from self._prepare_lost(not_fed)):
+            if not_fed and (yield from self.prepare_lost_shards(not_fed)):
                 continue
             if not_fed:
-                # Its lease was lost, and another one has moved all of it and opened them. If not, nothing of it is
-                # deleted.
+                # The lease was lost, and another mover has moved all of it and opened the new shards. If it has not,
+                # nothing is deleted.
                 self._note_not_fed(old, not_fed[0])
                 continue
             old.not_fed = 0
@@ -454,26 +359,7 @@ class Mover(LayoutSwitch):
             old.done = page.step
             self.note(jobs_moved=self.progress.jobs_moved + page.jobs)
 
-    def _prepare_lost(self, prefixes: Sequence[str]) -> Steps:
-        """Prepares shards of the next layout anew, of which Redis has nothing any more, as in a failover to a replica
-        that was behind; whether all of these were. One that was opened meanwhile stays so.
-
-        Raises:
-            UnknownQueueError, Resharding: the queue was dropped meanwhile.
-        """
-        if not self.patiently(self.is_wanted):
-            return False
-        replies = yield from self._prepare_shards(prefixes)
-        lost = [prefix for prefix, reply in zip(prefixes, replies, strict=True) if reply is PrepareReply.FED]
-        if lost:
-            log.warning(
-                "queue %r: Redis has lost shards of the next layout, as in a failover, with what no replica had of "
-                "them; they are prepared anew: %s", self.queue, ", ".join(lost),
-                extra={"event": "reshard_prepared_anew", "queue": self.queue},
-            )  # fmt: skip
-        return all(replies)
-
-    def _note_not_fed(self, old: _Old, prefix: str) -> None:
+    def _note_not_fed(self, old: _OldShard, prefix: str) -> None:
         old.not_fed += 1
         if old.not_fed == _NOT_FED_TIMES:
             raise RedisRefused(
@@ -486,12 +372,13 @@ class Mover(LayoutSwitch):
         old.lease.lose()
         old.try_at = monotonic() + LOOK_SECONDS
 
-    def _move_in_calls(self, old: _Old, page: MoveReply, number: int) -> list[Call[Any]]:
-        """The calls with which the items of a page come to the shards that they belong to."""
+    def _move_in_calls(self, old: _OldShard, page: MoveReply) -> list[Call[Any]]:
+        """The calls that bring the items of a page to the shards that they belong to."""
         groups: defaultdict[int, list[tuple[bytes, bytes, Any]]] = defaultdict(list)
+        first, *_ = self._new_shards(old)
         for item in page.items:
             # Counters belong to no id: they go to the first shard of the class.
-            groups[number if page.kind == b"rest" else self.after.shard_of(item[0])].append(item)
+            groups[first if page.kind == b"rest" else self.after.shard_of(item[0])].append(item)
         return [
             ShardScripts(self.prefix(self.after, shard)).move_in(old.index, page, items)
             for shard, items in groups.items()
@@ -499,15 +386,16 @@ class Mover(LayoutSwitch):
 
     # --- the end of a class ---
 
-    def _give_up(self, olds: Sequence[_Old]) -> None:
+    def _give_up(self, olds: Sequence[_OldShard]) -> None:
         held = [old for old in olds if old.lease.current is not None]
         if held:
             self.client.run_many([old.lease.surrender_call(0.0) for old in held])
             for old in held:
                 old.lease.lose()
 
-    def _open(self, olds: Sequence[_Old], shards: range) -> Steps:
-        prefixes = [self.prefix(self.after, shard) for shard in shards]
+    def _open(self, olds: Sequence[_OldShard]) -> Steps:
+        """Opens the new shards of the class of these old ones, behind all clocks, fences and steps of theirs."""
+        prefixes = [self.prefix(self.after, shard) for shard in self._new_shards(olds[0])]
         replies = [OpenReply.ABSENT]
         while OpenReply.ABSENT in replies:
             fields = ("clock", "server_time", "server_time_since", "fence", "paused", "step")
@@ -515,8 +403,8 @@ class Mover(LayoutSwitch):
             news = self.read_metas(prefixes, "shards_count", "fed", "paused")
             is_paused = any(state[4] is not None for state in found)
             if any(count is None or (fed and is_paused and paused is None) for count, fed, paused in news):
-                # Lost since the last of its jobs came, or prepared by a producer, who knows of no pause.
-                yield from self._prepare_lost(prefixes)
+                # Lost since its last job came, or prepared by a producer, which knows of no pause.
+                yield from self.prepare_lost_shards(prefixes)
             clock = max((state[0] for state in found if state[0]), key=float, default=b"")
             server_time, since = max(
                 ((state[1], state[2] or b"") for state in found if state[1]), key=lambda pair: float(pair[0]),
