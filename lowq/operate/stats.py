@@ -94,7 +94,7 @@ class ShardInfo:
 
 
 def node_names(backend: Backend) -> dict[bytes, bytes]:
-    """What the tokens of a node's leases begin with -> the node's name, which ends with it."""
+    """The name of each node, by the beginning of its leases' tokens: the name ends with that."""
     key = nodes_key(backend.config.namespace)
     return by_nonce(backend.client.command("HKEYS", key, key=key))
 
@@ -102,16 +102,6 @@ def node_names(backend: Backend) -> dict[bytes, bytes]:
 def by_nonce(names: Iterable[bytes]) -> dict[bytes, bytes]:
     """As `node_names`, of the names in the registry."""
     return {name.rpartition(b":")[2]: name for name in names}
-
-
-def shards_of(shards: Sequence[StatsReply | None], names: Mapping[bytes, bytes], layouts: Layouts) -> list[ShardInfo]:
-    """The shards of a queue, from their figures and `node_names`; None: not known, and left out."""
-    places = [(layout.epoch, index) for layout in layouts.all for index in range(layout.shards_count)]
-    return [
-        shard_info(index, stats, names, epoch)
-        for (epoch, index), stats in zip(places, shards, strict=True)
-        if stats is not None
-    ]
 
 
 #: Figures of shards of which a queue has the sum.
@@ -124,27 +114,6 @@ _SHOWN = ("length", "taken", "morgue_length", "lag", "paused", "sealed", "moved"
 
 def _totals(shards: Sequence[StatsReply]) -> dict[str, int]:
     return {name: sum(getattr(shard, name) for shard in shards) for name in _SUMMED}
-
-
-def stats_of(name: str, shards: Sequence[StatsReply], options: Mapping[str, Any], layouts: Layouts) -> Stats:
-    """The queue in figures, from those of its shards, and its options in the registry."""
-    totals = _totals(shards)
-    firsts = [(shard.oldest_at, shard.oldest_id) for shard in shards if shard.oldest_at is not None]
-    oldest_at, oldest_id = min(firsts, default=(None, None))
-    return Stats(
-        name=name,
-        shards_count=layouts.current.shards_count,
-        scheduled=totals["length"] - totals["due"],
-        fresh=totals["length"] - totals["retries"],
-        lag=max(shard.lag for shard in shards),
-        paused=any(shard.paused for shard in shards),
-        oldest_id=_text(oldest_id),
-        oldest_at=untrusted.finite(oldest_at),
-        capacity=untrusted.whole(options.get("capacity"), 1),
-        epoch=layouts.current.epoch,
-        reshard_to=None if layouts.next is None else layouts.next.shards_count,
-        **totals,
-    )
 
 
 def shard_info(index: int, stats: StatsReply, names: Mapping[bytes, bytes], epoch: int = 0) -> ShardInfo:
@@ -165,12 +134,48 @@ def _text(raw: bytes | None) -> str | None:
     return None if raw is None else decode_id(raw)
 
 
+# --- queues ---
+
+
 @dataclass(frozen=True, slots=True)
 class QueueOverview:
     """A queue and its shards, as of one look."""
 
     stats: Stats
     shards: list[ShardInfo]
+
+
+def _overview(
+    name: str,
+    layouts: Layouts,
+    options: Mapping[str, Any],
+    replies: Sequence[StatsReply | None],
+    names: Mapping[bytes, bytes],
+) -> QueueOverview:
+    """A queue from the figures of all its shards (None: not known, and left out), its options in the registry, and
+    `node_names`.
+    """
+    places = [(layout.epoch, index) for layout in layouts.all for index in range(layout.shards_count)]
+    known = [(*place, reply) for place, reply in zip(places, replies, strict=True) if reply is not None]
+    shards = [reply for _, _, reply in known]
+    totals = _totals(shards)
+    firsts = [(shard.oldest_at, shard.oldest_id) for shard in shards if shard.oldest_at is not None]
+    oldest_at, oldest_id = min(firsts, default=(None, None))
+    stats = Stats(
+        name=name,
+        shards_count=layouts.current.shards_count,
+        scheduled=totals["length"] - totals["due"],
+        fresh=totals["length"] - totals["retries"],
+        lag=max((shard.lag for shard in shards), default=0.0),
+        paused=any(shard.paused for shard in shards),
+        oldest_id=_text(oldest_id),
+        oldest_at=untrusted.finite(oldest_at),
+        capacity=untrusted.whole(options.get("capacity"), 1),
+        epoch=layouts.current.epoch,
+        reshard_to=None if layouts.next is None else layouts.next.shards_count,
+        **totals,
+    )
+    return QueueOverview(stats, [shard_info(index, reply, names, epoch) for epoch, index, reply in known])
 
 
 def overview(backend: Backend) -> list[QueueOverview]:
@@ -184,25 +189,57 @@ def overview(backend: Backend) -> list[QueueOverview]:
     names = node_names(backend)
     of_each = [QueueShards(backend, info.name).prefixes_in(info.layouts) for info in infos]
     calls = [ShardScripts(prefix).stats(None) for prefix in chain(*of_each)]
-    figures = answers(backend.client, calls, STATS_TOGETHER)
+    answered = answers(backend.client, calls, STATS_TOGETHER)
     found: list[QueueOverview] = []
     for info, prefixes in zip(infos, of_each, strict=True):
-        shards: list[StatsReply] = []
-        fault: ScriptError | None = None
-        for answer in islice(figures, len(prefixes)):
+        replies: list[StatsReply | None] = []
+        for answer in islice(answered, len(prefixes)):
             if isinstance(answer, ScriptError):
-                fault = answer
+                untrusted.log_skipped("queue", info.name, str(answer))
             elif isinstance(answer, Exception):
                 raise answer
             else:
-                shards.append(answer)
-        if fault is not None:
-            untrusted.log_skipped("queue", info.name, str(fault))
-        else:
-            stats = stats_of(info.name, shards, info.options, info.layouts)
-            found.append(QueueOverview(stats, shards_of(shards, names, info.layouts)))
+                replies.append(answer)
+        if len(replies) == len(prefixes):
+            found.append(_overview(info.name, info.layouts, info.options, replies, names))
     return found
 
+
+def read_queue(
+    queue: QueueShards, now: float | None, silent: Silent | None = None, names: Mapping[bytes, bytes] | None = None
+) -> QueueOverview:
+    """A queue and its shards. ``silent``: shards whose primary does not answer are left out, and entered there.
+    ``names``: `node_names`, without which the owners of shards are nonces.
+
+    Raises:
+        UnknownQueueError, RedisUnavailable, RedisRefused, ScriptError
+    """
+    layouts = queue.presumed_layouts
+    calls: list[Call[Any]] = [ShardScripts(prefix).stats(now) for prefix in queue.prefixes_in(layouts)]
+    calls.append(entry_call(queue.namespace, queue.name))
+    missing: Silent = {}
+    *replies, raw = ask_some(queue.client, calls, STATS_TOGETHER, None if silent is None else missing)
+    if len(replies) in missing:
+        raise missing[len(replies)]
+    entry = entry_of(queue.name, raw)
+    if not queue.are_confirmed(layouts, entry):
+        return read_queue(queue, now, silent, names)
+    if silent is not None:
+        silent.update(missing)
+    return _overview(queue.name, layouts, {} if entry is None else entry.options, replies, names or {})
+
+
+def read_shards(queue: QueueShards, silent: Silent | None = None) -> list[ShardInfo]:
+    """The shards of a queue, by index. While a reshard is under way those of the new layout follow. ``silent``: as of
+    `read_queue`.
+
+    Raises:
+        UnknownQueueError, RedisUnavailable, RedisRefused
+    """
+    return read_queue(queue, None, silent, node_names(queue.backend)).shards
+
+
+# --- counters ---
 
 #: The counters in a shard's `meta`, in the order of `_read`.
 _COUNTERS = ("delivery", "released", "kicked", "deleted")
@@ -359,11 +396,6 @@ def forecast_of(found: QueueOverview, flow: Flow | None) -> Forecast:
     return Forecast(backlog, pushed, performed, drain_seconds, growing_rate)
 
 
-def forecasts_of(queues: Iterable[QueueOverview], flows: Mapping[str, Flow]) -> dict[str, Forecast]:
-    """The forecast of each of these queues, by its name."""
-    return {item.stats.name: forecast_of(item, flows.get(item.stats.name)) for item in queues}
-
-
 def _about(seconds: float) -> str:
     """In one unit: ``58 min``."""
     for unit, size, upto in (("s", 1, 90), ("min", 60, 7200), ("h", 3600, 2 * 86400)):
@@ -376,33 +408,6 @@ def _rate(rate: float) -> str:
     return f"{rate:,.0f}/s" if rate >= 9.95 else f"{rate:.1f}/s"
 
 
-# --- one queue ---
-
-
-def read_queue(queue: QueueShards, now: float | None, silent: Silent | None = None) -> QueueOverview:
-    """The queue in figures, and its shards, with nonces in place of nodes. ``silent``: shards whose primary does not
-    answer are left out, and entered there.
-
-    Raises:
-        UnknownQueueError, RedisUnavailable, RedisRefused, ScriptError
-    """
-    layouts = queue.presumed_layouts
-    calls: list[Call[Any]] = [ShardScripts(prefix).stats(now) for prefix in queue.prefixes_in(layouts)]
-    calls.append(entry_call(queue.namespace, queue.name))
-    missing: Silent = {}
-    *shards, raw = ask_some(queue.client, calls, STATS_TOGETHER, None if silent is None else missing)
-    if len(shards) in missing:
-        raise missing[len(shards)]
-    entry = entry_of(queue.name, raw)
-    if not queue.are_confirmed(layouts, entry):
-        return read_queue(queue, now, silent)
-    if silent is not None:
-        silent.update(missing)
-    known = [stats for stats in shards if stats is not None]
-    stats = stats_of(queue.name, known, {} if entry is None else entry.options, layouts)
-    return QueueOverview(stats, shards_of(shards, {}, layouts))
-
-
 def read_forecast(queue: QueueShards, found: QueueOverview, now: float | None, *, is_partial: bool) -> Forecast:
     """When its backlog is gone. ``is_partial``: some primaries are silent, and nothing is known where it is another."""
     try:
@@ -411,16 +416,3 @@ def read_forecast(queue: QueueShards, found: QueueOverview, now: float | None, *
         if not is_partial:
             raise
         return forecast_of(found, None)
-
-
-def read_shards(queue: QueueShards, now: float | None = None, silent: Silent | None = None) -> list[ShardInfo]:
-    """The shards of a queue, by index. While a reshard is under way those of the new layout follow. ``silent``: those
-    whose primary does not answer are left out, and entered there by their place.
-
-    Raises:
-        UnknownQueueError, RedisUnavailable, RedisRefused
-    """
-    layouts = queue.layouts
-    calls = [ShardScripts(prefix).stats(now) for prefix in queue.prefixes_in(layouts)]
-    replies = list(ask_some(queue.client, calls, STATS_TOGETHER, silent))
-    return shards_of(replies, node_names(queue.backend), layouts)

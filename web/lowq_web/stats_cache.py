@@ -18,7 +18,7 @@ import lowq
 from lowq import inspection
 from lowq.observe.histories import Flow, read_flows, total_history
 from lowq.operate.nodes import NodeInfo, StuckBatch, stuck_batches
-from lowq.operate.stats import forecasts_of
+from lowq.operate.stats import forecast_of
 from lowq.store.scripts import time_of
 from lowq_web.single_flight import SingleFlight
 
@@ -214,7 +214,8 @@ class StatsCache:
     def _read(self) -> Snapshot:
         figures = _read_snapshot(self._app, self._latest, self.now())
         flows = self._read_flows(figures.queues, figures.at)
-        figures = replace(figures, forecasts=forecasts_of(figures.queues, flows))
+        forecasts = {each.stats.name: forecast_of(each, flows.get(each.stats.name)) for each in figures.queues}
+        figures = replace(figures, forecasts=forecasts)
         self._latest = figures
         self._on_snapshot()
         return figures

@@ -1,6 +1,7 @@
 """A primary of a cluster is gone or cut off, and its replica has its slots."""
 
 import asyncio
+import itertools
 import json
 from collections.abc import Callable
 from contextlib import closing
@@ -110,6 +111,9 @@ def test_reports_show_what_answers_and_name_what_does_not(cluster: RedisCluster)
     app.queue("Orders", SHARDS).push([{"id": number} for number in range(200)])
     of_registries = [primary_of(cluster, key("lowq")) for key in (queues_key, nodes_key)]
     victim = next(server for server in cluster.primaries() if server not in of_registries)
+    names = (f"Lone{number}" for number in itertools.count())
+    lone = next(name for name in names if primary_of(cluster, shard_prefix("lowq", name, 0)) is victim)
+    app.queue(lone, 1).push({"id": 1})
     away = shards_at(cluster, victim)
     listed = ", ".join(map(str, sorted(away)))
     victim.kill()
@@ -123,6 +127,7 @@ def test_reports_show_what_answers_and_name_what_does_not(cluster: RedisCluster)
     total: dict[str, int] = found["total"]  # type: ignore[assignment]  # of JSON
     assert 0 < total["length"] < 200
     assert f"Orders: shards {listed} not counted" in error
+    assert f"{lone}: shard 0 not counted" in says("stats")[1], "also where none of its shards answers"
     found, error = says("shards", "Orders")
     shards: list[dict[str, object]] = found["shards"]  # type: ignore[assignment]  # of JSON
     assert {shard["index"] for shard in shards} == set(range(SHARDS)) - away
