@@ -23,7 +23,7 @@ from lowq.job import State
 from lowq.observe.error_groups import ErrorGroup, read_error_groups
 from lowq.operate import audit as audit_log
 from lowq.operate.doctor import Examination
-from lowq.operate.findings import Finding
+from lowq.operate.findings import Finding, redis_info
 from lowq.operate.job_filter import FilterOptions, JobFilter
 from lowq.operate.jobs import FoundPage, pages_of_all
 from lowq.operate.nodes import StuckBatch, stuck_batches
@@ -33,7 +33,6 @@ from lowq.operate.queues import RegistryCheck
 from lowq.operate.queues import queues as read_queues
 from lowq.operate.schedules import find_schedule, pause_schedule
 from lowq.operate.schedules import schedules as read_schedules
-from lowq.operate.server import redis_info
 from lowq.operate.stats import ShardInfo, overview, read_shards
 from lowq.options import QueueKeywords, WorkerKeywords, check_queue_name, checked_options
 from lowq.push.batcher import GroupCommit

@@ -13,12 +13,11 @@ from lowq.observe.histories import (
 )
 from lowq.operate.actions import Pause
 from lowq.operate.explain import Description, LimitState, Why
-from lowq.operate.findings import Finding, Severity
+from lowq.operate.findings import Finding, RedisInfo, Severity
 from lowq.operate.job_filter import JobFilter, Snapshot
 from lowq.operate.jobs import FoundJob, FoundPage, Page
 from lowq.operate.nodes import NodeInfo, RunningBatch, StuckBatch
 from lowq.operate.schedules import ScheduleInfo
-from lowq.operate.server import RedisInfo
 from lowq.operate.stats import Forecast, QueueOverview, ShardInfo, Statistics, Stats
 from lowq.registrations import QueueInfo
 

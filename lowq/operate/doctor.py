@@ -1,27 +1,38 @@
-"""An examination: all that the doctor looks at, in order, and the repairs.
-
-The registries and the leases are read one after the other, so what does not fit may only be in motion: a shard between
-two owners, a node that has just started or died. Such a *suspicion* is reported when it was there at every look for
-longer than anything in order takes: a heartbeat or a head start is never later than lease_ttl / 3.
-"""
+"""An examination of servers, registries, nodes, queues, shards and ids (`integrity`), in order, and the repairs."""
 
 import json
 import math
-import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from lowq.backend import Backend
 from lowq.clock import duration
 from lowq.errors import RedisUnavailable, ScriptError, ShardsCountError, UnknownQueueError
 from lowq.operate.actions import release_shard
-from lowq.operate.findings import Finding, Severity, make_finding
-from lowq.operate.integrity import SCAN_KEYS, JobScanner, Place, ShardSnapshot, literally, read_shard_snapshots
-from lowq.operate.nodes import STUCK_SECONDS, NodeEntries, read_node_entries, seconds_all_busy
+from lowq.operate.findings import (
+    Finding,
+    Severity,
+    check_channels,
+    check_encoding,
+    check_servers,
+    make_finding,
+)
+from lowq.operate.integrity import (
+    SCAN_KEYS,
+    Inventory,
+    JobScanner,
+    Place,
+    ShardSnapshot,
+    Suspicion,
+    confirm,
+    literally,
+    read_inventory,
+    read_shard_snapshots,
+)
+from lowq.operate.nodes import STUCK_SECONDS, read_node_entries, seconds_all_busy
 from lowq.operate.queues import QueueShards, find_queue, read_registry
-from lowq.operate.server import SAMPLE, check_channels, check_encoding, check_servers
 from lowq.options import QueueOptions
 from lowq.registrations import QueueInfo
 from lowq.sharding import Layout
@@ -35,170 +46,6 @@ from lowq.store.shard import ShardScripts
 ENDLESS_LEASE = 600_000
 #: Shards, nodes or keys that a text names.
 MOST_NAMED = 10
-#: Seconds between two looks at what is suspicious.
-LOOK_INTERVAL = 0.5
-#: Fields of a shard's `meta` that change as its jobs are moved.
-_OF_RESHARD = ("sealed", "moved", "fed", "step")
-#: A suspicion: its code, the queue or node, and what distinguishes it from others of the same code. It may go on under
-#: the same name only.
-Suspicion = tuple[Any, ...]
-
-
-# --- who works what ---
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """The registries and the shards, as one look found them."""
-
-    queues: Mapping[str, QueueInfo]
-    #: queue -> what can't be read of its entry.
-    unreadable_queues: Mapping[str, str]
-    nodes: NodeEntries
-    shard_snapshots: Mapping[Place, ShardSnapshot]
-
-    def of_queue(self, queue: str) -> list[ShardSnapshot]:
-        """Snapshots of its shards, as far as they can be read."""
-        return [item for place, item in self.shard_snapshots.items() if place.queue == queue and not item.wrong]
-
-    def served(self, queue: str) -> bool:
-        """Whether a node lives that takes jobs of it."""
-        return any(queue in node.queues and not node.quiet for node in self.nodes.live)
-
-    def layout(self, place: Place) -> Layout | None:
-        """The layout of a shard, of those that may have jobs; None: the registry doesn't know it."""
-        info = self.queues.get(place.queue)
-        return next((each for each in info.layouts.all if each.epoch == place.epoch), None) if info else None
-
-    def shards_count(self, place: Place) -> int:
-        """How many shards its layout has; 0: the registry doesn't know that."""
-        layout = self.layout(place)
-        return 0 if layout is None else layout.shards_count
-
-    def within(self, place: Place) -> bool:
-        """Whether it is a shard of a layout that the registry knows."""
-        return place.shard < self.shards_count(place)
-
-    def has_nodes(self, item: ShardSnapshot) -> bool:
-        """Whether nodes may hold it: a shard that a reshard is only about to make has nothing yet."""
-        place = item.place
-        return self.within(place) and (place.epoch == self.queues[place.queue].epoch or "shards_count" in item.meta)
-
-    def following(self, place: Place) -> Layout | None:
-        """The layout that its jobs are being moved to, as the registry says."""
-        layouts = self.queues[place.queue].layouts if place.queue in self.queues else None
-        return layouts.next if layouts is not None and layouts.current.epoch == place.epoch else None
-
-
-def look(backend: Backend, wanted: Collection[str] | None, others: Sequence[Place] = ()) -> Look:
-    """Looks at the registries and at the shards of the queues wanted (None: all), and at some others.
-
-    Raises:
-        RedisUnavailable, RedisRefused, ScriptError
-    """
-    queues, unreadable = read_registry(backend)
-    if wanted is not None:
-        queues = {name: info for name, info in queues.items() if name in wanted}
-        unreadable = {name: text for name, text in unreadable.items() if name in wanted}
-    places = [
-        Place(name, shard, layout.epoch)
-        for name, info in queues.items()
-        for layout in info.layouts.all
-        for shard in range(layout.shards_count)
-    ]
-    shard_snapshots = read_shard_snapshots(backend.client, backend.config.namespace, dict.fromkeys([*places, *others]))
-    # The nodes last: one that comes meanwhile is seen, while its leases may not be.
-    nodes = read_node_entries(backend)
-    live = [node for node in nodes.live if node.name not in nodes.unreadable]
-    return Look(queues, unreadable, replace(nodes, live=live), shard_snapshots)
-
-
-def suspicions(seen: Look) -> dict[Suspicion, list[ShardSnapshot]]:
-    """What does not fit at one look: the suspicion, and the shards that it is about."""
-    known = {name.rpartition(":")[2] for name in seen.nodes.names}
-    found = {
-        (code, item.place.queue, item.place, mark): [item]
-        for item in seen.shard_snapshots.values()
-        if not item.wrong
-        for code, mark in _suspicions_of_shard(seen, item, known)
-    }
-    return found | dict(_suspicions_of_queues(seen)) | {("node_without_leases", name): [] for name in _idle_nodes(seen)}
-
-
-def _suspicions_of_shard(seen: Look, item: ShardSnapshot, known: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Code and mark of each. ``known``: the nonces of the nodes in the registry."""
-    place, following = item.place, seen.following(item.place)
-    sealed, count = item.meta.get("sealed"), item.meta.get("shards_count")
-    # Nodes take nothing of a shard whose jobs are being moved, or are still to come: see "reshard_left".
-    if item.token is None and sealed is None and "fed" not in item.meta:
-        # Each change of owner has a fence of its own: with the same one, nobody was there between two looks.
-        fence = item.meta.get("fence", "")
-        if item.taken:
-            yield "ownerless", fence
-        elif seen.served(place.queue) and seen.has_nodes(item):
-            yield "shard_unserved", fence
-    # Whoever moves jobs of a shard is no node.
-    if item.owner is not None and item.owner[:6] not in known and not (item.is_moving and following is not None):
-        yield "lease_unknown", item.token or ""
-    if count is not None and seen.within(place) and count != str(seen.shards_count(place)):
-        yield "shards_count", count
-    expected = None if following is None else f"{following.shards_count} {following.epoch}"
-    if sealed is not None and sealed != expected and seen.layout(place) is not None:
-        yield "shard_sealed", sealed
-
-
-def _suspicions_of_queues(seen: Look) -> Iterator[tuple[Suspicion, list[ShardSnapshot]]]:
-    for queue, info in seen.queues.items():
-        items = seen.of_queue(queue)
-        usable = [item for item in items if seen.has_nodes(item) and not item.is_left]
-        if len({"paused" in item.meta for item in usable}) == 2:
-            yield ("paused_in_part", queue), [item for item in items if "paused" in item.meta and not item.is_left]
-        # A reshard that nobody goes on with: nothing of it changes. Whoever moves jobs holds a lease, and while a node
-        # finishes what is in flight of a sealed shard it does.
-        items = [item for item in items if seen.within(item.place)]
-        if info.reshard is not None and not any(item.is_moving and item.token is not None for item in items):
-            state = [
-                (item.place, item.is_moving and item.meta.get("fence"), *map(item.meta.get, _OF_RESHARD))
-                for item in items
-            ]
-            yield ("reshard_left", queue, *state), [item for item in items if item.is_moving or "fed" in item.meta]
-
-
-def _idle_nodes(seen: Look) -> Iterator[str]:
-    """Nodes that name shards, of which none is leased to them."""
-    for node in seen.nodes.live:
-        # It names shards by number: those of two layouts while a reshard is under way.
-        places = [
-            Place(queue, shard, layout.epoch)
-            for queue, shards in node.shards.items()
-            if queue in seen.queues
-            for layout in seen.queues[queue].layouts.all
-            for shard in shards
-        ]
-        snapshots = map(seen.shard_snapshots.get, places)
-        held = [item for item in snapshots if item is not None and not item.wrong]
-        nonce = node.name.rpartition(":")[2]
-        if held and not any((item.owner or "").startswith(nonce) for item in held):
-            yield node.name
-
-
-def confirm(look_again: Callable[[], Look], patience: float) -> tuple[Look, dict[Suspicion, list[ShardSnapshot]]]:
-    """The last look, and the suspicions that were there at every look for so many seconds. Ends early without any.
-
-    Raises:
-        RedisUnavailable, RedisRefused, ScriptError
-    """
-    deadline = time.monotonic() + patience
-    seen = look_again()
-    found = suspicions(seen)
-    while found and time.monotonic() < deadline:
-        time.sleep(max(min(LOOK_INTERVAL, deadline - time.monotonic()), 0.0))
-        seen = look_again()
-        found = {suspicion: what for suspicion, what in suspicions(seen).items() if suspicion in found}
-    return seen, found
-
-
-# --- the examination ---
 
 
 class Examination:
@@ -222,7 +69,7 @@ class Examination:
         self._patience = backend.config.lease_ttl / 3 + 1.0 if patience is None else patience
         self._done = self._total = 0
         #: The last look.
-        self._seen: Look
+        self._seen: Inventory
         self._scanner = JobScanner(self._client, self._namespace, repair=repair, on_step=self._step)
 
     def findings(self) -> list[Finding]:
@@ -234,12 +81,12 @@ class Examination:
                 self._check_exists(name)
             found += check_channels(self._client, self._namespace)
             # The ids first: restoring what a dead owner left needs entries that can be read.
-            others = self._examine_jobs(look(self._backend, self._wanted))
+            others = self._examine_jobs(read_inventory(self._backend, self._wanted))
             found += check_encoding(self._client, self._scanner.sample)
             # Twice, as a queue may come or go meanwhile: it is unknown only when its keys are there between two looks
             # at the registry that do not find it.
             known_before, _ = read_registry(self._backend)
-            self._seen, confirmed = confirm(lambda: look(self._backend, self._wanted, others), self._patience)
+            self._seen, confirmed = confirm(lambda: read_inventory(self._backend, self._wanted, others), self._patience)
             found += self._of_nodes([suspicion[1] for suspicion in confirmed if suspicion[0] == "node_without_leases"])
             found += self._of_queues(known_before)
             found += self._of_suspicions(confirmed)
@@ -267,13 +114,13 @@ class Examination:
 
     # --- ids ---
 
-    def _examine_jobs(self, seen: Look) -> list[Place]:
+    def _examine_jobs(self, seen: Inventory) -> list[Place]:
         """Looks at all ids; returns the shards that the registry doesn't know."""
         shard_snapshots = dict(seen.shard_snapshots)
         sizes = self._client.on_all([("DBSIZE",)])
         self._total = sum(item.entries for item in shard_snapshots.values()) + sum(size for (size,) in sizes.values())
         self._scanner.examine_sets([place for place, item in shard_snapshots.items() if item.entries])
-        self._scanner.examine_keys(self._wanted, seen.shards_count, shard_snapshots, SAMPLE)
+        self._scanner.examine_keys(self._wanted, seen.shards_count, shard_snapshots)
         others = sorted(shard_snapshots.keys() - seen.shard_snapshots.keys())
         self._scanner.examine_sets([place for place in others if shard_snapshots[place].entries])
         return others
@@ -437,7 +284,7 @@ class Examination:
         for item in sick:
             argument = self._seen.shards_count(item.place) if code == "meta_lost" else ENDLESS_LEASE
             if code != "meta_lost" or self._seen.within(item.place):
-                scripts = ShardScripts(shard_prefix(self._namespace, *item.place))
+                scripts = ShardScripts(item.place.prefix(self._namespace))
                 self._client.call(scripts.repair_shard(code, str(argument)))
         after = read_shard_snapshots(self._client, self._namespace, [item.place for item in sick])
         return sum(code not in item.integrity_errors() for item in after.values())

@@ -1,8 +1,8 @@
 """Jobs by their ids, and pages of jobs of one queue or several, in bounded replies.
 
-A page is the next one after a place in the order, not after a number of jobs. A filter that asks what is in jobs has
-them read a few at a time, as no set in Redis knows that: such a page ends, with a cursor, after so many jobs, however
-few of them fit.
+A page is the next one after a place in the order, not after a number of jobs. No set in Redis knows the contents of
+jobs, so a filter that asks for them reads jobs a few at a time. Such a page ends, with a cursor, after `MAX_LOOKED`
+jobs, however few of them match.
 """
 
 import base64
@@ -11,7 +11,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 from urllib.parse import quote, unquote
 
 from lowq.codec import MAX_PAYLOAD_DEPTH, decode_id, original_payload
@@ -36,18 +36,18 @@ LOOKS_TOGETHER = 3
 MAX_PAGE_BYTES, PAYLOAD_BYTES = 4 * 2**20, 100
 #: Most jobs of a page.
 MAX_LIMIT = 1000
-#: Jobs that are looked at for a page by what is in them, about, and in one step.
+#: Jobs that are read for a page whose filter asks for contents, about, and in one step.
 MAX_LOOKED, STEP = 20_000, 200
-#: What a payload that can't be decoded is shown as: a str of this and the raw bytes, others than text escaped.
+#: A payload that can't be decoded is shown as this and its raw bytes, others than text escaped.
 UNDECODABLE = "undecodable payload: "
 
 
 def look_up(
     shards: QueueShards, ids: Sequence[bytes], where: str, now: float | None, room: float = math.inf
 ) -> tuple[dict[bytes, Job], set[bytes]]:
-    """The jobs of these ids until about so many bytes have come, and the ids that were not looked up any more. At least
-    the first one is. Shards take turns, so that what came is about what comes first. ``where``: taken, waiting or
-    morgue; "": the first of these in which the id is.
+    """The jobs of these ids until about ``room`` bytes have come, and the ids that were not looked up any more; at
+    least one is looked up. Shards take turns, so these are about the first ids. ``where``: taken, waiting or morgue;
+    "": the first of these in which the id is.
     """
     pending: dict[str, list[bytes]] = defaultdict(list)
     for job_id in dict.fromkeys(ids):
@@ -78,7 +78,7 @@ def fetch_call(prefix: str, where: str, ids: Sequence[bytes], now: float | None)
 
 def everywhere_calls(shards: QueueShards, job_id: bytes, now: float | None, layouts: Layouts) -> list[Call[Any]]:
     """Asks for the jobs of an id in flight, waiting, and in the morgue; see `jobs_everywhere`."""
-    # In this order a job that moves on meanwhile is rather met twice than not at all.
+    # In this order a job that moves on meanwhile is met twice rather than never.
     return [
         fetch_call(prefix, where, [job_id], now)
         for prefix in shards.prefixes_of(job_id, layouts)
@@ -87,7 +87,7 @@ def everywhere_calls(shards: QueueShards, job_id: bytes, now: float | None, layo
 
 
 def jobs_everywhere(shards: QueueShards, job_id: bytes, replies: Iterable[Any]) -> list[Job]:
-    """The jobs from these replies: what is in flight, waits, and is buried; at most one each."""
+    """The jobs from these replies: in flight, waiting, buried; at most one each."""
     jobs: list[Job] = []
     for (raw,) in replies:
         if raw is not None:
@@ -146,24 +146,6 @@ def _decode_error(config: Config, data: bytes) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """Some jobs of a queue, in order."""
-
-    #: May be fewer than asked for, even none, before the end: jobs move while one looks.
-    jobs: list[Job]
-    #: Give it as ``after`` for the next page; None: this was the last.
-    cursor: str | None
-    #: How many jobs were looked at, where the filter asks what is in them.
-    looked: int | None = None
-
-    def __iter__(self) -> Iterator[Job]:
-        return iter(self.jobs)
-
-    def __len__(self) -> int:
-        return len(self.jobs)
-
-
-@dataclass(frozen=True, slots=True)
 class FoundJob:
     """A job, and the queue that it is in."""
 
@@ -171,20 +153,44 @@ class FoundJob:
     job: Job
 
 
-@dataclass(frozen=True, slots=True)
-class FoundPage:
-    """Some jobs of several queues, in order."""
+T = TypeVar("T", Job, FoundJob)
 
-    #: As `Page.jobs`.
-    found: list[FoundJob]
+
+@dataclass(frozen=True, slots=True)
+class _Page(Generic[T]):
+    #: May be fewer than asked for, even none, before the end: jobs move while one looks.
+    jobs: list[T]
+    #: Give it as ``after`` for the next page; None: this was the last.
     cursor: str | None
+    #: How many jobs were read, where the filter asks for their contents.
     looked: int | None = None
 
-    def __iter__(self) -> Iterator[FoundJob]:
-        return iter(self.found)
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.jobs)
 
     def __len__(self) -> int:
-        return len(self.found)
+        return len(self.jobs)
+
+
+class Page(_Page[Job]):
+    """Some jobs of a queue, in order."""
+
+    __slots__ = ()
+
+
+class FoundPage(_Page[FoundJob]):
+    """Some jobs of several queues, in order."""
+
+    __slots__ = ()
+
+    @property
+    def found(self) -> list[FoundJob]:
+        """The jobs, each with its queue."""
+        return self.jobs
+
+
+#: Jobs at their places, in order.
+_Rows = list[tuple[JobPlace, Job]]
 
 
 def pages_of_queue(
@@ -198,21 +204,17 @@ def pages_of_queue(
     redact: Callable[[Any], Any] | None = None,
 ) -> Iterator[Page]:
     """The page as far as it is known, at once and about every ``interval`` seconds; the last one is complete. While
-    nothing new is found the same page comes again. ``redact``: from a payload to what may be seen of it.
+    nothing new is found the same page comes again. ``redact``: returns the part of a payload that may be seen.
 
     Raises:
         ConfigError: it names what is allowed.
     """
-    listing = _Listing({queue.name: queue}, wanted, limit, now, redact, is_lenient=False)
-    return _of_one_queue(listing.pages(after, interval))
 
+    def page(rows: _Rows, cursor: str | None, looked: int | None) -> Page:
+        return Page([job for _, job in rows], cursor, looked)
 
-def _of_one_queue(pages: Iterator[FoundPage]) -> Iterator[Page]:
-    before, page = None, Page([], None)
-    for found in pages:
-        if found is not before:
-            before, page = found, Page([each.job for each in found], found.cursor, found.looked)
-        yield page
+    listing = _Listing({queue.name: queue}, wanted, limit, now, redact, page, is_lenient=False)
+    return listing.pages(after, interval)
 
 
 def pages_of_all(
@@ -231,7 +233,12 @@ def pages_of_all(
     """
     if wanted.shard is not None:
         raise ConfigError(f"shard={wanted.shard!r}: which one is only a question within one queue")
-    listing = _Listing({queue.name: queue for queue in queues}, wanted, limit, None, redact, is_lenient=True)
+
+    def page(rows: _Rows, cursor: str | None, looked: int | None) -> FoundPage:
+        return FoundPage([FoundJob(place[1], job) for place, job in rows], cursor, looked)
+
+    by_name = {queue.name: queue for queue in queues}
+    listing = _Listing(by_name, wanted, limit, None, redact, page, is_lenient=True)
     return listing.pages(after, interval)
 
 
@@ -268,12 +275,11 @@ def _order_kind(wanted: JobFilter) -> str:
     return f"{wanted.order[0]}{'-' if wanted.reverse else '+'}"
 
 
-#: Jobs at their places, in order.
-_Rows = list[tuple[JobPlace, Job]]
+P = TypeVar("P", Page, FoundPage)
 
 
 @dataclass
-class _Listing:
+class _Listing(Generic[P]):
     """Jobs of some queues in one order."""
 
     queues: Mapping[str, QueueShards]
@@ -281,6 +287,7 @@ class _Listing:
     limit: int
     now: float | None
     redact: Callable[[Any], Any] | None
+    make_page: Callable[[_Rows, str | None, int | None], P]
     #: A queue with a key of the wrong type is left out.
     is_lenient: bool
 
@@ -291,14 +298,14 @@ class _Listing:
         if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_LIMIT:
             raise ConfigError(f"limit={limit!r}: a page holds 1 to {MAX_LIMIT} jobs")
 
-    def pages(self, cursor: str | None, interval: float) -> Iterator[FoundPage]:
+    def pages(self, cursor: str | None, interval: float) -> Iterator[P]:
         after = None if cursor is None else _decode_cursor(self.wanted, cursor)
         return self._look_inside(after, interval) if self.wanted.looks_inside else self._plain_pages(after, interval)
 
-    def _plain_pages(self, after: JobPlace | None, interval: float) -> Iterator[FoundPage]:
+    def _plain_pages(self, after: JobPlace | None, interval: float) -> Iterator[P]:
         shown: tuple[list[JobPlace], bool] | None = None
         found: list[JobPlace] = []
-        more, page = False, FoundPage([], None)
+        more, page = False, self._page([], None)
         yielded_at = time.monotonic()
         is_watched = interval < math.inf
         for found, more in self._search(self.limit, after):
@@ -312,8 +319,8 @@ class _Listing:
             rows, end, _ = self._read(found, more)
             yield self._page(rows, end)
 
-    def _look_inside(self, after: JobPlace | None, interval: float) -> Iterator[FoundPage]:
-        """The first ``limit`` jobs that the filter admits, after some 20,000 that were looked at at the latest."""
+    def _look_inside(self, after: JobPlace | None, interval: float) -> Iterator[P]:
+        """The first ``limit`` jobs that the filter admits, among the next 20,000 or so."""
         kept: _Rows = []
         looked = 0
         yielded_at = time.monotonic()
@@ -333,9 +340,9 @@ class _Listing:
             if is_over:
                 return
 
-    def _page(self, rows: _Rows, after: JobPlace | None, looked: int | None = None) -> FoundPage:
+    def _page(self, rows: _Rows, after: JobPlace | None, looked: int | None = None) -> P:
         cursor = None if after is None else _encode_cursor(self.wanted, after)
-        return FoundPage([FoundJob(place[1], job) for place, job in rows], cursor, looked)
+        return self.make_page(rows, cursor, looked)
 
     def _search(self, limit: int, after: JobPlace | None) -> Iterator[tuple[list[JobPlace], bool]]:
         """The first places after one, as far as they are known, and whether there are more."""
@@ -349,8 +356,8 @@ class _Listing:
             yield found[:limit], len(found) > limit
 
     def _read(self, places: list[JobPlace], more: bool) -> tuple[_Rows, JobPlace | None, int]:
-        """The jobs at these places that are still there, as far as they fit into a page; the place after which it goes
-        on, if anything follows; and how many places were looked at.
+        """The jobs at these places that are still there, as far as they fit into a page; the place after which the next
+        page begins, if there is one; and how many places were looked at.
         """
         ids: dict[str, list[bytes]] = defaultdict(list)
         for _, queue, job_id in places:

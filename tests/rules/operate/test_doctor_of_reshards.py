@@ -76,7 +76,7 @@ def test_a_reshard_that_nobody_goes_on_with_is_found_at_every_step(clinic: Resha
 def test_a_reshard_that_goes_on_is_none_that_was_left(clinic: Resharded, monkeypatch: pytest.MonkeyPatch) -> None:
     progress = reshard(clinic.app, "Orders", 5)
     next(progress)
-    monkeypatch.setattr("lowq.operate.doctor.time", PassingTime(lambda: next(progress, None)))
+    monkeypatch.setattr("lowq.operate.integrity.time", PassingTime(lambda: next(progress, None)))
     assert clinic.examine(patience=1.0) == {}
 
 

@@ -89,7 +89,7 @@ def test_a_shard_that_gets_an_owner_meanwhile_was_only_in_motion(
     clinic.take()
     clinic.dies()
     assert "ownerless" in clinic.examine()
-    monkeypatch.setattr("lowq.operate.doctor.time", PassingTime(lambda: clinic.shard(nonce="heir..")))
+    monkeypatch.setattr("lowq.operate.integrity.time", PassingTime(lambda: clinic.shard(nonce="heir..")))
     assert "ownerless" not in clinic.examine(patience=30.0, repair=True)
     clinic.shard(nonce="heir..").in_flight.take(0)  # it holds the lease
 

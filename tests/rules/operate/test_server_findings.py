@@ -7,8 +7,7 @@ from typing import Any, cast
 import pytest
 
 from lowq.errors import ScriptError
-from lowq.operate.findings import Finding, codes, read_kinds
-from lowq.operate.server import check_servers
+from lowq.operate.findings import Finding, check_servers, codes, read_kinds
 from lowq.store import Client
 from tests.rows import case
 
@@ -24,7 +23,7 @@ HEALTHY = {
 
 @pytest.fixture(autouse=True)
 def _clock_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lowq.operate.server.time", SimpleNamespace(time=lambda: NOW))
+    monkeypatch.setattr("lowq.operate.findings.time", SimpleNamespace(time=lambda: NOW))
 
 
 def servers(infos: Sequence[Mapping[str, str]], config: Mapping[str, str] | None, clocks: Sequence[float]) -> Client:

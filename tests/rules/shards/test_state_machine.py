@@ -285,7 +285,7 @@ class ShardMachine(RuleBasedStateMachine):
         found = set(shard_snapshots[place].integrity_errors()) - {"clock_ahead"}
         ward = JobScanner(self.client, "lowq", repair=False, on_step=lambda _: None)
         ward.examine_sets([place])
-        ward.examine_keys(None, lambda _: 0, shard_snapshots, 0)
+        ward.examine_keys(None, lambda _: 0, shard_snapshots)
         found |= {f"{code} {list(tally.ids)}" for (_, code), tally in ward.tallies.items()}
         assert not found, found
 
