@@ -1,7 +1,7 @@
 """pytest's plugin of lowq: fixtures for tests of applications, on embedded stores and in the test's process.
 
-pytest loads it in every run in which lowq is installed. So it is a package of its own, beside lowq: whatever it
-imports would be loaded there, too. Only a fixture that is used imports lowq.
+pytest loads it in every run in which lowq is installed. So it is a package beside lowq, which would be loaded, too, if
+the plugin were inside of it. Only a fixture that is used imports lowq.
 """
 
 from __future__ import annotations  # they name what is imported for type checkers only

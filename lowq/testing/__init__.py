@@ -1,12 +1,11 @@
-"""For tests of applications: everything due performed in the calling thread, on an embedded store if wanted.
-
-The same scripts, middlewares and retry rules as in a node::
+"""For tests of applications: performs everything that is due in the calling thread, on an embedded store if wanted,
+with the scripts, middlewares and retry rules of a node::
 
     with lowq.testing.sandbox() as box:
         OrderSync.push(1, {"version": 1}, score=1)
         assert box.drain().performed == 1
 
-With pytest the fixtures of the plugin (`lowq_pytest`) do that.
+For pytest `lowq_pytest` has fixtures.
 """
 
 import time
@@ -38,7 +37,7 @@ __all__ = [
 
 @contextmanager
 def embedded(*workers: type) -> Iterator[None]:
-    """An empty in-memory store for these workers (and all of their application) for the time of the block."""
+    """Puts the applications of these workers on empty in-memory stores for the time of the block."""
     apps = {id(item._app): item._app for item in map(worker_of, workers)} or {0: default}
     with ExitStack() as stack:
         for app in apps.values():

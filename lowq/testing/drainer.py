@@ -1,7 +1,7 @@
-"""Everything due performed in the calling thread: a broker without threads.
+"""Performs everything that is due in the calling thread: a broker without threads.
 
-It takes, performs and reports with what a node does that with, one batch after the other, on the shards of the workers
-that are drained, which are leased meanwhile.
+It leases the shards of the workers that are drained, and takes, performs and reports batch after batch with the code of
+a node.
 """
 
 import asyncio
@@ -35,31 +35,31 @@ from lowq.workers import Worker, is_async, payload_type_of, schedules_of
 
 T = TypeVar("T")
 
-#: Seconds that a drain waits for callbacks, for one that hangs.
+#: Seconds that a drain waits for callbacks: one may hang.
 FLUSH_SECONDS = 10.0
-#: Errors that a `Drained` has.
+#: Errors that a `Drained` has, at most.
 ERRORS_KEPT = 10
 
 
 class Watcher(Protocol):
-    """Who watches what is drained, and makes it go wrong."""
+    """Watches a drain, and makes batches crash."""
 
     def has_jobs(self, shard: Shard) -> bool:
-        """Whether anything was ever pushed to the shard; another one need not be looked at."""
+        """Whether the shard has ever had jobs; others are not leased."""
         ...
 
     def on_perform(self, worker: type[Worker[Any]], payloads_by_id: dict[str, list[Any]]) -> object:
-        """The handler is about to get these."""
+        """Called before the handler gets these payloads."""
 
     def loses_outcome(self) -> bool:
         """Whether the process dies now, between ``perform`` and the outcome."""
         ...
 
     def on_takeover(self) -> object:
-        """What it had in flight has been restored."""
+        """Called when the jobs in flight have been restored."""
 
 
-#: The one that counts is the last.
+#: The last one is in use.
 watchers: list[Watcher] = []
 
 
@@ -69,11 +69,11 @@ class Drained:
 
     #: Jobs that were performed and finished.
     performed: int = 0
-    #: Times that a job failed, or had to be tried again because its batch failed.
+    #: Failures of jobs, also of those that are tried again alone because their batch failed.
     failed: int = 0
     #: Batches handed to ``perform``.
     batches: int = 0
-    #: What ``perform`` raised, in words, the first 10: so a test that fails shows why.
+    #: The first 10 exceptions of ``perform``, as texts: a test that fails shows them.
     errors: tuple[str, ...] = ()
 
 
@@ -81,14 +81,14 @@ def drain(*workers: type, now: float | None = None, limit: int | None = None, ra
     """Performs everything due, in the calling thread, until nothing is due or ``limit`` batches are done. Async workers
     are performed in an event loop of its own. Callbacks have had all events when it returns.
 
-    ``now``: Unix time in seconds that counts as the present; the server's clock by default. ``raises``: what a
-    handler raises is raised here, after its outcome was written. Nothing happens when a ``time_limit`` or ``ttr``
-    passes. The ticks of the workers' schedules that have come up to ``now`` are pushed before: a schedule begins with
-    the first drain that sees it, at the server's time.
+    ``now``: Unix time in seconds that counts as the present; the server's clock by default. ``raises``: an exception of
+    a handler is raised here, after its outcome was written. Nothing happens when a ``time_limit`` or ``ttr`` passes.
+    The ticks of the workers' schedules up to ``now`` are pushed before: a schedule begins with the first drain that
+    sees it, at the server's time.
 
     Raises:
-        QueueInUse: a node works the queue. ConfigError: something that is no worker; an async one, called from a
-        running event loop.
+        QueueInUse: a node works the queue. ConfigError: an argument is no worker; a worker is async, and this is called
+        in a running event loop.
     """
     try:
         return _drain_here(workers, now, limit, raises=raises)
@@ -122,8 +122,8 @@ async def adrain(*workers: type, now: float | None = None, limit: int | None = N
 
 
 async def _call_in_thread(function: Callable[..., T], *args: Any) -> T:
-    """Calls it in a thread. Django binds a connection to its thread, and has async tests, and what they call by
-    `sync_to_async`, share one of them.
+    """Calls the function in a thread. Django binds a connection to its thread; its async tests and the functions that
+    they call by `sync_to_async` share one thread.
     """
     asgiref = sys.modules.get("asgiref.sync") if "django" in sys.modules else None
     if asgiref is None:
@@ -133,7 +133,7 @@ async def _call_in_thread(function: Callable[..., T], *args: Any) -> T:
 
 
 def _flush_events(workers: Sequence[type]) -> None:
-    """Callbacks have had all events of their applications when a drain returns."""
+    """Waits until the callbacks of the workers' applications have had all events."""
     found = (getattr(item, "_app", None) for item in workers)
     for app in {id(app): app for app in found if isinstance(app, Lowq)}.values():
         app.flush_events(FLUSH_SECONDS)
@@ -156,7 +156,7 @@ async def _drain(
         while busy and (limit is None or batches < limit):
             busy = False
             for drainer in drainers:
-                drainer.acquire()  # a handler may have pushed to shards that were of no interest before
+                drainer.acquire()  # a handler may have pushed to shards that were empty before
                 for shard in drainer.shards:
                     if limit is not None and batches >= limit:
                         break
@@ -167,7 +167,7 @@ async def _drain(
                     batches += 1
                     failed += len(outcome.failures) + len(outcome.crashed)
                     _note_errors(outcome, errors, raises=raises)
-                busy = drainer.push_ticks() or busy  # those that its queue had no room for
+                busy = drainer.push_ticks() or busy  # ticks that its queue had no room for
     finally:
         for drainer in drainers:
             await drainer.tear_down()
@@ -178,10 +178,10 @@ async def _drain(
 
 
 def _note_errors(outcome: Outcome, errors: list[str], *, raises: bool) -> None:
-    """Adds what a batch has raised to those that are kept.
+    """Adds the error of a batch to those that are kept.
 
     Raises:
-        What stops a process; with ``raises``, any error of the batch.
+        The batch's exception that stops a process; with ``raises``, any error of the batch.
     """
     if outcome.error is not None and len(errors) < ERRORS_KEPT:
         errors.append(describe(outcome.error))  # which is safe, whatever the error's own repr does
@@ -193,7 +193,7 @@ def _note_errors(outcome: Outcome, errors: list[str], *, raises: bool) -> None:
 
 
 def worker_of(item: type) -> type[Worker[Any]]:
-    """The same, which is a worker.
+    """Returns the worker.
 
     Raises:
         ConfigError: it is none.
@@ -211,7 +211,7 @@ class _Drainer(Loop):
         self._app: Lowq = worker._app
         self.now = now
         self._is_async = is_async(worker)
-        #: A sync worker is performed in a thread, as the event loop goes on meanwhile.
+        #: Whether a sync worker is performed in a thread, so that the event loop goes on.
         self._in_thread = in_thread
         self._worker = worker
         #: Schedules whose ticks are to be pushed.
@@ -222,11 +222,11 @@ class _Drainer(Loop):
         self._events = events.counted_by(self.tally)
         super().__init__(self._app.config, {worker.queue_name: self._new_runtime()}, clock.now, prefetch=False)
         self._activity = BatchActivity(None)
-        #: Of the batch that was performed last, if it did not simply finish.
+        #: The outcome of the last batch, if it did not simply finish.
         self._outcome = Outcome()
         self._instances = Instances()
         self._app.registrations.enter(worker.queue_name, worker.shards_count, worker)
-        #: Those that are leased, and those that may have to be.
+        #: Leased shards; `_others` are not leased yet.
         self.shards: list[Shard] = []
         layouts = self._app.registrations.note_layouts(worker.queue_name, self._app.queue_of(worker).layouts).layouts
         self._others = [
@@ -244,7 +244,7 @@ class _Drainer(Loop):
         ]
 
     def _new_runtime(self) -> WorkerRuntime:
-        """Of a watched one, the process may die between ``perform`` and the outcome."""
+        """The runtime of the worker; with a watcher its process may die between ``perform`` and the outcome."""
         watcher, in_thread = self._watcher, _call_in_thread if self._in_thread else None
         if watcher is None:
             return WorkerRuntime.of(self._worker, self._app.config, events=self._events, in_thread=in_thread)
@@ -283,7 +283,7 @@ class _Drainer(Loop):
             await self._call(self._instances.tear_down())
 
     async def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Runs what calls a plain worker where that is performed."""
+        """Runs a coroutine that calls the worker, in the thread that performs it."""
         if self._in_thread and not self._is_async and has_life(self._worker):
             return await _call_in_thread(at_once, coroutine)
         return await coroutine
@@ -320,8 +320,8 @@ class _Drainer(Loop):
         outcome.log()
 
     async def _die(self, shard: Shard, watcher: Watcher) -> None:
-        """As if a node were killed now, and another one took the shard over once the lease has run out. The other
-        shards stay as they are: what is lost is the outcome of one batch.
+        """Acts as if a node were killed now, and another one took the shard over once the lease has run out. The
+        outcome of one batch is lost; the other shards stay as they are.
         """
         client = self._app.client
         client.command("DEL", f"{shard.prefix}lease", key=shard.prefix)
@@ -337,8 +337,8 @@ class _Drainer(Loop):
         watcher.on_takeover()
 
     def push_ticks(self) -> bool:
-        """Pushes the ticks of its schedules, where that has not been done yet; False: nothing has. A schedule that was
-        not seen yet begins now, by the server's clock. As in a node, ticks wait until the queue has room for them.
+        """Pushes the ticks of schedules that are still to be pushed; False: none could be. A new schedule begins now,
+        by the server's clock. As in a node, ticks wait until the queue has room for them.
         """
         before = len(self._to_push)
         own = {schedule.name: schedule for schedule in schedules_of(self._worker)}
@@ -346,7 +346,7 @@ class _Drainer(Loop):
             with suppress(QueueFull):
                 for now in dict.fromkeys([None, self.now]):
                     wait: float | None = 0.0
-                    while wait == 0.0:  # there are more of them
+                    while wait == 0.0:  # there are more ticks
                         queue = self._app.queue_of(self._worker)
                         wait = take_turn(self._app, queue, name, lambda: own, now=now)
                 self._to_push.remove(name)

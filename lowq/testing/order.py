@@ -1,14 +1,14 @@
-"""Whether the payloads of each id are handed over in the order of their scores, without gaps: for `assert_ordered`.
+"""Checks that the payloads of each id are handed over in the order of their scores, without gaps: for `assert_ordered`.
 
-Every script call that changes what waits is followed here, so that it is known what should have been handed over::
+It follows every script call that changes the waiting payloads, to know which should have been handed over::
 
     pushed --> waiting --handed over--> taken --acknowledged, buried--> gone
                   ^                       |
                   +-- failed, released, its owner died --+
 
-What is handed over must be in the order of its scores, and of what waited for the id nothing with a lower score may be
-left behind. Payloads that may go without being handed over are not followed: those with a ``ttl``, and those of a queue
-with ``merge="latest"``; nor is an id any more that somebody has kicked out of the morgue.
+Payloads must be handed over in the order of their scores, and none with a lower score may be left waiting for the id.
+Payloads that may be removed without being handed over are not followed: those with a ``ttl``, and those of a queue with
+``merge="latest"``. Nor is an id that was kicked out of the morgue.
 """
 
 from collections import defaultdict
@@ -30,23 +30,23 @@ MOST_SHOWN = 20
 
 @dataclass(slots=True)
 class _Payload:
-    """One that was pushed."""
+    """A payload that was pushed."""
 
     data: bytes
-    #: None: the shard's clock gives it one, which is not known before it is handed over.
+    #: None: the shard's clock gave it one, which is known when it is handed over.
     score: float | None
-    #: Which push it was; None: it is known neither by that nor by its score, as an equal one has the other.
+    #: The number of its push; None: its place is not known, as of two equal ones one had a score and one had not.
     number: int | None
     was_reported: bool = False
 
 
 @dataclass(slots=True)
 class _Id:
-    """What is known of an id."""
+    """The followed payloads of an id."""
 
     waiting: list[_Payload] = field(default_factory=list)
     taken: list[_Payload] = field(default_factory=list)
-    #: Under which these were taken, and which of all that were is the lowest.
+    #: The delivery of the taken payloads, and the lowest payload of it.
     delivery: int = 0
     lowest: bytes = b""
     is_followed: bool = True
@@ -56,9 +56,9 @@ class OrderCheck:
     """Follows the calls to all shards of a sandbox, in the order in which they are carried out."""
 
     def __init__(self) -> None:
-        #: What was wrong: the queue, and a text.
+        #: (queue, text) of what was wrong.
         self.problems: list[tuple[str, str]] = []
-        #: Queues of which anything was handed over.
+        #: Queues with payloads that were handed over.
         self.handed_over: set[str] = set()
         self._shards: defaultdict[_Shard, defaultdict[bytes, _Id]] = defaultdict(lambda: defaultdict(_Id))
         self._appending: set[_Shard] = set()
@@ -76,7 +76,7 @@ class OrderCheck:
         }
 
     def note(self, store: int, call: Call[Any], reply: Any, load: Callable[[bytes], Any]) -> None:
-        """A script was carried out."""
+        """Notes a script call that was carried out."""
         follow = self._followed.get(call.script)
         if follow is not None:
             follow((store, call.key), call, reply, load)
@@ -84,8 +84,8 @@ class OrderCheck:
     def note_performed(
         self, queue: str, taken: Sequence[tuple[str, list[Any]]], given: dict[str, list[Any]], *, may_drop: bool
     ) -> None:
-        """A handler is about to get ``given``; middlewares and a merge function may have changed what was ``taken``.
-        Of payloads that they have made others of nothing can be said. ``may_drop``: there is a merge function.
+        """Notes the payloads ``given`` to a handler, which middlewares and a merge function may have made of those
+        ``taken``. Other payloads than those taken are not checked. ``may_drop``: there is a merge function.
         """
         for job_id, payloads in taken:
             got = given.get(job_id)
@@ -101,7 +101,7 @@ class OrderCheck:
             self.problems.append((queue, f"id {job_id!r}: {what}: perform got {', '.join(map(short, got)) or 'none'}"))
 
     def failure(self, queues: Sequence[str]) -> str:
-        """What was wrong with these queues, or with any; "": nothing."""
+        """Describes what was wrong with these queues, or with any; "": nothing."""
         found = [f"  {queue}, {text}" for queue, text in self.problems if not queues or queue in queues]
         if not found:
             return ""
@@ -130,7 +130,7 @@ class OrderCheck:
             queue = queue_of_prefix(call.key)[1]
             self.handed_over.add(queue)
             state = ids[job_id]
-            self._put_back(shard, state)  # its owner died, or never got it
+            self._put_back(shard, state)  # its owner died, or never got the reply
             state.delivery = reply.delivery
             if payloads:
                 state.lowest = original_payload(payloads[0][0])
@@ -146,7 +146,7 @@ class OrderCheck:
             state = self._shards[shard][_bytes(job_id)]
             if verdict == "exhausted":
                 lowest = next((item for item in state.taken if item.data == state.lowest), None)
-                if lowest is not None:  # or it is one that is not followed
+                if lowest is not None:  # else it is not followed
                     state.taken.remove(lowest)
             self._put_back(shard, state)
 
@@ -198,7 +198,7 @@ class OrderCheck:
             self._put(shard, state, payload)
 
     def _put(self, shard: _Shard, state: _Id, payload: _Payload) -> None:
-        """It waits, merged with an equal one unless the queue appends."""
+        """Has a payload wait, merged with an equal one unless the queue appends."""
         if shard not in self._appending:
             for other in state.waiting:
                 if other.data == payload.data:
@@ -208,13 +208,13 @@ class OrderCheck:
 
 
 def _forget_payloads(state: _Id) -> None:
-    """The whole job was buried, as poison: also what waited."""
+    """Removes all payloads of an id, as of a job that was buried as poison."""
     state.waiting.clear()
     state.taken.clear()
 
 
 def _collapse(kept: _Payload, payload: _Payload) -> None:
-    """Of equal payloads the lowest score stays."""
+    """Keeps the lower score of two equal payloads."""
     if kept.score is not None and payload.score is not None:
         kept.score = min(kept.score, payload.score)
     elif kept.score is not None or payload.score is not None:
@@ -222,7 +222,7 @@ def _collapse(kept: _Payload, payload: _Payload) -> None:
 
 
 def _find(state: _Id, data: bytes, score: float, *, is_appending: bool) -> _Payload | None:
-    """Which of those that wait it is, if any. Several may have these bytes where the queue appends."""
+    """Finds a waiting payload. Several may have these bytes where the queue appends."""
     equal = [item for item in state.waiting if item.data == data]
     if is_appending:
         exact = [item for item in equal if item.score == score]
@@ -233,7 +233,7 @@ def _find(state: _Id, data: bytes, score: float, *, is_appending: bool) -> _Payl
 def _hand_over(
     state: _Id, payloads: list[tuple[bytes, float]], load: Callable[[bytes], Any], *, is_appending: bool
 ) -> str:
-    """Moves them from what waits to what is taken. Returns what was wrong with it."""
+    """Moves payloads from the waiting to the taken ones. Describes what was wrong; "": nothing."""
     latest = -1
     for stored, score in payloads:
         found = _find(state, original_payload(stored), score, is_appending=is_appending)

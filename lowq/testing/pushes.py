@@ -1,4 +1,4 @@
-"""What was pushed, as the store has got it: for `assert_pushed`."""
+"""The payloads that were pushed, as the store got them: for `assert_pushed`."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from lowq.workers import Worker, payload_type_of
 
 #: Pushes that a failure lists.
 MOST_SHOWN = 20
-#: Characters of a payload that it shows.
+#: Characters of a payload that a failure shows.
 MOST_CHARACTERS = 300
 
 
@@ -26,9 +26,9 @@ class _Any:
         return "..."
 
 
-#: Stands for whatever was pushed.
+#: Stands for any value.
 ANYTHING: Any = _Any()
-#: A queue, and the store that it is in.
+#: Store, namespace and name of a queue.
 Place = tuple[int, str, str]
 
 
@@ -63,13 +63,13 @@ class Pushed:
 
 
 class Pushes:
-    """All that were accepted, in their order."""
+    """The accepted payloads, in their order."""
 
     def __init__(self) -> None:
         self.all: list[Pushed] = []
 
     def note(self, store: int, call: Call[Any], load: Callable[[bytes], Any]) -> None:
-        """A push was carried out."""
+        """Notes a push that was carried out."""
         namespace, queue = queue_of_prefix(call.key)
         place = store, namespace, queue
         for job_id, data, score, moment, ttl, priority in pushed_items(call.data):
@@ -92,10 +92,10 @@ class Pushes:
     def check(
         self, target: object, job_id: object, payload: Any, times: int | None, options: JobOptions
     ) -> list[Pushed]:
-        """Those that are as the arguments say.
+        """Returns the payloads that the arguments describe.
 
         Raises:
-            AssertionError: there is none, or not so many. ConfigError, JobError: the arguments make no sense.
+            AssertionError: there is none, or not ``times``. ConfigError, JobError: the arguments make no sense.
         """
         __tracebackhide__ = True
         given: object = times
@@ -121,7 +121,7 @@ class Pushes:
             others = Counter(pushed.queue for pushed in self.all)
             listed = ", ".join(f"{queue} ({count})" for queue, count in others.items()) or "nothing was pushed at all"
             return f"{head}\nto other queues: {listed}" if others else f"{head}; {listed}"
-        # The most similar first; those that are just as similar in the order in which they came.
+        # The most similar first; equally similar ones in the order in which they came.
         near = sorted(there, key=lambda pushed: len(wanted.differences(pushed)))
         lines = [f"{head}\npushed to {name} ({len(there)}):"]
         for pushed in near[:MOST_SHOWN]:
@@ -133,7 +133,7 @@ class Pushes:
 
 
 class _Wanted:
-    """What `assert_pushed` was asked for."""
+    """The payload that `assert_pushed` looks for."""
 
     def __init__(self, job_id: object, payload: Any, options: JobOptions, dump: Callable[[Any], bytes]) -> None:
         self._id = job_id if job_id is ANYTHING else decode_id(encode_id(job_id))
@@ -146,7 +146,7 @@ class _Wanted:
         self._options = {name: _plain(name, value) for name, value in options.items()}
 
     def differences(self, pushed: Pushed) -> list[str]:
-        """What of it is not as it was asked for."""
+        """The fields in which a payload differs."""
         other = [] if self._id is ANYTHING or self._id == pushed.id else ["id"]
         if self._payload is not ANYTHING and self._data != pushed.data and not _equal(self._payload, pushed.payload):
             other.append("payload")
@@ -159,7 +159,7 @@ class _Wanted:
 
 
 def _place_of(target: object) -> tuple[str, Callable[[Place], bool], Callable[[Any], bytes]]:
-    """The name of the worker or queue, which places are its own, and how its payloads are encoded.
+    """The name of the worker or queue, whether a place is its own, and how its payloads are encoded.
 
     Raises:
         ConfigError: it is neither.
@@ -175,15 +175,15 @@ def _place_of(target: object) -> tuple[str, Callable[[Place], bool], Callable[[A
 
 
 def place_in(app: Lowq, queue: str) -> Place:
-    """Where a queue of an application is."""
+    """The place of a queue of an application."""
     return id(app._store), app.config.namespace, queue
 
 
 def _plain(name: str, value: Any) -> Any:
-    """What an option is in a `Pushed`."""
+    """The value of an option in a `Pushed`."""
     if value is None:
         return 0 if name == "priority" else None
-    # Encoded and read again: what a push refuses is refused here, too.
+    # Encoded and read again, so that it is refused where a push refuses it.
     encoded = encode_job({"id": "1", name: value}, lambda _: b"", 1)
     if name == "priority":
         return value
@@ -209,7 +209,7 @@ def _dumped(payload: Any, dump: Callable[[Any], bytes]) -> bytes | None:
 
 
 def _equal(wanted: Any, payload: Any) -> bool:
-    """As ``==`` says, but True is not 1, as in JSON. A part of it may be a matcher."""
+    """As ``==``, but True is not 1, as in JSON. Parts may be matchers."""
     try:
         if isinstance(wanted, int | float) and isinstance(payload, int | float):
             return wanted == payload and isinstance(wanted, bool) == isinstance(payload, bool)
@@ -223,7 +223,7 @@ def _equal(wanted: Any, payload: Any) -> bool:
 
 
 def short(payload: Any) -> str:
-    """A payload in a failure."""
+    """A payload as a failure shows it."""
     text = repr(payload)
     return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 1]}…"
 

@@ -1,6 +1,6 @@
-"""A sandbox: every application of the process on an empty embedded store, with what tests want of it.
+"""A sandbox: every application of the process on an empty embedded store.
 
-It follows what the store is asked (`pushes`, `order`), moves its clock, and has a drain lose an outcome (`drainer`).
+It follows the calls to the store (`pushes`, `order`), moves its clock, and has a drain lose an outcome (`drainer`).
 """
 
 import threading
@@ -28,18 +28,17 @@ from lowq.testing.pushes import ANYTHING, Place, Pushed, Pushes, place_in
 from lowq.work.execution import current_execution
 from lowq.workers import Worker
 
-#: Scripts that bring no jobs into a shard where none were. What another may do is not known here, so a shard that it
-#: is called for is drained.
+#: Scripts that bring no jobs into an empty shard. Shards that any other script was called for are drained.
 WITHOUT_JOBS = frozenset(
     ["ack_and_take", "acquire", "examine", "fetch_jobs", "pause", "range_page", "renew", "scan", "shard_snapshot",
      "stats", "surrender", "sweep", "why"]
 )  # fmt: skip
-#: Seconds after which a job whose owner died waits no longer.
+#: Seconds until the jobs of a dead owner are due.
 CRASH_PAUSE = 0.5
 
 
 class SandboxClock:
-    """The clock of the embedded stores: what is due, retried, debounced or expired goes by it."""
+    """The clock of the embedded stores: jobs are due, retried, debounced and expire by it."""
 
     def __init__(self) -> None:
         self._ahead = 0.0
@@ -49,7 +48,7 @@ class SandboxClock:
         return time.time() + self._ahead
 
     def travel(self, seconds: float | timedelta) -> None:
-        """From now on it is so much later. ``time.time()`` stays as it is.
+        """Moves the clock forward. ``time.time()`` stays as it is.
 
         Raises:
             ConfigError: it is no length of time, or negative.
@@ -69,7 +68,7 @@ class SandboxClock:
 
 
 class Sandbox:
-    """What `sandbox` gives. One at a time in a process."""
+    """The sandbox. There is one at a time in a process."""
 
     def __init__(self) -> None:
         #: Moves the time.
@@ -77,19 +76,19 @@ class Sandbox:
         self._pushes = Pushes()
         self._order = OrderCheck()
         self._crashes = 0
-        #: Those that are embedded, in their order.
+        #: The embedded applications, in the order of their creation.
         self._apps: list[Lowq] = []
-        #: Who has brought jobs into a queue, and the prefixes of the shards that have had any.
+        #: The applications that have brought jobs into a queue, and the prefixes of the shards that have had any.
         self._pushers: defaultdict[Place, dict[Lowq, None]] = defaultdict(dict)
         self._shards: set[str] = set()
-        #: Calls are carried out one after the other, so it is known in which order.
+        #: Calls are carried out one after the other, so that their order is known.
         self._lock = threading.RLock()
 
     # --- performing ---
 
     def drain(self, *workers: type, limit: int | None = None, raises: bool = False) -> Drained:
-        """Performs everything that is due, in the calling thread, as `lowq.testing.drain`. Without ``workers`` those of
-        all applications that had jobs. The ticks of schedules are pushed of workers that are named, or had jobs.
+        """Performs everything that is due, in the calling thread, as `lowq.testing.drain`. Without ``workers`` it
+        drains those of all applications that had jobs. It pushes the ticks of schedules of the workers that it drains.
         """
         total = Drained()
         for group in self._groups(workers):
@@ -106,7 +105,7 @@ class Sandbox:
         return total
 
     def _groups(self, workers: Sequence[type]) -> Iterator[Sequence[type]]:
-        """The workers that are to be drained, again and again as long as handlers push to further ones."""
+        """Yields the workers to drain, again as long as handlers push to further ones."""
         if workers:
             yield workers
             return
@@ -116,8 +115,8 @@ class Sandbox:
             yield known
 
     def _pushed_to(self) -> list[type]:
-        """For each queue that has had jobs the worker of the application that brought them; if that has none, as it
-        only produces, that of the newest application on the same store which has one.
+        """The worker of each queue that has had jobs: of the application that pushed them; if that has none, as it only
+        produces, of the newest application on the same store that has one.
         """
         found: dict[type, None] = {}
         for place, apps in list(self._pushers.items()):
@@ -129,9 +128,9 @@ class Sandbox:
         return list(found)
 
     def crash(self, times: int = 1) -> None:
-        """The outcome of the next batch is lost: it is performed, its process dies before that is written (as by
-        ``kill -9``), and its jobs are restored and performed again, by a new instance of the worker. ``times``: of so
-        many batches one after the other. Each crash is charged (``max_crash_count``), and half a second passes.
+        """Has the outcome of the next batch lost: it is performed, its process dies before the outcome is written (as
+        by ``kill -9``), and its jobs are restored and performed again, by a new instance of the worker. ``times``: that
+        many batches, one after the other. Each crash is charged (``max_crash_count``), and half a second passes.
 
         Raises:
             ConfigError: times is no whole number above 0.
@@ -152,21 +151,22 @@ class Sandbox:
         times: int | None = None,
         **options: Unpack[JobOptions],
     ) -> list[Pushed]:
-        """That such a payload was pushed to a worker, or to the queue of a name. Returns all of these. ``options`` are
-        as of `push`; what is not said may be anything. ``times``: exactly so often; 0: never; None: at least once.
+        """Asserts that such a payload was pushed to a worker, or to the queue of a name. Returns all of these payloads.
+        ``options``: as of `push`; an argument that is left out may be anything. ``times``: exactly so often; 0: never;
+        None: at least once.
 
         Raises:
-            AssertionError: it was not; it lists what was. ConfigError, JobError: an argument that makes no sense.
+            AssertionError: it was not; the message lists what was. ConfigError, JobError: an argument makes no sense.
         """
         __tracebackhide__ = True
         return self._pushes.check(target, id, payload, times, options)
 
     def assert_ordered(self, *workers: type) -> None:
-        """That the payloads of each id were handed over in the order of their scores, without gaps, and that no
-        middleware or merge function has changed that order. Without ``workers`` of all queues.
+        """Asserts that the payloads of each id were handed over in the order of their scores, without gaps, and that no
+        middleware or merge function has changed that order. Without ``workers`` it checks all queues.
 
         Raises:
-            AssertionError: it was not so, or nothing was handed over.
+            AssertionError: they were not, or nothing was handed over.
         """
         __tracebackhide__ = True
         queues = [worker_of(worker).queue_name for worker in workers]
@@ -181,11 +181,11 @@ class Sandbox:
     # --- for the drainer ---
 
     def has_jobs(self, shard: Shard) -> bool:
-        """Whether the shard, of whichever store, has ever had any."""
+        """Whether the shard has ever had jobs."""
         return shard.prefix in self._shards
 
     def on_perform(self, worker: type[Worker[Any]], payloads_by_id: dict[str, list[Any]]) -> None:
-        """A handler is about to get these."""
+        """Notes the payloads that a handler is about to get."""
         execution = current_execution.get()
         if execution is not None:
             taken = [(job.id, [payload for payload, _ in job.payloads]) for job in execution.jobs]
@@ -200,7 +200,7 @@ class Sandbox:
         return True
 
     def on_takeover(self) -> None:
-        """What was in flight is due within `CRASH_PAUSE`."""
+        """Has the jobs that were in flight be due."""
         self.clock.travel(CRASH_PAUSE)
 
     # --- the stores ---
@@ -212,7 +212,7 @@ class Sandbox:
         @contextmanager
         def embed(app: Lowq) -> Iterator[None]:
             url = app.config.redis_url
-            # Each memory:// is a store of its own, for those who want to have several.
+            # Each memory:// is a store of its own.
             store = new_store() if url == "memory://" else stores.get(url) or stores.setdefault(url, new_store())
             self._apps.append(app)
             with app.embedded(store, partial(_SandboxClient, self, app)):
@@ -234,7 +234,7 @@ class Sandbox:
             )
 
     def note(self, app: Lowq, store: int, calls: Sequence[Call[Any]], replies: Sequence[Any]) -> None:
-        """These calls were carried out."""
+        """Notes calls that were carried out."""
         for call, reply in zip(calls, replies, strict=True):
             if type(call) is Command or isinstance(reply, Exception):
                 continue
@@ -250,7 +250,7 @@ class Sandbox:
 
 
 class _SandboxClient(Client):
-    """A client whose calls are followed, and whose server's clock is that of the sandbox."""
+    """A client of the sandbox, which follows its calls and gives its server the sandbox's clock."""
 
     def __init__(self, box: Sandbox, app: Lowq, url: str, *, store: Any, **options: Any) -> None:
         super().__init__(url, store=store, **options)
@@ -282,7 +282,7 @@ class _SandboxClient(Client):
 
 
 def _later(reply: Any, ahead: float) -> Any:
-    """What TIME answers, so many seconds later."""
+    """A reply to TIME, so many seconds later."""
     if isinstance(reply, Exception) or not ahead:
         return reply
     seconds, microseconds = divmod(round((time_of(reply) + ahead) * 1_000_000), 1_000_000)
@@ -295,8 +295,8 @@ def _sum(one: Drained, other: Drained) -> Drained:
 
 
 def _forget_local(app: Lowq, before: dict[str, type[Worker[Any]]]) -> None:
-    """Removes the workers that a test has made in a function: the next one may make others of these names. Those of a
-    module that was imported meanwhile stay.
+    """Removes the workers that a test has defined in a function: the next test may define others of these names. Those
+    of a module that was imported meanwhile stay.
     """
     for name, worker in list(app.workers.items()):
         if "<locals>" in worker.__qualname__ and before.get(name) is not worker:
@@ -308,12 +308,12 @@ def _forget_local(app: Lowq, before: dict[str, type[Worker[Any]]]) -> None:
 
 @contextmanager
 def sandbox() -> Iterator[Sandbox]:
-    """Every application of the process, also one that is made meanwhile, is on an empty embedded store for the time of
-    the block. Those with the same ``redis_url`` share one.
+    """Puts every application of the process, also one that is made meanwhile, on an empty embedded store for the time
+    of the block. Those with the same ``redis_url`` share one.
 
     Raises:
-        ConfigError: fakeredis is not installed, or there is a sandbox already. AssertionError: at the end, when an
-        outcome was to be lost and nothing was performed.
+        ConfigError: fakeredis is not installed, or there is a sandbox already. AssertionError: at the end,
+        if an outcome was to be lost and nothing was performed.
     """
     if drainer.watchers:
         raise ConfigError("there is a sandbox already: one at a time in a process")
