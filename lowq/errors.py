@@ -46,6 +46,8 @@ EXIT_CUT_SHORT = 3
 #: Of a node: half of its threads were written off, as their handlers hang, and a fresh process is to take its place
 #: (EX_TEMPFAIL).
 EXIT_REPLACE = 75
+#: Ended by Ctrl-C.
+EXIT_INTERRUPTED = 130
 
 
 class LowqError(Exception):

@@ -19,7 +19,7 @@ import msgspec
 from lowq import logs
 from lowq.application import Lowq
 from lowq.cli.group import json_option, metrics_options, queue_argument, set_up, with_app
-from lowq.cli.output import FAILED, USAGE, Failure, count, say
+from lowq.cli.output import Failure, WrongUsage, count, say
 from lowq.cli.process import stopped_by_signals
 from lowq.consumer import Consumer, ConsumerJob
 from lowq.errors import ConsumerClosed, NotTaken, RedisUnavailable
@@ -65,7 +65,7 @@ def take(app: Lowq, queue: str, limit: int, timeout: float, ack: bool, as_json: 
                 sys.stdout.flush()  # first: what nobody has got must not be acknowledged
                 job.ack()
     if not jobs:
-        raise Failure(f"queue {queue!r}: nothing came" + (f" within {timeout:g} s" if timeout else ""), FAILED)
+        raise Failure(f"queue {queue!r}: nothing came" + (f" within {timeout:g} s" if timeout else ""))
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -79,14 +79,9 @@ def take(app: Lowq, queue: str, limit: int, timeout: float, ack: bool, as_json: 
 @click.option("--idle", type=click.FloatRange(0), metavar="SECONDS", help="End when nothing came for so long.")
 @metrics_options
 def consume(
-    app: Lowq,
-    queue: str,
-    command: Sequence[str],
-    concurrency: int,
-    ttr: float | None,
-    idle: float | None,
+    app: Lowq, queue: str, command: Sequence[str], concurrency: int, ttr: float | None, idle: float | None,
     **settings: Any,
-) -> None:
+) -> None:  # fmt: skip
     """Run a command for each job.
 
     It gets the payloads on its standard input, one line of JSON each, oldest first; {id} in its arguments stands for
@@ -100,9 +95,9 @@ def consume(
     TERM and Ctrl-C end it: running commands are waited for, up to shutdown_timeout.
     """
     if not command:
-        raise Failure("say which command is to be run for each job: lowq consume QUEUE -- COMMAND {id}", USAGE)
+        raise WrongUsage("say which command is to be run for each job: lowq consume QUEUE -- COMMAND {id}")
     if "{id}" not in command[0] and shutil.which(command[0]) is None:
-        raise Failure(f"{command[0]!r} can't be run: there is no such program, or it is not executable", USAGE)
+        raise WrongUsage(f"{command[0]!r} can't be run: there is no such program, or it is not executable")
     logs.configure(None, None)
     set_up(app, **settings)
     # The command is killed long before its job would be taken from us, and so from two commands at once.
@@ -113,7 +108,7 @@ def consume(
             say(f"consuming {queue}: {shlex.join(command)}; Ctrl-C ends it")
             left = runner.run(concurrency, idle, app.config.shutdown_timeout)
     if left:
-        raise Failure(f"{count(left, 'command')} still ran after shutdown_timeout; their jobs wait again", FAILED)
+        raise Failure(f"{count(left, 'command')} still ran after shutdown_timeout; their jobs wait again")
 
 
 def _to_json(app: Lowq, queue: str) -> Callable[[Any], bytes]:

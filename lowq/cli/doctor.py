@@ -8,19 +8,9 @@ from difflib import get_close_matches
 import click
 
 from lowq.application import Lowq
-from lowq.cli.group import audited, json_option, with_app
-from lowq.cli.output import (
-    FAILED,
-    USAGE,
-    Failure,
-    Progress,
-    count,
-    echo_json,
-    echo_lines,
-    message_of,
-    terminal_width,
-)
-from lowq.errors import RedisRefused, RedisUnavailable
+from lowq.cli.group import audited, json_option, queues_argument, with_app
+from lowq.cli.output import Progress, WrongUsage, count, echo_json, echo_lines, message_of, terminal_width
+from lowq.errors import EXIT_FAILED, RedisRefused, RedisUnavailable
 from lowq.logs import printable
 from lowq.operate.findings import Finding, Severity, codes
 
@@ -31,7 +21,7 @@ _INDENT, _WIDTH = 9, 100
 
 @click.command
 @with_app
-@click.argument("queues", nargs=-1, metavar="[QUEUE...]")
+@queues_argument
 @click.option("-q", "--queue", "more", multiple=True, metavar="QUEUE", help="The same as an argument; repeatable.")
 @click.option("--repair", is_flag=True, help="Repair what can be repaired without losing anything.")
 @click.option(
@@ -74,7 +64,7 @@ def doctor(
             echo_lines(_block(finding, ignored=finding.code in ignore))
         echo_lines(["", _summary(findings, ignore, repair=repair)])
     if wrong:
-        click.get_current_context().exit(FAILED)
+        click.get_current_context().exit(EXIT_FAILED)
 
 
 def _check_codes(ignore: tuple[str, ...]) -> None:
@@ -82,7 +72,7 @@ def _check_codes(ignore: tuple[str, ...]) -> None:
         if code not in codes():
             near = get_close_matches(code, codes(), 3)
             hint = f"did you mean {' or '.join(near)}?" if near else f"codes are {', '.join(sorted(codes()))}"
-            raise Failure(f"--ignore {code}: there is no such finding; {hint}", USAGE)
+            raise WrongUsage(f"--ignore {code}: there is no such finding; {hint}")
 
 
 def _document(finding: Finding, *, ignored: bool) -> dict[str, object]:

@@ -22,9 +22,9 @@ import click
 
 from lowq.application import Lowq
 from lowq.cli.loading import load_given
-from lowq.cli.output import FAILED, INTERRUPTED, USAGE, Failure, failure_of
+from lowq.cli.output import Failure, WrongUsage, failure_of
 from lowq.cli.process import drop_broken_streams, open_closed_streams, serve_as_process_1
-from lowq.errors import ConfigError, LowqError
+from lowq.errors import EXIT_FAILED, EXIT_INTERRUPTED, ConfigError, LowqError
 from lowq.logs import printable
 from lowq.operate.audit import CLI, ActionRecord
 from lowq.queue import Queue
@@ -58,7 +58,7 @@ class Group(click.Group):
             with suppress(OSError):
                 click.echo(f"lowq: the output can't be written: {error}", err=True)
             drop_broken_streams()
-            sys.exit(FAILED)
+            sys.exit(EXIT_FAILED)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, self._verb_first(args))
@@ -95,7 +95,7 @@ class Group(click.Group):
                 hint = f"did you mean {' or '.join(near)}?"
             else:
                 hint = f"verbs are {', '.join(self.commands)}"
-            raise Failure(f"there is no verb {verb!r}; {hint}", USAGE)
+            raise WrongUsage(f"there is no verb {verb!r}; {hint}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -108,7 +108,7 @@ class Group(click.Group):
         except LowqError as error:
             raise failure_of(error) from None
         except KeyboardInterrupt:
-            ctx.exit(INTERRUPTED)
+            ctx.exit(EXIT_INTERRUPTED)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
         width = max(map(len, self.commands))
@@ -231,7 +231,7 @@ def confirm(what: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise Failure(f"this would {what}; add --yes to do it", USAGE)
+        raise WrongUsage(f"this would {what}; add --yes to do it")
     if not click.confirm(printable(f"{what}?"), err=True):
         raise Failure("nothing was done")
 
@@ -239,6 +239,8 @@ def confirm(what: str, yes: bool) -> None:
 yes_option = click.option("-y", "--yes", is_flag=True, help="Don't ask.")
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document, for machines.")
 queue_argument = click.argument("queue")
+optional_queue = click.argument("queue", required=False)
+queues_argument = click.argument("queues", nargs=-1, metavar="[QUEUE...]")
 
 
 # --- the log of what people did ---

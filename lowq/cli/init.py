@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 from click.shell_completion import get_completion_class
 
-from lowq.cli.output import FAILED, USAGE, Failure, echo_lines, say
+from lowq.cli.output import Failure, WrongUsage, echo_lines, say
 
 #: The files; what is in them is in the folder `project`, as NAME-tpl.
 _FILES = ("workers.py", "test_workers.py", "compose.yaml", "pyproject.toml")
@@ -23,7 +23,7 @@ def init(folder: Path) -> None:
     """
     there = [name for name in _FILES if name != "pyproject.toml" and (folder / name).exists()]
     if there:
-        raise Failure(f"{folder / there[0]} is there already, so nothing was written; name another folder", USAGE)
+        raise WrongUsage(f"{folder / there[0]} is there already, so nothing was written; name another folder")
     has_project = (folder / "pyproject.toml").exists()
     names = [name for name in _FILES if not (has_project and name == "pyproject.toml")]
     try:
@@ -32,7 +32,7 @@ def init(folder: Path) -> None:
             with (folder / name).open("x", encoding="utf-8") as file:
                 file.write((_TEMPLATES / f"{name}-tpl").read_text(encoding="utf-8"))
     except OSError as error:
-        raise Failure(f"{folder}: it can't be written: {error}", FAILED) from None
+        raise Failure(f"{folder}: it can't be written: {error}") from None
     echo_lines([f"wrote {folder / name}" for name in names])
     if has_project:
         say(f'add to {folder / "pyproject.toml"}:\n\n[tool.lowq]\napp = "workers"\n')
@@ -59,5 +59,5 @@ def completion(context: click.Context, shell: str) -> None:
     """
     kind, root = get_completion_class(shell), context.find_root()
     if kind is None:
-        raise Failure(f"this version of click completes nothing for {shell}", USAGE)
+        raise WrongUsage(f"this version of click completes nothing for {shell}")
     click.echo(kind(root.command, {}, "lowq", "_LOWQ_COMPLETE").source())

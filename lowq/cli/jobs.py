@@ -13,6 +13,7 @@ from lowq.cli.group import (
     audited,
     confirm,
     json_option,
+    optional_queue,
     options_of,
     queue_argument,
     used_queue,
@@ -20,12 +21,9 @@ from lowq.cli.group import (
     yes_option,
 )
 from lowq.cli.output import (
-    FAILED,
-    INTERRUPTED,
     JOB_COLUMNS,
-    USAGE,
-    Failure,
     Progress,
+    WrongUsage,
     answer,
     bound,
     count,
@@ -37,8 +35,9 @@ from lowq.cli.output import (
     say,
     server_time,
     table,
-)  # fmt: skip
+)
 from lowq.clock import ago
+from lowq.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from lowq.job import Job
 from lowq.logs import printable
 from lowq.operate.actions import IN_FLIGHT, MISSING, Acted, ActionName
@@ -70,7 +69,7 @@ def _filter_options(jobs: str, ids: str, shard: str) -> Callable[[Command], Comm
 
 @click.command
 @with_app
-@click.argument("queue", required=False)
+@optional_queue
 @click.option("--state", type=click.Choice(STATES), help="Default: all that wait.")
 @_filter_options("Only those", "Only ids", "Only this shard of the queue.")
 @click.option("--order-by", type=click.Choice(ORDERS), help="Default: perform_at; in the morgue buried_at.")
@@ -125,11 +124,13 @@ def _elsewhere(handle: Queue) -> str:
 
 # --- by id ---------------------------------------------------------------------------------------------------
 
+ids_argument = click.argument("ids", nargs=-1, required=True, metavar="ID...")
+
 
 @click.command
 @with_app
 @queue_argument
-@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@ids_argument
 @json_option
 def peek(app: Lowq, queue: str, ids: tuple[str, ...], as_json: bool) -> None:
     """All about single jobs, wherever they are.
@@ -150,13 +151,13 @@ def peek(app: Lowq, queue: str, ids: tuple[str, ...], as_json: bool) -> None:
     for job_id in () if as_json else missing:
         say(f"{job_id}: {ABSENT}")
     if missing:
-        click.get_current_context().exit(FAILED)
+        click.get_current_context().exit(EXIT_FAILED)
 
 
 @click.command
 @with_app
 @queue_argument
-@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@ids_argument
 @json_option
 def why(app: Lowq, queue: str, ids: tuple[str, ...], as_json: bool) -> None:
     """Why these ids are not being performed right now.
@@ -179,7 +180,7 @@ def why(app: Lowq, queue: str, ids: tuple[str, ...], as_json: bool) -> None:
     else:
         echo_lines(table(("id", "state", "why"), rows))
     if any(item["state"] is None for item in items):
-        click.get_current_context().exit(FAILED)
+        click.get_current_context().exit(EXIT_FAILED)
 
 
 # --- jobs: by id, or many ------------------------------------------------------------------------------------
@@ -251,13 +252,13 @@ def _act(
     verb = action.replace("_", "-")
     many = everything or wanted != JobFilter()
     if many and ids:
-        raise Failure("give ids, or --all, --state, --match or the like, not both", USAGE)
+        raise WrongUsage("give ids, or --all, --state, --match or the like, not both")
     narrowed = [name for name in wanted.given() if name != "state"]
     if everything and narrowed:
         option = narrowed[0].replace("_", "-")
-        raise Failure(f"--all and --{option} say two things: leave one of them out", USAGE)
+        raise WrongUsage(f"--all and --{option} say two things: leave one of them out")
     if not many and not ids:
-        raise Failure(f"which jobs? lowq {verb} {queue.name} ID..., or --all, --state STATE, --match PATTERN", USAGE)
+        raise WrongUsage(f"which jobs? lowq {verb} {queue.name} ID..., or --all, --state STATE, --match PATTERN")
     if many:
         _act_on_many(app, queue, action, wanted, reason, yes=yes, as_json=as_json)
     else:
@@ -299,7 +300,7 @@ def _act_on_ids(
         parts += [f"{number(acted.missing)}: {MISSING[action]}"] if acted.missing else []
         echo_lines(["; ".join(parts)])
     if acted.in_flight or acted.missing:
-        click.get_current_context().exit(FAILED)
+        click.get_current_context().exit(EXIT_FAILED)
 
 
 def _whereabouts(app: Lowq, queue: Queue, action: ActionName, ids: Sequence[str]) -> dict[str, str]:
@@ -370,7 +371,7 @@ def _act_on_many(
                 progress.show(step.done, step.done / max(step.total, 1))
     except KeyboardInterrupt:
         say(f"lowq: stopped; {number(step.done)} of {count(step.total, 'job')} {_DONE[action]}")
-        click.get_current_context().exit(INTERRUPTED)
+        click.get_current_context().exit(EXIT_INTERRUPTED)
     # Nobody counts those in flight by their ids.
     in_flight = 0 if meant == "morgue" else queue.stats().taken
     left = f"; {number(in_flight)} {IN_FLIGHT}" if in_flight else ""

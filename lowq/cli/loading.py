@@ -24,7 +24,7 @@ from types import ModuleType
 
 import lowq
 from lowq.application import Lowq
-from lowq.cli.output import FAILED, USAGE, Failure
+from lowq.cli.output import Failure, WrongUsage
 from lowq.errors import LowqError
 
 #: What ``[tool.lowq]`` may say.
@@ -74,7 +74,7 @@ def _split(spec: str) -> tuple[str, str]:
         return spec, ""
     target, _, attribute = spec.partition(":")
     if not target:
-        raise Failure(f"{spec}: write app.py, pkg.module or pkg.module:app", USAGE)
+        raise WrongUsage(f"{spec}: write app.py, pkg.module or pkg.module:app")
     return target, attribute
 
 
@@ -101,17 +101,17 @@ def _read(path: Path) -> str | None:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise Failure(f"{path}: it can't be read: {error}; repair it, or name the application: -r APP", USAGE) from None
+        raise WrongUsage(f"{path}: it can't be read: {error}; repair it, or name the application: -r APP") from None
     tool = document.get("tool")
     settings = tool.get("lowq") if isinstance(tool, dict) else None
     if settings is None:
         return None
     if not isinstance(settings, dict) or (unknown := [name for name in settings if name not in _KEYS]):
         named = f"{unknown[0]!r} is no setting" if isinstance(settings, dict) else "it is no table"
-        raise Failure(f"{path}: [tool.lowq]: {named}; it may have: {', '.join(_KEYS)}", USAGE)
+        raise WrongUsage(f"{path}: [tool.lowq]: {named}; it may have: {', '.join(_KEYS)}")
     app = settings.get("app")
     if app is not None and (not isinstance(app, str) or not app.strip()):
-        raise Failure(f'{path}: [tool.lowq] app = {app!r}: write app = "shop.workers", or app = "app.py"', USAGE)
+        raise WrongUsage(f'{path}: [tool.lowq] app = {app!r}: write app = "shop.workers", or app = "app.py"')
     return app
 
 
@@ -144,9 +144,9 @@ def _folder_and_name(path: Path) -> tuple[Path, str]:
 
 def _load_file(path: Path) -> ModuleType:
     if path.is_dir():
-        raise Failure(f"{path}: that is a folder; name a file in it, or a package as pkg.module", USAGE)
+        raise WrongUsage(f"{path}: that is a folder; name a file in it, or a package as pkg.module")
     if not path.is_file():
-        raise Failure(f"{path}: there is no such file; {_near_files(path)}", USAGE)
+        raise WrongUsage(f"{path}: there is no such file; {_near_files(path)}")
     path = path.resolve()
     folder, name = _folder_and_name(path)
     if str(folder) not in sys.path:
@@ -159,7 +159,7 @@ def _import_file(name: str, path: Path) -> ModuleType:
     if "." in name:
         module = importlib.import_module(name)
         if module.__file__ is None or Path(module.__file__).resolve() != path:
-            raise Failure(f"{path}: its name, {name}, is that of another module here: {module.__file__}", USAGE)
+            raise WrongUsage(f"{path}: its name, {name}, is that of another module here: {module.__file__}")
         return module
     try:
         spec = importlib.util.find_spec(name)
@@ -197,7 +197,7 @@ def _near_files(path: Path) -> str:
 
 def _load_module(name: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
-        raise Failure(f"{name}: write app.py, pkg.module or pkg.module:app", USAGE)
+        raise WrongUsage(f"{name}: write app.py, pkg.module or pkg.module:app")
 
     def load() -> ModuleType:
         try:
@@ -205,9 +205,7 @@ def _load_module(name: str) -> ModuleType:
         except ModuleNotFoundError as error:
             # A name that is missing on the way to the module; not one that the module itself imports in vain.
             if error.name and f"{name}.".startswith(f"{error.name}."):
-                raise Failure(
-                    f"{name}: there is no module {error.name!r}; {_near_modules(error.name)}", USAGE
-                ) from None
+                raise WrongUsage(f"{name}: there is no module {error.name!r}; {_near_modules(error.name)}") from None
             raise
 
     return _guarded(name, load)
@@ -242,7 +240,6 @@ def _guarded(what: str, load: Callable[[], ModuleType]) -> ModuleType:
         raise Failure(
             f"{what}: it ended the process while it was imported (sys.exit({error.code!r})); "
             'put what is meant for a direct start behind `if __name__ == "__main__":`',
-            FAILED,
         ) from None
     except BaseException as error:
         message = f"{what}: it could not be imported ({in_short(error)}), see above"
@@ -296,22 +293,21 @@ def _find_app(module: ModuleType, target: str, attribute: str, *, workers: bool)
             near = get_close_matches(attribute, apps, 1, 0.4) or list(apps)
             what = "there is no such name in it" if app is None else f"it is of type {type(app).__name__}, not Lowq"
             hint = f"did you mean {' or '.join(f'{target}:{name}' for name in near)}?" if near else f"try {target}"
-            raise Failure(f"{target}:{attribute}: {what}; {hint}", USAGE)
+            raise WrongUsage(f"{target}:{attribute}: {what}; {hint}")
         if workers and not app.workers:
-            raise Failure(f"{target}:{attribute} registers no worker; decorate one with @{attribute}.worker", USAGE)
+            raise WrongUsage(f"{target}:{attribute} registers no worker; decorate one with @{attribute}.worker")
         return app
     if lowq.app.workers:
         return lowq.app
     distinct = {id(app): (name, app) for name, app in apps.items() if app.workers or not workers}
     if len(distinct) > 1:
         names = " or ".join(f"{target}:{name}" for name, _ in distinct.values())
-        raise Failure(f"{target} has {len(distinct)} applications; choose one: {names}", USAGE)
+        raise WrongUsage(f"{target} has {len(distinct)} applications; choose one: {names}")
     if distinct:
         return next(iter(distinct.values()))[1]
     if workers:
-        raise Failure(
+        raise WrongUsage(
             f"{target} registers no worker; decorate a class or function in it, or in what it imports, "
             "with @lowq.worker",
-            USAGE,
         )
     return lowq.app

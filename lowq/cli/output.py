@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import IO, Any, Self
 
@@ -22,6 +22,8 @@ from lowq.application import Lowq
 from lowq.clock import ago, duration, relative_seconds
 from lowq.codec import MAX_TIME
 from lowq.errors import (
+    EXIT_FAILED,
+    EXIT_USAGE,
     START_REDIS,
     ConfigError,
     JobError,
@@ -33,13 +35,6 @@ from lowq.errors import (
 from lowq.job import Job
 from lowq.logs import printable
 from lowq.store.scripts import time_of
-
-#: Exit codes. Something failed.
-FAILED = 1
-#: What was typed makes no sense; the message says what to type instead.
-USAGE = 2
-#: Ended by Ctrl-C.
-INTERRUPTED = 130
 
 #: Seconds between two updates of a progress line.
 PROGRESS_INTERVAL = 0.1
@@ -54,7 +49,7 @@ class Failure(click.ClickException):
     ``passing``: trying again later may well help. ``trace``: where in the user's code it went wrong, shown before that.
     """
 
-    def __init__(self, message: str, exit_code: int = FAILED, *, passing: bool = False, trace: str = "") -> None:
+    def __init__(self, message: str, exit_code: int = EXIT_FAILED, *, passing: bool = False, trace: str = "") -> None:
         super().__init__(message)
         self.passing = passing
         self.trace = trace
@@ -65,10 +60,17 @@ class Failure(click.ClickException):
         click.echo(f"lowq: {printable(self.format_message())}", file=file, err=file is None)
 
 
+class WrongUsage(Failure):
+    """What was typed makes no sense; the message says what to type instead."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, EXIT_USAGE)
+
+
 def failure_of(error: LowqError) -> Failure:
     """The failure that ends a command for an error of lowq's: its message, and no traceback."""
     typed = isinstance(error, UnknownQueueError | ConfigError | JobError) and not isinstance(error, ShardsCountError)
-    return Failure(message_of(error), USAGE if typed else FAILED)
+    return (WrongUsage if typed else Failure)(message_of(error))
 
 
 def message_of(error: LowqError, or_else: str = "") -> str:
@@ -104,6 +106,17 @@ def _json_value(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     return str(value)
+
+
+def answered(as_json: bool, document: Any, found: Collection[Any], nothing: str) -> bool:
+    """Gives machines the document, and tells people when nothing was found. Otherwise returns False: what was found is
+    to be shown to them.
+    """
+    if as_json:
+        echo_json(document)
+    elif not found:
+        say(nothing)
+    return as_json or not found
 
 
 # --- numbers and times ---------------------------------------------------------------------------------------
@@ -145,7 +158,7 @@ def bound(app: Lowq, name: str, text: str | None, order_by: str | None) -> float
         return moment(text) if by_time else float(text)
     except ValueError:
         what = "a time: 2027-01-31T12:00Z, Unix seconds, or -2h, +30min" if by_time else "a number"
-        raise Failure(f"{name} {text}: it is {what}", USAGE) from None
+        raise WrongUsage(f"{name} {text}: it is {what}") from None
 
 
 def moment(text: str) -> float:

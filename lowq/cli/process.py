@@ -19,7 +19,7 @@ import click
 from click.core import ParameterSource
 
 from lowq import logs
-from lowq.cli.output import USAGE, Failure, failure_of
+from lowq.cli.output import Failure, WrongUsage, failure_of
 from lowq.errors import LowqError
 from lowq.logs import LogFormat
 from lowq.node.reload import NewCode
@@ -169,7 +169,7 @@ def reporting(
             try:
                 child = kind(supervised)
             except ValueError:
-                raise Failure(f"{OPTION} is for the processes of a supervisor: lowq run --processes N", USAGE) from None
+                raise WrongUsage(f"{OPTION} is for the processes of a supervisor: lowq run --processes N") from None
         yield child
     except (Failure, LowqError) as error:
         failure = error if isinstance(error, Failure) else failure_of(error)

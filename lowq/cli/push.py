@@ -17,10 +17,19 @@ import msgspec
 from lowq import logs
 from lowq.application import Lowq
 from lowq.cli.group import json_option, log_options, open_app, options_of, queue_argument, with_app, with_connection
-from lowq.cli.output import FAILED, INTERRUPTED, USAGE, Failure, Progress, answer, count, failure_of, moment, say
+from lowq.cli.output import Failure, Progress, WrongUsage, answer, count, failure_of, moment, say
 from lowq.cli.process import stopped_by_signals
 from lowq.codec import encode_job
-from lowq.errors import JobError, LowqError, NotReplicated, PushError, QueueFull, UnknownQueueError
+from lowq.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    JobError,
+    LowqError,
+    NotReplicated,
+    PushError,
+    QueueFull,
+    UnknownQueueError,
+)
 from lowq.logs import LogFormat
 from lowq.queue import Queue
 from lowq.store import DURABILITIES, Durability
@@ -189,7 +198,7 @@ def push(
     """
     if job_id is not None:
         if file is not None or any(skip):
-            raise Failure("--id pushes a single job; leave out the file and --skip", USAGE)
+            raise WrongUsage("--id pushes a single job; leave out the file and --skip")
         job = job_of(job_id, **single)
         handle = queue_to_push(app, queue, shards_count)
         with single_push():
@@ -197,7 +206,7 @@ def push(
     else:
         for name, value in single.items():
             if value is not None:
-                raise Failure(f"--{name.replace('_', '-')} is for a single job: give its --id too", USAGE)
+                raise WrongUsage(f"--{name.replace('_', '-')} is for a single job: give its --id too")
         handle = queue_to_push(app, queue, shards_count)
         accepted = _push_lines(app, handle, file or "-", skip, timeout, durability)
     answer(as_json, {"queue": queue, "accepted": accepted}, f"{count(accepted, 'payload')} pushed to {queue}")
@@ -212,7 +221,7 @@ def single_push() -> Iterator[None]:
         (job,) = error.unsafe
         raise Failure(
             f"job {job['id']} of {error.queue} is in, but not safe: {error.reason}; pushing it again by its id makes "
-            "it so", FAILED,
+            "it so",
         ) from None  # fmt: skip
 
 
@@ -226,7 +235,7 @@ def queue_to_push(app: Lowq, name: str, shards_count: int | None) -> Queue:
     try:
         queue.shards_count  # noqa: B018 - raises
     except UnknownQueueError as error:
-        raise Failure(f"{error}; to make the queue, say how many shards it gets: --shards-count 5", USAGE) from None
+        raise WrongUsage(f"{error}; to make the queue, say how many shards it gets: --shards-count 5") from None
     return queue
 
 
@@ -239,17 +248,17 @@ def job_of(
         try:
             job["payload"] = msgspec.json.decode(payload)
         except (msgspec.DecodeError, UnicodeEncodeError) as error:
-            raise Failure(f"the payload is no JSON: {error}; a text needs its quotes: '\"text\"'", USAGE) from None
+            raise WrongUsage(f"the payload is no JSON: {error}; a text needs its quotes: '\"text\"'") from None
     if score is not None:
         try:
             job["score"] = int(score) if score.lstrip("+-").isdigit() else float(score)
         except ValueError:
-            raise Failure(f"--score {score}: it must be a number", USAGE) from None
+            raise WrongUsage(f"--score {score}: it must be a number") from None
     if perform_at is not None:
         try:
             job["perform_at"] = moment(perform_at)
         except ValueError:
-            raise Failure(f"--perform-at {perform_at}: it is Unix time, or such as 2027-01-31T12:00Z", USAGE) from None
+            raise WrongUsage(f"--perform-at {perform_at}: it is Unix time, or such as 2027-01-31T12:00Z") from None
     return {name: value for name, value in job.items() if value is not None or name == "payload"}
 
 
@@ -299,7 +308,7 @@ def _give_up(app: Lowq, queue: Queue, error: BaseException, source: Source, comm
         resume = "nothing was pushed"
     else:
         resume = f"{count(accepted, 'payload')} in; go on with: {command} --skip {left_out}"
-    code = INTERRUPTED if isinstance(cause, KeyboardInterrupt) else FAILED
+    code = EXIT_INTERRUPTED if isinstance(cause, KeyboardInterrupt) else EXIT_FAILED
     raise Failure(f"{reason}; {resume}", code) from None
 
 
@@ -380,7 +389,7 @@ def outbox(
         click.echo(contrib.sql(sql), nl=False)
         return
     if not database_url:
-        raise Failure("which database? lowq outbox postgresql://user:password@host/name, or set DATABASE_URL", USAGE)
+        raise WrongUsage("which database? lowq outbox postgresql://user:password@host/name, or set DATABASE_URL")
     logs.configure(log_format, log_level)
     app = open_app(**connection)
     logs.configure(log_format, log_level)
@@ -404,4 +413,4 @@ def outbox(
     except LowqError:
         raise
     except Exception as error:  # the driver's
-        raise Failure(f"the database can't be used: {type(error).__name__}: {error}".strip(), FAILED) from None
+        raise Failure(f"the database can't be used: {type(error).__name__}: {error}".strip()) from None

@@ -9,11 +9,10 @@ from lowq.admin import ReshardProgress
 from lowq.application import Lowq
 from lowq.cli.group import audited, confirm, json_option, me, queue_argument, used_queue, with_app, yes_option
 from lowq.cli.output import (
-    INTERRUPTED,
-    USAGE,
-    Failure,
     Progress,
+    WrongUsage,
     answer,
+    answered,
     count,
     echo_json,
     echo_lines,
@@ -24,7 +23,7 @@ from lowq.cli.output import (
 )
 from lowq.cli.stats import end_without, shards_without
 from lowq.clock import ago, duration
-from lowq.errors import RedisUnavailable
+from lowq.errors import EXIT_INTERRUPTED, RedisUnavailable
 from lowq.operate.actions import IN_FLIGHT
 from lowq.operate.queries import shards_of_handle
 from lowq.operate.schedules import ScheduleInfo
@@ -168,7 +167,7 @@ def reshard(app: Lowq, queue: str, shards_count: int, unconfirmed: bool, as_json
     except KeyboardInterrupt:
         shards = "" if last is None else f" {last.shards_moved} of {count(last.shards_count, 'shard')} are moved;"
         say(f"lowq: stopped;{shards} to go on: lowq reshard {queue} {shards_count}")
-        click.get_current_context().exit(INTERRUPTED)
+        click.get_current_context().exit(EXIT_INTERRUPTED)
     except RedisUnavailable:
         say(f"lowq: what was moved stays so; to go on: lowq reshard {queue} {shards_count}")
         raise
@@ -237,18 +236,15 @@ def schedules(
         return
     if (name is None) != everything or (everything and action == "run-now"):
         other = "" if action == "run-now" else ", or --all"
-        raise Failure(f"which schedule? lowq schedules {action} NAME{other}", USAGE)
+        raise WrongUsage(f"which schedule? lowq schedules {action} NAME{other}")
     if name is None:
         found = [info for info in app.schedules() if queue in (None, info.queue)]
     else:
         found = [app.schedule(name, queue)]
     done = [_act_on_schedule(app, action, info) for info in found]
-    if as_json:
-        echo_json({"action": action, "schedules": [document for document, _ in done]})
-    else:
+    document = {"action": action, "schedules": [document for document, _ in done]}
+    if not answered(as_json, document, done, "there are no schedules"):
         echo_lines([line for _, line in done])
-        if not done:
-            say("there are no schedules")
 
 
 def _act_on_schedule(app: Lowq, action: str, info: ScheduleInfo) -> tuple[dict[str, object], str]:
@@ -269,17 +265,13 @@ def _act_on_schedule(app: Lowq, action: str, info: ScheduleInfo) -> tuple[dict[s
 
 def _list_schedules(app: Lowq, queue: str | None, as_json: bool) -> None:
     found = [info for info in app.schedules() if queue in (None, info.queue)]
-    if as_json:
-        echo_json({"schedules": found})
-    elif not found:
-        say("there are no schedules")
-    else:
-        now = server_time(app)
-        rows = [
-            [info.name, info.queue, info.text, info.missed, _next_time(info, now), ago(info.last_at, now)]
-            for info in found
-        ]
-        echo_lines(table(("name", "queue", "when", "missed", "next", "last"), rows))
+    if answered(as_json, {"schedules": found}, found, "there are no schedules"):
+        return
+    now = server_time(app)
+    rows = [
+        [info.name, info.queue, info.text, info.missed, _next_time(info, now), ago(info.last_at, now)] for info in found
+    ]
+    echo_lines(table(("name", "queue", "when", "missed", "next", "last"), rows))
 
 
 def _next_time(info: ScheduleInfo, now: float) -> str:

@@ -17,7 +17,7 @@ from lowq import logs
 from lowq.application import Lowq
 from lowq.cli.group import log_options, metrics_options, set_up, setting_option, with_connection
 from lowq.cli.loading import app_of_project, in_short, load_given, source_folder, users_traceback
-from lowq.cli.output import FAILED, USAGE, Failure, message_of
+from lowq.cli.output import Failure, WrongUsage, message_of
 from lowq.cli.process import Launch, drop_broken_streams, program, reporting, supervised_option, typed_options
 from lowq.cli.web import DASHBOARD_OPTIONS, address, announce, dashboard, with_dashboard_options
 from lowq.errors import EXIT_CUT_SHORT, ConfigError, LowqError, RedisUnavailable, ShardsCountError
@@ -86,17 +86,16 @@ def run(
     """
     if app_named is not None:
         if require not in (None, app_named):
-            raise Failure(f"{app_named} and -r {require} say two things: leave one of them out", USAGE)
+            raise WrongUsage(f"{app_named} and -r {require} say two things: leave one of them out")
         require = context.params["require"] = app_named
         context.set_parameter_source("require", ParameterSource.COMMANDLINE)  # as processes are given it
     if require is None and app_of_project() is None:
-        raise Failure(
+        raise WrongUsage(
             "a node needs your workers: lowq run app.py, or lowq run shop.workers, or in pyproject.toml [tool.lowq] "
             'app = "shop.workers"',
-            USAGE,
         )
     if embedded and redis_url is not None:
-        raise Failure("--embedded brings its own store; leave out --redis-url", USAGE)
+        raise WrongUsage("--embedded brings its own store; leave out --redis-url")
     launch = Launch()
     with reporting(supervised, log_format, log_level, Supervised) as child, ExitStack() as stack:
         if processes is not None or reload:
@@ -233,7 +232,7 @@ def _make_node(app: Lowq, queues: tuple[str, ...], child: Supervised | None, **o
     try:
         node = Node(app, queues=queues or None, on_ready=report_ready, **options)
     except ConfigError as error:
-        raise Failure(str(error), USAGE if queues else FAILED) from None
+        raise (WrongUsage if queues else Failure)(str(error)) from None
     return node
 
 
@@ -272,7 +271,7 @@ def _run(node: Node) -> int:
         return node.run()
     except LowqError as error:
         passing = isinstance(error, RedisUnavailable)
-        raise Failure(message_of(error, ", or try it without Redis: --embedded"), FAILED, passing=passing) from None
+        raise Failure(message_of(error, ", or try it without Redis: --embedded"), passing=passing) from None
     except Exception as error:
         raise _start_failure(error) from None
 

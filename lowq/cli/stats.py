@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import click
 
 from lowq.application import Lowq
-from lowq.cli.group import json_option, queue_argument, used_queue, with_app
-from lowq.cli.output import FAILED, bound, echo_json, echo_lines, number, say, server_time, shorten, table
+from lowq.cli.group import json_option, optional_queue, queue_argument, queues_argument, used_queue, with_app
+from lowq.cli.output import answered, bound, echo_json, echo_lines, number, say, server_time, shorten, table
 from lowq.clock import LONGEST_WAIT, ago, duration
-from lowq.errors import RedisUnavailable, ScriptError
+from lowq.errors import EXIT_FAILED, RedisUnavailable, ScriptError
 from lowq.logs import printable
 from lowq.observe.error_groups import most_frequent_first
 from lowq.observe.histories import PERCENTILES, SPANS, Histogram, HistoryPoint, Span, StretchTimes, Times, join
@@ -39,8 +39,6 @@ _SUMS = (
 
 #: What is said in place of figures.
 NO_QUEUE = "no queue has been used yet"
-
-queues_argument = click.argument("queues", nargs=-1, metavar="[QUEUE...]")
 
 
 @click.command
@@ -116,7 +114,7 @@ def end_without(unanswered: Mapping[str, str]) -> None:
     for queue, what in unanswered.items():
         click.echo(f"lowq: {queue}: {printable(what)}", err=True)
     if unanswered:
-        click.get_current_context().exit(FAILED)
+        click.get_current_context().exit(EXIT_FAILED)
 
 
 def _total(figures: Sequence[Stats]) -> dict[str, Any]:
@@ -236,7 +234,6 @@ def _watch(app: Lowq, queues: Sequence[str], seconds: float) -> None:
 
 # --- over time ---
 
-optional_queue = click.argument("queue", required=False)
 span_option = click.option("--span", type=click.Choice(SPANS), default="hour", show_default=True, help="How far back.")
 Item = TypeVar("Item")
 
@@ -312,12 +309,8 @@ def _times_of_all(app: Lowq, span: Span, as_json: bool) -> None:
     """A row for each queue that was worked in that time."""
     found = {info.name: app.queue(info.name, info.shards_count).times(span) for info in app.queues()}
     worked = {name: times for name, times in sorted(found.items()) if times.wait.count or times.run.count}
-    if as_json:
-        queues = [{"queue": name, **_percentiles_of(times)} for name, times in worked.items()]
-        echo_json({"span": span, "queues": queues})
-        return
-    if not worked:
-        say("no node has worked any queue in that time")
+    queues = [{"queue": name, **_percentiles_of(times)} for name, times in worked.items()]
+    if answered(as_json, {"span": span, "queues": queues}, worked, "no node has worked any queue in that time"):
         return
     rows = [[name, *_times_row(StretchTimes(0.0, times.wait, times.run))] for name, times in worked.items()]
     echo_lines(table(("queue", *_TIMES_COLUMNS), rows, right=_TIMES_COLUMNS))
@@ -361,11 +354,9 @@ def errors(app: Lowq, queue: str | None, sort: str, as_json: bool) -> None:
     found = app.error_groups() if queue is None else used_queue(app, queue).error_groups()
     if sort == "count":
         found = most_frequent_first(found)
-    if as_json:
-        echo_json({"errors": found})
-        return
-    if not found:
-        say("nothing has failed in the last 30 days, as far as nodes have recorded")
+    if answered(
+        as_json, {"errors": found}, found, "nothing has failed in the last 30 days, as far as nodes have recorded"
+    ):
         return
     now = server_time(app)
     rows = [
@@ -414,11 +405,9 @@ def audit(
     """What people did on the dashboard and the command line, the latest first."""
     bounds: Any = {name: bound(app, f"--{name}", text, None) for name, text in (("since", since), ("until", until))}
     entries = app.audit(limit, action=action and action.replace("-", "_"), **bounds, **wanted)
-    if as_json:
-        echo_json({"audit": entries})
-        return
-    if not entries:
-        say("no such entry" if action or since or until or any(wanted.values()) else "nobody did anything yet")
+    is_filtered = action or since or until or any(wanted.values())
+    nothing = "no such entry" if is_filtered else "nobody did anything yet"
+    if answered(as_json, {"audit": entries}, entries, nothing):
         return
     now = server_time(app)
     rows = [

@@ -11,9 +11,9 @@ import click
 from lowq import logs
 from lowq.application import Lowq
 from lowq.cli.group import log_options, open_app, options_of, with_connection
-from lowq.cli.output import FAILED, USAGE, Failure
+from lowq.cli.output import Failure, WrongUsage
 from lowq.cli.process import program, reporting, supervised_option
-from lowq.errors import ConfigError
+from lowq.errors import EXIT_USAGE, ConfigError
 from lowq.logs import LogFormat
 from lowq.supervisor.dashboard import DashboardFailed, DashboardProcess, NodeWatcher
 
@@ -132,8 +132,8 @@ def dashboard(
             url = process.start()
             announce(f"the dashboard is at {url}", "dashboard", url=url)
     except DashboardFailed as error:
-        if not patient or error.code == USAGE:
-            raise Failure(str(error), USAGE if error.code == USAGE else FAILED) from None
+        if not patient or error.code == EXIT_USAGE:
+            raise (WrongUsage if error.code == EXIT_USAGE else Failure)(str(error)) from None
         log.warning("%s; it is tried again until it starts", error, extra={"event": "dashboard_died"})
         process = make()
         process.start_later()
@@ -149,9 +149,9 @@ def _server(app: Lowq, bind: tuple[str, int], **options: Any) -> Any:
         try:
             make = entry.load()
         except ModuleNotFoundError as error:
-            raise Failure(f"the dashboard needs {error.name}: pip install 'lowq[web]'", USAGE) from None
+            raise WrongUsage(f"the dashboard needs {error.name}: pip install 'lowq[web]'") from None
         try:
             return make(app, *bind, **options)
         except ConfigError as error:
-            raise Failure(str(error), USAGE) from None
-    raise Failure("the dashboard is not installed: pip install 'lowq[web]'", USAGE)
+            raise WrongUsage(str(error)) from None
+    raise WrongUsage("the dashboard is not installed: pip install 'lowq[web]'")
