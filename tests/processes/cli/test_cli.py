@@ -48,7 +48,7 @@ def test_nothing_is_there_yet(cli: Cli) -> None:
     for verb, says, document in (
         ("stats", "no queue has been used yet\n", None),
         ("statistics", "no queue has been used yet\n", {"queues": []}),
-        ("nodes", "no node is running\n", {"nodes": []}),
+        ("nodes", "no node is running\n", {"nodes": [], "lost": []}),
         ("times", "no node has worked any queue in that time\n", {"span": "hour", "queues": []}),
     ):
         with case(verb):
