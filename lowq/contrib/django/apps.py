@@ -82,7 +82,7 @@ def apply_settings(config: lowq.Config) -> None:
         if problem is not None:
             _problems.append(problem)
     if _problems:
-        config.client_middlewares = [_Refusal()]
+        config.client_middlewares = [refuse_problems]
 
 
 def _apply_one(config: lowq.Config, name: Any, value: Any) -> checks.CheckMessage | None:
@@ -117,18 +117,8 @@ def _imported(value: Any) -> Any:
     return [_imported(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-class _Refusal:
-    """A client middleware, for pushes of both kinds, that lets nothing pass."""
-
-    def __call__(self, *_push: Any) -> None:
-        refuse_problems()
-
-    async def acall(self, *_push: Any) -> None:
-        refuse_problems()
-
-
-def refuse_problems() -> None:
-    """Raises ImproperlyConfigured if settings.LOWQ is wrong."""
+def refuse_problems(*_push: Any) -> None:
+    """Raises ImproperlyConfigured if settings.LOWQ is wrong; also as a client middleware."""
     if _problems:
         found = "; ".join(f"{problem.msg} {problem.hint} ({problem.id})" for problem in _problems)
         raise ImproperlyConfigured(f"settings.LOWQ is wrong: {found}")

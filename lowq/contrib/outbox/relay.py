@@ -56,10 +56,8 @@ MAX_AHEAD = 60.0
 class _Round(Changes):
     """What came of the rows of one round."""
 
-    #: The database's time when they were read.
-    now: float = 0.0
-    #: The highest score that was given before.
-    last_score: float = -math.inf
+    #: As they were read.
+    found: SettledRows = field(default_factory=lambda: SettledRows([]))
     #: Row -> the score that it was given.
     given: dict[int, float] = field(default_factory=dict)
     #: (queue, id) -> the score that its last row was given.
@@ -219,7 +217,7 @@ class Relay:
     def _relay(self, database: Database, found: SettledRows) -> _Round:
         """Pushes rows, and deletes those that are in."""
         read_at = time.monotonic()
-        done = _Round(now=found.now, last_score=found.last_score)
+        done = _Round(found=found)
         by_queue: dict[str, list[StoredJob]] = {}
         for job in found.jobs:
             by_queue.setdefault(job.queue, []).append(job)
@@ -321,13 +319,14 @@ class Relay:
         at: object = row.created_at
         if not isinstance(at, int | float) or not math.isfinite(at):  # SQLite keeps any text there
             raise JobError(f"created_at={at!r:.60} is no time, which is the row's score")
-        if at > done.now + MAX_AHEAD:
+        ahead = at - done.found.now
+        if ahead > MAX_AHEAD:
             raise JobError(
-                f"created_at={at!r} is {at - done.now:.0f} s ahead of the database's clock; as score it would put all "
-                "later rows ahead as well"
+                f"created_at={at!r} is {ahead:.0f} s ahead of the database's clock; as score it would put all later "
+                "rows ahead as well"
             )
         key = row.queue, row.id
-        score = max(float(at), math.nextafter(done.newest.get(key, done.last_score), math.inf))
+        score = max(float(at), math.nextafter(done.newest.get(key, done.found.last_score), math.inf))
         done.newest[key] = done.given[row.seq] = score
         return score
 
