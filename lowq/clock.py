@@ -1,9 +1,8 @@
 """Time: the clock by which leases run out and jobs become due, and lengths of time as people write and read them.
 
-The clock never steps, and counts on while the machine is suspended.
-A lease runs out in Redis whatever happens to its holder, so the holder must not count by a clock that stands still when
-its machine does: after a night in which the lid was closed it would go on with the jobs it had prefetched. All times
-that are compared with a lease's deadline come from here.
+The clock never steps, and counts on while the machine is suspended. A lease runs out in Redis also while its holder's
+machine is suspended. By a clock that stands still meanwhile, the holder would go on with its prefetched jobs after a
+night with the lid closed. All times that are compared with a lease's deadline come from here.
 """
 
 import math
@@ -13,7 +12,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-#: What says the time, in seconds since some moment. Who counts by it is given it, so that tests can move it.
+#: A function that returns seconds since some moment. It is injected, so that tests can move it.
 Clock = Callable[[], float]
 
 
@@ -37,16 +36,16 @@ now: Clock = _find()
 
 # --- lengths of time ---
 
-#: Seconds that a thread or a process waits at a time, at most: beyond some weeks or years, depending on the call,
-#: Python raises an OverflowError. Whoever waits looks again then, and waits on.
+#: The longest wait of a thread or a process, in seconds; for more, wait again. Beyond some weeks or years, depending on
+#: the call, Python raises an OverflowError.
 LONGEST_WAIT = 86400.0
 
 _UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 
 
 def duration(seconds: float, *, fine: bool = False) -> str:
-    """``4 min 10 s``: the two largest units; ``forever`` for what is no length of time. ``fine``: what is less than a
-    second in milliseconds, ``2.5 ms``.
+    """``4 min 10 s``: the two largest units; ``forever`` for infinity and NaN. ``fine``: less than a second in
+    milliseconds, ``2.5 ms``.
     """
     if not -math.inf < seconds < math.inf:
         return "forever"
@@ -68,7 +67,7 @@ def duration(seconds: float, *, fine: bool = False) -> str:
 
 
 def ago(at: float | None, now: float) -> str:
-    """``3 min ago``, ``in 4 min 10 s``, ``now``; nothing for what is no moment. Both are Unix time in seconds."""
+    """``3 min ago``, ``in 4 min 10 s``, ``now``; "" for None, infinity and NaN. Both are Unix time in seconds."""
     if at is None or not math.isfinite(at):
         return ""
     away = at - now
@@ -78,10 +77,10 @@ def ago(at: float | None, now: float) -> str:
 
 
 def relative_seconds(text: str) -> float | None:
-    """``-2h``, ``+30 min`` in seconds; None: it is nothing of the kind.
+    """``-2h``, ``+30 min`` in seconds; None: the text has another form.
 
     Raises:
-        ValueError: that is longer than any time.
+        ValueError: it is infinite.
     """
     found = re.fullmatch(r"([+-])\s*(\d+(?:\.\d+)?)\s*(s|min|m|h|d)", text.strip())
     if found is None:

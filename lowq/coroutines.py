@@ -1,6 +1,7 @@
-"""Coroutines where there is no event loop, and coroutines in a context of their own.
+"""Coroutines without an event loop, and coroutines in a context of their own.
 
-What threads and event loops do alike is written once, as coroutines. In a thread all that they await is done at once.
+Code that threads and event loops share is written once, as coroutines. In a thread, everything they await is done at
+once.
 """
 
 from asyncio import CancelledError
@@ -12,7 +13,7 @@ T = TypeVar("T")
 
 
 def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that awaits nothing but what is done at once."""
+    """Runs a coroutine that never suspends, and returns its result."""
     try:
         coroutine.send(None)
     except StopIteration as end:
@@ -22,8 +23,8 @@ def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def run_first(run: Callable[[Coroutine[Any, Any, T]], T], coroutine: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine as the first task of an event loop, by ``asyncio.run`` or the like. What it raises is raised
-    here, and not in the task: the loop would ask what class it says it has, and wait for ever if that raises.
+    """Runs a coroutine as the first task of an event loop, by ``asyncio.run`` or the like. Its exception is raised
+    here, and not in the task: the loop would ask the exception for its class, and wait for ever if that raises.
     """
     raised: list[BaseException] = []
 
@@ -42,7 +43,7 @@ def run_first(run: Callable[[Coroutine[Any, Any, T]], T], coroutine: Coroutine[A
 
 
 def plain(function: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., T]:
-    """The coroutine function as a plain one: what its coroutines await is done at once."""
+    """Makes a plain function of a coroutine function whose coroutines never suspend."""
 
     def call(*args: Any) -> T:
         coroutine = function(*args)
@@ -53,18 +54,18 @@ def plain(function: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., T]:
             if raised is error:
                 raise
         finally:
-            coroutine.close()  # interrupted by a time limit, it may not have begun
+            coroutine.close()  # a time limit may have interrupted it before it began
         try:
             raise raised
         finally:
-            del raised  # this frame is a part of its traceback
+            del raised  # its traceback refers to this frame
 
     return call
 
 
 def as_raised(error: BaseException) -> BaseException:
-    """The error as plain code in a coroutine has raised it. Python makes a RuntimeError of a `StopIteration` that
-    leaves a coroutine.
+    """The error that plain code in a coroutine has raised. Python makes a RuntimeError of a `StopIteration` that leaves
+    a coroutine.
     """
     if type(error) is RuntimeError and error.args == ("coroutine raised StopIteration",):
         cause = error.__cause__
@@ -74,15 +75,15 @@ def as_raised(error: BaseException) -> BaseException:
 
 
 class OwnContext(Coroutine[Any, Any, T], Generator[Any, Any, T]):
-    """The coroutine, to be awaited once, with its steps in a context of its own: a copy of the current one by default.
+    """Runs a coroutine, to be awaited once, in a context of its own: by default a copy of the current one.
 
-    A task has one context for all that it performs: what a handler sets of context variables would be there for the
-    next batch. A task for each batch would cost more, and be another one for `asyncio.current_task`, timeouts and
+    A task has one context for all its batches, so the context variables that a handler sets would remain for the next
+    batch. A task for each batch would cost more, and be another task for `asyncio.current_task`, timeouts and
     cancelling.
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], context: Context | None = None) -> None:
-        #: As of a coroutine that awaits it: who shows where a task waits goes by that.
+        #: As of a coroutine that awaits it: tools that show where a task waits follow this attribute.
         self.cr_await = coroutine
         self._run = (context or copy_context()).run
 

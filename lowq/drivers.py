@@ -1,7 +1,7 @@
 """Drivers: parts of lowq that an installed package brings, by name.
 
-A package names them in its entry points; whoever configures lowq says the name. Nothing is read or imported before a
-name is asked for, and lowq's own are found without any entry point.
+A package names them in its entry points, and the settings and options refer to the names. Entry points are read only
+when a driver is asked for that is not lowq's own.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ GROUPS: Mapping[str, str] = {
     "queue": "lowq.queues",
 }
 
-#: kind -> name -> where it is. Those of merge policies without a place are Redis's own.
+#: kind -> name -> where it is.
 _OWN: Mapping[str, Mapping[str, str]] = {
     "splitter": {
         "balanced": "lowq.shards.splitter:BalancedSplitter",
@@ -34,18 +34,18 @@ _OWN: Mapping[str, Mapping[str, str]] = {
     "merge": {},
     "queue": {"default": "lowq.queue:Queue"},
 }
-#: The names of merge policies that no driver is needed for.
+#: The merge policies that Redis has.
 _MERGES = ("append", "collapse", "latest")
 
 
 def names(kind: Kind) -> list[str]:
-    """The names of a kind that there are, in order."""
+    """The names of all drivers of a kind, in order."""
     own = set(_MERGES if kind == "merge" else _OWN[kind])
     return sorted(own | {point.name for point in entry_points(group=GROUPS[kind])})
 
 
 def check(kind: Kind, name: object) -> str:
-    """A name of a driver. It is looked for among the entry points, but not imported.
+    """Checks the name of a driver, without importing it.
 
     Raises:
         ConfigError: there is no such driver, or two packages have one of that name.
@@ -67,7 +67,7 @@ def load(kind: Kind, name: str) -> Any:
     ==========  =====================================================================================
 
     Raises:
-        ConfigError: there is none, or it can't be imported, or it is not what it must be.
+        ConfigError: there is none, or it can't be imported, or it has the wrong form.
     """
     given: object = name
     if not isinstance(given, str):
@@ -124,7 +124,7 @@ def _is_queue(driver: Any) -> bool:
     return isinstance(driver, type) and issubclass(driver, load("queue", "default"))
 
 
-#: kind -> what a driver must be, and whether it is.
+#: kind -> the form of a driver in words, and its check.
 _FORMS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "splitter": ("a callable (threads) -> splitter", callable),
     "scheduler": ("a callable () -> scheduler", callable),

@@ -53,7 +53,7 @@ EXIT_INTERRUPTED = 130
 class LowqError(Exception):
     """The root of everything that lowq raises on purpose."""
 
-    #: When something was done to many ids: to how many jobs it was done before, at least.
+    #: Of an action on many ids: the least number of jobs that it was done to before.
     done: int = 0
 
 
@@ -62,7 +62,7 @@ class ConfigError(LowqError, ValueError):
 
 
 class ShardsCountError(ConfigError):
-    """Code that is strict (``strict_shards_count``) says another ``shards_count`` than Redis. Nothing was written.
+    """Code with ``strict_shards_count`` has another ``shards_count`` than Redis. Nothing was written.
 
     Without that setting Redis is followed, with a warning.
     """
@@ -99,14 +99,14 @@ class PayloadError(JobError):
 
 
 class QueueInUse(LowqError):
-    """The queue is being worked by a node; stop the node first."""
+    """A node works the queue; stop the node first."""
 
 
 class MiddlewareError(LowqError):
     """A middleware neither called the next one nor raised, or called it twice."""
 
 
-#: What to do when Redis was never reached, and how people say where it is.
+#: The advice when Redis was never reached, with a place for the option that says where it is.
 START_REDIS = "start Redis, or say where it is with {} or LOWQ_REDIS_URL"
 
 
@@ -119,11 +119,11 @@ class RedisFull(RedisUnavailable):
 
 
 class RedisNotReady(RedisUnavailable):
-    """Redis answers, and can't serve now: it is a read-only replica, or one that has lost its primary, or it loads its
-    data, or it runs a script of somebody else for long, or it takes no writes as it can't save them or lacks replicas.
-    Nothing was written. Nodes and consumers wait until it can.
+    """Redis answers, but can't serve now: it is a read-only replica, or one without its primary, or it loads its data,
+    or a foreign script runs for long, or it refuses writes because it can't save them or lacks replicas. Nothing was
+    written. Nodes and consumers wait until it can.
 
-    ``state``: what it is or does, without its address.
+    ``state``: why it can't serve, without its address.
     """
 
     def __init__(self, message: str, state: str = "can't serve now") -> None:
@@ -132,19 +132,19 @@ class RedisNotReady(RedisUnavailable):
 
 
 class PushError(LowqError):
-    """Redis failed while jobs were being pushed, or a job of a later chunk was malformed, or a client middleware
-    raised in one. ``__cause__`` is what it was.
+    """Redis failed while jobs were being pushed, or a job of a later chunk was malformed, or a client middleware raised
+    in a later chunk. ``__cause__`` is that error.
 
-    ``accepted`` payloads are certainly in. ``rest`` holds the other jobs, ready to be pushed again: a list
-    when the jobs came as a list, otherwise an iterator that goes on with the original iterable. Jobs of a
-    call that got no answer are among the rest although they may be in: pushing them again merges them.
+    ``accepted`` payloads are certainly in. ``rest`` holds the other jobs, ready to be pushed again: a list when the
+    jobs came as a list, otherwise an iterator that goes on with the original iterable. Jobs of a call without an answer
+    are among the rest although they may be in: pushing them again merges them.
     """
 
-    #: With a ``durability``: jobs that are in, and that no replica, or not the disk, has for certain.
+    #: With a ``durability``: jobs that are in, but were not confirmed by a replica, or by the disk.
     unsafe: Sequence[Mapping[str, Any]] = ()
 
     def __init__(self, queue: str, accepted: int, rest: Iterable[Any], reason: BaseException) -> None:
-        # Of somebody else's exception also what it is; whose own code may raise when it is asked for a text.
+        # A foreign exception is shown with its class. Its own __str__ may raise.
         own = isinstance(reason, LowqError | TimeLimitExceeded)
         why = str(reason) if own else format_exception_only(reason)[-1].strip()
         why = why.rstrip(".")
@@ -169,9 +169,8 @@ class PushInterrupted(PushError, RedisUnavailable):
 
 
 class QueueFull(PushError):
-    """The queue has reached its ``capacity``; see `PushError`. Of a long push nothing was sent behind what did not
-    fit.
-    """
+    """The queue has reached its ``capacity``; see `PushError`. Nothing was sent after the first jobs that did not
+    fit."""
 
     def __init__(self, queue: str, accepted: int, rest: Iterable[Any], capacity: int) -> None:
         LowqError.__init__(
@@ -183,17 +182,17 @@ class QueueFull(PushError):
         self.queue = queue
         self.accepted = accepted
         self.rest = rest
-        #: As it is declared.
+        #: The declared capacity.
         self.capacity = capacity
 
 
 class NotReplicated(PushError):
-    """Jobs are in, and are performed as usual, but the push was to wait for more (``durability``), and that was not
-    confirmed in time: what is in ``unsafe`` may be lost if the server fails.
+    """Jobs are in, and are performed as usual, but their ``durability`` was not confirmed in time: those in ``unsafe``
+    may be lost if the server fails.
 
-    ``accepted`` payloads are in, those among them. ``rest`` holds the jobs that were not pushed: of a long push nothing
-    was sent behind the chunk that was not confirmed. See to the replicas, or the disk; then push ``unsafe`` again,
-    which merges with what is there, and ``rest``.
+    ``accepted`` payloads are in, the unsafe ones included. ``rest`` holds the jobs that were not pushed: nothing was
+    sent after the first chunk that was not confirmed. Repair the replicas, or the disk; then push ``unsafe`` again,
+    which merges with the jobs that are there, and ``rest``.
     """
 
     def __init__(
@@ -224,11 +223,11 @@ class NotReplicated(PushError):
         self.accepted = accepted
         self.unsafe = unsafe
         self.rest = rest
-        #: What was asked for.
+        #: The durability that was asked for.
         self.durability = durability
         #: Why they are not safe, for people.
         self.reason = why
-        #: How many replicas have confirmed it, of the 1 that is waited for.
+        #: The number of replicas that have confirmed it, of the 1 that it waits for.
         self.replicas = replicas
 
 
@@ -237,25 +236,23 @@ class RedisRefused(LowqError):
 
 
 class ScriptError(LowqError):
-    """A script failed in Redis: a bug in lowq, or keys of ours that somebody else has written."""
+    """A script failed in Redis: a bug in lowq, or foreign values in lowq's keys."""
 
-    #: The key that was asked for, or the prefix of the shard (it ends with a colon); None: not known.
+    #: The key of the call, or the prefix of its shard (it ends with a colon); None: not known.
     key: str | None = None
 
 
 class LeaseLost(LowqError):
-    """The shard is leased to somebody else by now; what this holder tried to write was refused."""
+    """The shard is leased to another holder by now; the write was refused."""
 
 
 class Resharding(LowqError):
-    """The jobs are just being moved, as the number of shards of their queue changes. Nothing was done; try again in a
-    moment.
-    """
+    """The jobs are being moved by a reshard. Nothing was done; try again in a moment."""
 
 
 class NotTaken(LowqError):
     """The consumer does not hold the job: it was reported already, or its ``ttr`` has passed, or the lease of its shard
-    was lost, or the receipt is none of this queue. Nothing was written.
+    was lost, or the receipt belongs to another queue. Nothing was written.
     """
 
 
@@ -270,9 +267,9 @@ class ConsumerClosed(LowqError):
 class TimeLimitExceeded(BaseException):
     """The batch has run for longer than the time_limit of its worker.
 
-    No `Exception`, like `asyncio.CancelledError`: a handler that goes on after any `Exception` is to end all the same.
+    No `Exception`, like `asyncio.CancelledError`: it also ends a handler that goes on after any `Exception`.
     """
 
     def __init__(self, *args: object) -> None:
-        # Python makes it of the class alone where it is raised in another thread.
+        # Raised in another thread, it is made without arguments.
         super().__init__(*(args or ("the batch has run for longer than its time_limit",)))

@@ -1,4 +1,4 @@
-"""A job: as producers give it, and as people look at it."""
+"""A job: as producers push it, and as people see it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,33 +17,31 @@ else:
 
     P = TypeVar("P")
 
-#: What an entity's id may be given as. It is kept and handed over as ``str``.
+#: The types of an entity's id. It is kept and handed over as ``str``.
 JobId = str | int | UUID
-#: Where a job is in its life; see the drawing in the documentation.
+#: The state of a job; docs/design.md has a drawing.
 State = Literal["scheduled", "due", "retrying", "taken", "morgue"]
 
 
 class JobDict(TypedDict, Generic[P]):
-    """A job as producers give it to ``perform_async`` and ``push``: ``JobDict[Order]``, or ``JobDict`` with any
-    payload.
-    """
+    """A job as producers push it: ``JobDict[Order]``, or ``JobDict`` with any payload."""
 
     id: JobId
     #: A JSON value; ``""`` by default.
     payload: NotRequired[P]
     #: The payload's order within its id: a version or a time. The server's clock by default.
     score: NotRequired[float]
-    #: When to run: Unix time in seconds, or an aware datetime. Now by default; what is later than the year 2242 counts
-    #: as that, and means "never".
+    #: When to run: Unix time in seconds, or an aware datetime. Now by default. Later times than the year 2242 are moved
+    #: there, and mean "never".
     perform_at: NotRequired[float | datetime]
     #: Lowkiq's name of ``perform_at``.
     perform_in: NotRequired[float | datetime]
     #: When to run, from now on: seconds or timedelta.
     delay: NotRequired[float | timedelta]
-    #: How long the payload is good for, from its arrival on: seconds or timedelta. One that has expired is never handed
-    #: out; it is removed. None: it never expires.
+    #: When the payload expires, counted from its arrival: seconds or timedelta. An expired payload is removed, and
+    #: never handed out. None: it never expires.
     ttl: NotRequired[float | timedelta | None]
-    #: 0, the most urgent, to 9: which of the jobs of a shard that are due is taken first. That of the queue by default.
+    #: 0, the most urgent, to 9: due jobs of a shard are taken in this order. By default that of the queue.
     priority: NotRequired[int]
 
 
@@ -52,13 +50,13 @@ Jobs = Mapping[str, Any] | Iterable[Mapping[str, Any]]
 
 
 class Untyped:
-    """Stands for payloads of any type where jobs are pushed: a worker or a queue without a type of payloads is one of
-    these as well, and takes any mappings; others take only a `JobDict` of their payloads.
+    """Stands for payloads of any type, for type checkers: workers and queues without a type of payloads take any
+    mappings, others only a `JobDict` of their payloads.
     """
 
 
 class JobOptions(TypedDict, total=False):
-    """What ``push(id, payload, ...)`` is told besides, as in a `JobDict`; None: it says nothing of that."""
+    """The options of ``push(id, payload, ...)``, as in a `JobDict`; None counts as not given."""
 
     score: float | None
     perform_at: float | datetime | None
@@ -68,12 +66,12 @@ class JobOptions(TypedDict, total=False):
 
 
 def new_job(job_id: JobId, payload: Any, options: JobOptions) -> dict[str, Any]:
-    """The `JobDict` of an id, its payload, and what is said besides.
+    """The `JobDict` of an id, its payload and the options.
 
     Raises:
-        JobError: another id is among that.
+        JobError: the options have another id.
     """
-    if "id" in options:  # it would take the place of the other one
+    if "id" in options:  # it would replace the other one
         other = dict(options)["id"]
         raise JobError(f"two ids are given, {job_id!r:.60} and id={other!r:.60}: write push(42, payload)")
     return {"id": job_id, "payload": payload} | {name: value for name, value in options.items() if value is not None}
@@ -81,7 +79,7 @@ def new_job(job_id: JobId, payload: Any, options: JobOptions) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job as it is at one moment, wherever it is."""
+    """A job at one moment, in any state."""
 
     id: str
     state: State
@@ -89,17 +87,17 @@ class Job:
     payloads: list[tuple[Any, float]]
     #: Unix time, seconds, at which the job is or was to run; None in the morgue.
     perform_at: float | None
-    #: -1 fresh, n: failed n + 1 times.
+    #: -1: fresh; n: failed n + 1 times.
     retry_count: int = -1
     #: The last error, or in the morgue the reason.
     error: str | None = None
-    #: How often an owner died with the job in flight.
+    #: The number of owners that died with the job in flight.
     crashes: int = 0
     #: Unix time, seconds; only in the morgue.
     buried_at: float | None = None
-    #: How many payloads there are, also when ``payloads`` holds only the first of them.
+    #: The number of all payloads, also when ``payloads`` holds only the first of them.
     payloads_count: int = 0
-    #: 0, the most urgent, to 9; of a job that waits.
+    #: 0, the most urgent, to 9; of a waiting job.
     priority: int = 0
-    #: Unix time, seconds: when the first of its payloads that wait expires; None: none does.
+    #: Unix time, seconds: when its first waiting payload expires; None: none does.
     expires_at: float | None = None

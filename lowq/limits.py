@@ -1,4 +1,4 @@
-"""Limits over all nodes: how many jobs may begin in a stretch of time, and how many batches may run at once."""
+"""Limits over all nodes: jobs that begin in a period, and batches that run at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,23 +8,23 @@ from typing import Any
 from lowq.errors import ConfigError
 from lowq.store.keys import is_queue_name
 
-#: Bounds of `Rate.per`, seconds: a hundredth, and 31 days.
+#: Bounds of `Rate.per`, in seconds.
 _PER = (0.01, 31 * 86400.0)
-#: How many permits a limit has at most.
+#: The most permits of a limit.
 _MOST = 1_000_000
-#: How many limits a worker has at most: each is asked before a batch may begin.
+#: The most limits of a worker: each is asked before a batch may begin.
 MAX_LIMITS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """At most ``limit`` jobs begin in any stretch of ``per`` seconds, over all nodes.
+    """At most ``limit`` jobs begin in any period of ``per`` seconds, over all nodes.
 
-    ``per``: seconds, or a timedelta, from 0.01 to 31 days. ``key``: its name; workers that name the same share one
-    limit. By default it is that of the queue alone.
+    ``per``: seconds, or a timedelta, from 0.01 s to 31 days. ``key``: its name; workers with the same key share the
+    limit. By default each queue has its own.
 
     Raises:
-        ConfigError: one of them makes no sense.
+        ConfigError: an argument is out of bounds.
     """
 
     limit: int
@@ -49,23 +49,21 @@ class Rate:
         return self.per
 
     def name(self, queue: str) -> str:
-        """What it is kept under, as a limit of that queue. Two rates of a queue differ in ``per``."""
+        """Its name in Redis, as a limit of that queue. Two rates of a queue differ in ``per``."""
         return f"rate:{self.seconds!r}:{self.key or queue}"
 
     def shown(self) -> dict[str, Any]:
-        """As the registry has it."""
+        """Its fields in the registry."""
         return {"rate": self.limit, "per": self.seconds} | ({"key": self.key} if self.key else {})
 
 
 @dataclass(frozen=True, slots=True)
 class Concurrency:
     """At most ``limit`` batches are performed at once, over all nodes. With ``batch_size=1``, the default, a batch is
-    one job.
-
-    ``key``: its name; workers that name the same share one limit. By default it is that of the queue alone.
+    one job. ``key``: as of `Rate`.
 
     Raises:
-        ConfigError: one of them makes no sense.
+        ConfigError: an argument is out of bounds.
     """
 
     limit: int
@@ -75,11 +73,11 @@ class Concurrency:
         _check("Concurrency", self.limit, self.key)
 
     def name(self, queue: str) -> str:
-        """What it is kept under, as a limit of that queue."""
+        """Its name in Redis, as a limit of that queue."""
         return f"concurrency:{self.key or queue}"
 
     def shown(self) -> dict[str, Any]:
-        """As the registry has it."""
+        """Its fields in the registry."""
         return {"concurrency": self.limit} | ({"key": self.key} if self.key else {})
 
 
@@ -97,7 +95,7 @@ def _check(kind: str, limit: object, key: object) -> None:
 
 
 def checked_limits(prefix: str, name: str, value: object) -> tuple[Limit, ...]:
-    """The option ``limit`` of a worker: None, one of them, or several.
+    """The option ``limit`` of a worker: None, a limit, or several.
 
     Raises:
         ConfigError: it is something else.
@@ -121,7 +119,7 @@ def checked_limits(prefix: str, name: str, value: object) -> tuple[Limit, ...]:
 
 
 def registered_limits(entry: object) -> list[Limit]:
-    """The limits in an entry of the registry, which may come from any version: what can't be read is left out."""
+    """The limits in an entry of the registry, which may come from any version: unreadable ones are left out."""
     found: list[Limit] = []
     for shown in entry if isinstance(entry, Sequence) else ():
         try:

@@ -1,5 +1,5 @@
-"""Logging: loggers whose calls never raise, for all of lowq; and the formats of the command line's node. The library
-itself logs through stdlib logging and sets nothing up.
+"""Logging: loggers whose calls never raise, and the formats of nodes that the command line starts. The library logs
+through stdlib logging and sets nothing up.
 
 ::
 
@@ -24,21 +24,21 @@ LogFormat = Literal["text", "json"]
 
 #: Characters of a value that `describe` shows.
 _DESCRIBED = 1000
-#: What is shown of a message, a traceback or a stack: a chain of exceptions may have megabytes, and fail every minute.
+#: Bounds of a message, a traceback or a stack: a chain of exceptions may have megabytes, and occur every minute.
 _MAX_LINES, _MAX_CHARACTERS = 200, 32_000
 #: Characters of a line of JSON beyond which its fields are shortened.
 _MAX_JSON = 4 * _MAX_CHARACTERS
 
 
 class Log(logging.LoggerAdapter[logging.Logger]):
-    """A logger whose calls never raise, whatever an application's handlers, filters and values do: what is told of a
-    job must not decide what becomes of it. A record that nobody took goes to stderr.
+    """A logger whose calls never raise, whatever an application's handlers, filters and values do: a log call must not
+    decide the outcome of a job. A record that could not be logged goes to stderr.
     """
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         """As `logging.Logger.log`. Only Ctrl-C gets through."""
         try:
-            # Two frames up: the caller of `error`, `warning` ..., of which this is called.
+            # Two frames up: the caller of `error`, `warning` ..., which call this.
             self.logger.log(level, msg, *args, stacklevel=2, **kwargs)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
@@ -52,7 +52,7 @@ def get_log(name: str) -> Log:
 
 
 def flush() -> None:
-    """Flushes the root logger's handlers, those that can be."""
+    """Flushes the root logger's handlers."""
     for handler in logging.getLogger().handlers:
         try:
             handler.flush()
@@ -64,12 +64,12 @@ def _complain(message: object, args: tuple[object, ...], error: BaseException) -
     try:
         if sys.stderr is not None:
             print(f"lowq could not log: {describe(error)}; it was: {message} {describe(args)}", file=sys.stderr)  # noqa: T201
-    except BaseException:  # there may be no stderr, and there is nobody else to tell
+    except BaseException:  # there may be no stderr, and no other place to report it
         pass
 
 
 def describe(value: object, as_text: Callable[[object], str] = repr) -> str:
-    """Its repr, shortened; or its type, where that raises: for what belongs to the application."""
+    """The repr of an application's value, shortened; its type, where that raises."""
     try:
         text = "".join((as_text(value),))  # a plain str, also of a subclass
     except BaseException:
@@ -78,9 +78,9 @@ def describe(value: object, as_text: Callable[[object], str] = repr) -> str:
 
 
 def shortened(text: str) -> str:
-    """The text, or its beginning and its end with a line between them that says how much is left out."""
+    """The text; of a long one the beginning and the end, with the number of characters left out between them."""
     if len(text) > _MAX_CHARACTERS or text.count("\n") >= _MAX_LINES:
-        # Cut to characters first, for one line may have all of them.
+        # Cut to characters first: it may be one long line.
         half = _MAX_CHARACTERS // 2
         head, tail = (text, text) if len(text) <= _MAX_CHARACTERS else (text[:half], text[-half:])
         head = "\n".join(head.split("\n", _MAX_LINES // 2)[: _MAX_LINES // 2])
@@ -89,7 +89,7 @@ def shortened(text: str) -> str:
     return text
 
 
-#: What every record has; whatever else it has came with ``extra``.
+#: The attributes of every record; others came with ``extra``.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 _DIM, _RESET = "\x1b[2m", "\x1b[0m"
@@ -99,9 +99,8 @@ _COLOURS = {logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m", logging.CRIT
 def configure(log_format: LogFormat | None, level: str | None, stream: TextIO | None = None) -> None:
     """Sets the root logger up for a node that was started from the command line.
 
-    To be called after the application was loaded: handlers that it has set up stay, unless ``log_format`` was
-    asked for. ``level``: a name such as "info", which is the default; where the application has set handlers up it
-    is the level of lowq's own loggers only.
+    Call it after the application was loaded: its handlers stay, unless ``log_format`` is given. ``level``: a name such
+    as "info", the default; if the application has set up handlers, the level of lowq's own loggers only.
     """
     root = logging.getLogger()
     if log_format is not None or not root.handlers:
@@ -122,7 +121,7 @@ def _wants_colours(stream: TextIO) -> bool:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """The text with everything escaped that a terminal would act upon, but for the characters in ``keep``."""
+    """The text with all control characters escaped, except those in ``keep``."""
     if text.isprintable():
         return text
     return "".join(
@@ -151,19 +150,19 @@ class JsonFormatter(logging.Formatter):
             text = json.dumps(line, default=str, allow_nan=False)
             if len(text) <= _MAX_JSON:
                 return text
-        # Too long; or keys that are no strings, NaN, something that contains itself, or whose text is not to be had:
-        # better as text than not at all.
+        # It is too long, or has keys that are no strings, NaN, a cycle, or a value whose __str__ raises: rather as text
+        # than not at all.
         return json.dumps(
             {name: shortened(value) if isinstance(value, str) else describe(value) for name, value in line.items()}
         )
 
 
 class TextFormatter(logging.Formatter):
-    """Time, level, the process if it has a name, logger, message; then the fields of ``extra``, but for those that a
-    message of lowq's own tells already.
+    """Time, level, the process if it has a name, logger, message; then the fields of ``extra``, except those that are
+    in a message of lowq's own already.
 
-    The time is local, with its offset from UTC: what the application loads may well change the zone.
-    What comes from jobs can't drive the terminal, nor pass for a line of its own.
+    The time is local, with its offset from UTC, as the application may change the zone. Texts from jobs can't send
+    control characters to the terminal, nor look like a line of the log.
     """
 
     def __init__(self, *, colours: bool = False) -> None:
@@ -194,7 +193,7 @@ def _trouble(formatter: logging.Formatter, record: logging.LogRecord) -> Iterato
     if record.exc_info and record.exc_info[0] is not None:
         try:
             yield "exception", shortened(formatter.formatException(record.exc_info))
-        except Exception:  # of an exception that raises when it is asked for its class, for one
+        except Exception:  # an exception may raise when it is asked for its class
             yield "exception", describe(record.exc_info[1])
     elif record.exc_text:
         yield "exception", shortened(record.exc_text)
@@ -205,7 +204,7 @@ def _trouble(formatter: logging.Formatter, record: logging.LogRecord) -> Iterato
 def _message(record: logging.LogRecord) -> str:
     try:
         return shortened(record.getMessage())
-    except Exception:  # the arguments don't fit: the record is worth more than the complaint about it
+    except Exception:  # the arguments don't fit: show them as they are
         return f"{record.msg} {describe(record.args)}"
 
 
@@ -218,8 +217,8 @@ def _extra(record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
 
 
 def _adds(record: logging.LogRecord, name: str, value: Any, message: str) -> bool:
-    """Whether a field is worth its place. In what an application says a number stands for anything: "1 change" is no
-    ``delivery=1``.
+    """Whether to show a field. A message of lowq's own may have it already. In an application's message a number may
+    mean anything: "1 change" is no ``delivery=1``.
     """
     if not f"{record.name}.".startswith("lowq."):
         return True

@@ -14,14 +14,14 @@ Middleware = Callable[[Any, Any, Callable[[], Any]], Any]
 def wrap(
     middlewares: Sequence[Middleware], worker: Any, inner: Callable[[Any], Awaitable[object]], *, is_async: bool
 ) -> Callable[[Any], Coroutine[Any, Any, None]]:
-    """``inner`` with the middlewares around it, the first outermost. ``is_async``: they are async, and await
-    ``call_next()``; otherwise they call it, and all that is awaited here is done at once.
+    """Wraps the middlewares around ``inner``, the first outermost. ``is_async``: they await ``call_next()``; otherwise
+    they call it, and every ``await`` in here is done at once.
 
-    A middleware that returns without ``call_next()`` and without raising would have the batch acknowledged though it
-    was not performed: that raises `MiddlewareError`. So does a plain one that returns a coroutine or the like.
+    A middleware that returns without ``call_next()`` and without raising would get the batch acknowledged though it was
+    not performed, so that raises `MiddlewareError`. So does a plain one that returns a coroutine or the like.
 
     Raises:
-        ConfigError: they are to be async, and one of them is not.
+        ConfigError: ``is_async``, and a middleware has no async form.
     """
     chain = [_async_form(middleware, worker) if is_async else middleware for middleware in middlewares]
 
@@ -44,7 +44,7 @@ def wrap(
                     finished = True  # the middleware may swallow it
                     raise
                 except BaseException:
-                    finished = not is_async  # not so what ends a task
+                    finished = not is_async  # an exception that ends a task must go on
                     raise
                 finished = True
 
@@ -68,10 +68,10 @@ def wrap(
 
 
 def all_async(middlewares: Sequence[Middleware]) -> bool:
-    """Whether an event loop can run all of them.
+    """Whether an event loop can run all of the middlewares.
 
     Raises:
-        MiddlewareError: some can only be awaited, and others not at all.
+        MiddlewareError: some can only be awaited, and others can't be awaited at all.
     """
     forms = [_find_async_form(middleware) for middleware in middlewares]
     if all(forms):
@@ -86,7 +86,7 @@ def all_async(middlewares: Sequence[Middleware]) -> bool:
 
 
 def check_plain(middlewares: Sequence[Middleware], worker: Any) -> None:
-    """Whether a worker with a plain ``perform`` can have them around it.
+    """Checks that the middlewares suit a worker with a plain ``perform``.
 
     Raises:
         ConfigError: one of them is an async def.
@@ -101,10 +101,10 @@ def check_plain(middlewares: Sequence[Middleware], worker: Any) -> None:
 
 
 def _async_form(middleware: Middleware, worker: Any) -> Middleware:
-    """The middleware as an async worker needs it.
+    """The awaitable form of the middleware, for an async worker.
 
     Raises:
-        ConfigError: it has no such form.
+        ConfigError: it has none.
     """
     form = _find_async_form(middleware)
     if form is None:
@@ -117,7 +117,7 @@ def _async_form(middleware: Middleware, worker: Any) -> Middleware:
 
 
 def _find_async_form(middleware: Middleware) -> Middleware | None:
-    """What of it can be awaited, if anything: itself, or its method ``acall``."""
+    """The awaitable form of the middleware: itself, or its method ``acall``."""
     if _is_async(middleware):
         return middleware
     form: Middleware | None = getattr(middleware, "acall", None)
@@ -130,11 +130,11 @@ def _is_async(middleware: Middleware) -> bool:
 
 
 def check_done(returned: object, worker: Any, method: str) -> None:
-    """Checks what a worker's method returned. A coroutine or a generator has done nothing yet, and nobody would run it:
-    the work would count as done. A decorator around an ``async def`` hides it when the worker is defined.
+    """Checks that a worker's method returned no coroutine and no generator: these have done nothing yet, and the work
+    would count as done. When the worker is defined, a decorator may hide that its method is an ``async def``.
 
     Raises:
-        ConfigError: it is one; it is closed, so that Python does not complain as well.
+        ConfigError: it did; the coroutine is closed, so that Python does not complain as well.
     """
     if returned is not None:
         kind = _discard_unrun(returned)
@@ -155,7 +155,7 @@ _UNRUN: tuple[tuple[type, str], ...] = (
 
 
 def _discard_unrun(returned: object) -> str:
-    """What kind of unfinished work it is, which is closed then; "": none."""
+    """Closes a coroutine or the like, and returns the kind that it is; "": none."""
     if returned is None:
         return ""
     for kind, name in _UNRUN:

@@ -1,8 +1,8 @@
 """Options: each is declared once, with its default, its kind (bounds, check, message) and its help.
 
-`QueueOptions` declares those of a queue, ``WORKER_OPTIONS`` has them and those of a worker, and `lowq.settings.Config`
+`QueueOptions` declares the options of a queue, ``WORKER_OPTIONS`` adds those of a worker, and `lowq.settings.Config`
 declares the settings in the same way. The tables of docs/workers.md and docs/settings.md are made from the
-declarations. Type checkers know no other way to learn of keywords than the `TypedDict` of each.
+declarations. The `TypedDict` of each is for type checkers.
 """
 
 import dataclasses
@@ -21,17 +21,16 @@ from lowq.retry import MAX_RETRY_COUNT, BuryOn, ReleaseOn, checked_bury_on, chec
 from lowq.store import DURABILITIES, Durability
 from lowq.store.keys import MAX_SHARDS, is_queue_name
 
-#: A merge policy of an application: from the payloads of an id, oldest first, to those that are to be handed over.
+#: A merge policy of an application: from the payloads of an id, oldest first, to the payloads to hand over.
 MergeFunction: TypeAlias = Callable[[list[Any]], list[Any]]
 #: Gives the score of a payload.
 ScoreFunction: TypeAlias = Callable[[Any], float]
 #: How Redis merges payloads of an id.
 MergePolicy = Literal["collapse", "append", "latest"]
 
-#: Without ``max_wait`` an id that is debounced runs after so many times ``debounce`` at the latest.
+#: The default of ``max_wait``, in multiples of ``debounce``.
 DEBOUNCES_WAITED = 10
-#: The largest whole number, and number of seconds: a timeout of more is a mistake, and some functions can't wait so
-#: long.
+#: The largest number, also of seconds: a larger timeout is a mistake, and some functions can't wait so long.
 LARGEST = 2**31
 _POLICIES: tuple[MergePolicy, ...] = ("collapse", "append", "latest")
 
@@ -40,11 +39,11 @@ _POLICIES: tuple[MergePolicy, ...] = ("collapse", "append", "latest")
 
 
 class Kind(NamedTuple):
-    """What the values of an option are."""
+    """The kind of an option's values."""
 
     #: ``(prefix, name, value)`` -> the plain value. It raises a `ConfigError` that begins with the prefix and the name.
     check: Callable[[str, str, Any], Any]
-    #: Reads a text, as the environment has it. None: there is no form of it in the environment.
+    #: Reads a text from the environment. None: it can't be set there.
     read: Callable[[str], Any] | None = None
 
 
@@ -56,7 +55,7 @@ def kind(
     read: Callable[[str], Any] | None = None,
     plain: Callable[[Any], Any] | None = None,
 ) -> Kind:
-    """Values that are right, and with ``optional`` None. ``plain``: what is made of them."""
+    """Values that are right, and with ``optional`` None. ``plain`` converts them."""
 
     def check(prefix: str, name: str, value: Any) -> Any:
         if value is None and optional:
@@ -80,7 +79,7 @@ def whole(least: int, most: int = LARGEST, *, optional: bool = False) -> Kind:
 def number(
     *, least: float | None = None, above: float | None = None, most: float = LARGEST, optional: bool = False
 ) -> Kind:
-    """A number of at least, or of more than."""
+    """A number within bounds; ``above`` is excluded."""
     bound = f"more than {above:g}" if above is not None else f"at least {least:g}"
 
     def is_right(value: Any) -> bool:
@@ -130,7 +129,7 @@ def driver(of: drivers.Kind, *, optional: bool = False) -> Kind:
 
 
 def takes(function: Callable[..., Any], count: int) -> bool:
-    """Whether it can be called with so many arguments by position."""
+    """Whether the function can be called with ``count`` arguments by position."""
     try:
         inspect.signature(function).bind(*[None] * count)
     except TypeError:
@@ -144,13 +143,13 @@ def _is_function_of_one(value: Any) -> bool:
     return callable(value) and not inspect.iscoroutinefunction(value) and takes(value, 1)
 
 
-#: What is called with events. In the body of a class a plain function would be a method.
+#: A callback for events. In the body of a class a plain function would be a method.
 LISTENER = kind(
     "a function of one argument, the event, and not async def; in a class write @staticmethod def on_event(event)",
     _is_function_of_one,
     optional=True,
 )
-#: ``timeout`` of a push: how long it waits for room.
+#: ``timeout`` of a push: seconds to wait for room.
 TIMEOUT = seconds(zero=True)
 DURABILITY = one_of(DURABILITIES)
 
@@ -159,7 +158,7 @@ def _check_merge(prefix: str, name: str, value: Any) -> MergePolicy | MergeFunct
     if isinstance(value, str) and value not in _POLICIES:
         driver("merge").check(prefix, name, value)
         value = drivers.load("merge", value)
-    return _MERGE.check(prefix, name, value)  # type: ignore[no-any-return]  # whatever it is, it can be called
+    return _MERGE.check(prefix, name, value)  # type: ignore[no-any-return]  # it is callable
 
 
 _MERGE = kind(
@@ -194,7 +193,7 @@ class Option:
     kind: Kind
     #: A line of Markdown for the tables of the documentation.
     help: str
-    #: The default in words, where its ``repr`` says nothing to people.
+    #: The default in words, where its ``repr`` is not for people.
     shown: str = ""
 
 
@@ -205,7 +204,7 @@ def option(default: Any, kind: Kind, help: str) -> Any:  # noqa: A002 - as click
 
 @dataclass(frozen=True, slots=True)
 class QueueOptions:
-    """The options of a queue, as plain values. Times are seconds. The defaults are those of a queue that says none."""
+    """The options of a queue, as plain values. Times are seconds."""
 
     queue_name: str
     shards_count: int = option(
@@ -253,7 +252,7 @@ class QueueOptions:
     )  # fmt: skip
 
     def declared(self, options: Mapping[str, Any], whose: str = "") -> Self:
-        """With these, which were checked one by one. ``whose``: for the message.
+        """A copy with these options, each of which was checked alone. ``whose``: for the message.
 
         Raises:
             ConfigError: they contradict each other.
@@ -272,7 +271,8 @@ class QueueOptions:
         return made
 
     def registered(self, options: Mapping[str, Any]) -> Self:
-        """With those of an entry of the registry, which may come from any version: what can't be read is left out."""
+        """A copy with the options of a registry entry, which may come from any version: unreadable ones are left
+        out."""
         found: dict[str, Any] = {}
         for name in options.keys() & _REGISTERED:
             try:
@@ -285,8 +285,8 @@ class QueueOptions:
             return self.declared({**found, "max_wait": None})
 
     def shown(self) -> dict[str, Any]:
-        """Those that differ from the defaults, as the registry keeps them: it is sent with every heartbeat. A function
-        can't be kept there.
+        """The options that differ from the defaults, as the registry keeps them: its entry is sent with every
+        heartbeat. Functions can't be kept there.
         """
         values = {name: getattr(self, name) for name in QUEUE_OPTIONS if name in _REGISTERED}
         return {
@@ -297,11 +297,11 @@ class QueueOptions:
 
     @property
     def policy(self) -> MergePolicy:
-        """How Redis merges."""
+        """The merge policy in Redis."""
         return "collapse" if callable(self.merge) else self.merge
 
     def push_words(self) -> bytes:
-        """What a push tells Redis of them; nothing of a queue that has none which concern pushes."""
+        """The options in the arguments of a push; b"" without any that concern pushes."""
         words = "" if self.policy == "collapse" else f" merge={self.policy}"
         if self.debounce is not None:
             words += f" debounce={self.debounce!r} max_wait={self.longest_wait!r}"
@@ -311,24 +311,24 @@ class QueueOptions:
 
     @property
     def rest(self) -> Rest:
-        """ttl and priority of jobs that say none, encoded."""
+        """The default ttl and priority of jobs, encoded."""
         return encode_ttl(self.ttl), encode_priority(self.priority)
 
     @property
     def merge_function(self) -> MergeFunction | None:
-        """What is applied to payloads before they are handed over."""
+        """The function that merges payloads before they are handed over."""
         return self.merge if callable(self.merge) else None
 
     @property
     def longest_wait(self) -> float | None:
-        """Seconds after its first payload in which a debounced id runs at the latest."""
+        """The latest time, in seconds after its first payload, at which a debounced id runs."""
         if self.debounce is None:
             return None
         return min(self.debounce * DEBOUNCES_WAITED, MAX_TIME) if self.max_wait is None else self.max_wait
 
     @property
     def shard_capacity(self) -> int | None:
-        """``capacity`` of one shard."""
+        """The ``capacity`` of one shard."""
         return None if self.capacity is None else -(-self.capacity // self.shards_count)
 
 
@@ -336,12 +336,12 @@ class QueueOptions:
 QUEUE_OPTIONS: Mapping[str, Option] = {
     field.name: field.metadata["option"] for field in fields(QueueOptions) if field.metadata
 }
-#: Those of them that an entry of the registry has among its options.
+#: The ones among the options of a registry entry.
 _REGISTERED = QUEUE_OPTIONS.keys() - {"shards_count"}
-#: Bounds of ``weight``: far beyond what makes sense, and near enough that sums of shares stay exact.
+#: Bounds of ``weight``: beyond any use, and near enough that sums of shares stay exact.
 _WEIGHT = number(least=1e-6, most=1e6)
 
-#: The options of a worker: those of its queue, and its own.
+#: The options of a worker, those of its queue included.
 WORKER_OPTIONS: Mapping[str, Option] = {
     **QUEUE_OPTIONS,
     "batch_size": Option(1, whole(1, 500), "ids handed to one `perform`, at most"),
@@ -417,10 +417,10 @@ class WorkerKeywords(QueueKeywords, total=False):
 
 
 def checked_options(whose: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``app.queue`` was given, as plain values.
+    """The options of ``app.queue``, as plain values.
 
     Raises:
-        ConfigError: an option that there isn't, or a value that makes no sense.
+        ConfigError: an unknown option, or a wrong value.
     """
     for name in options:
         if name not in QUEUE_OPTIONS:
@@ -429,7 +429,7 @@ def checked_options(whose: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_queue_name(name: object) -> str:
-    """A queue's name becomes part of keys, so braces and control characters would break them.
+    """Checks a queue's name, which becomes part of keys: braces and control characters would break them.
 
     Raises:
         ConfigError
@@ -438,10 +438,10 @@ def check_queue_name(name: object) -> str:
 
 
 def merged(merge: MergeFunction, payloads: list[Any]) -> list[Any]:
-    """What a merge function makes of the payloads of an id, oldest first.
+    """Applies a merge function to the payloads of an id, oldest first.
 
     Raises:
-        LowqError: something else than a list. What the function raises.
+        LowqError: the result is no list. Any exception of the function.
     """
     result: object = merge(list(payloads))
     if not isinstance(result, list):

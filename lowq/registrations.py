@@ -1,6 +1,4 @@
-"""The registry of queues in Redis, as a process writes it: which queues were entered, with which options, and where
-their jobs go.
-"""
+"""The registry of queues in Redis, as a process writes it: queues, their options, and their layouts."""
 
 import json
 from collections.abc import Callable, Collection, Mapping
@@ -18,7 +16,7 @@ from lowq.store.registry import Registration
 
 log = get_log("lowq")
 
-#: The options that the registry always has.
+#: The options that an entry always has.
 _SHOWN = ("shards_count", "batch_size", "max_retry_count", "max_payloads", "max_crash_count", "max_threads")
 
 
@@ -28,21 +26,21 @@ class QueueInfo:
 
     name: str
     shards_count: int
-    #: The options of its worker, as far as anybody has registered them.
+    #: The options of its worker that were registered.
     options: Mapping[str, Any]
-    #: Counts the reshards that have ended.
+    #: The number of reshards that have ended.
     epoch: int = 0
-    #: While a reshard is under way: its layouts, and what the registry says of it.
+    #: While a reshard is under way: its layouts, and its entry in the registry.
     reshard: Layouts | None = None
 
     @property
     def layouts(self) -> Layouts:
-        """The layout of the queue, and the one that its jobs are being moved to, if they are."""
+        """The layout of the queue, and during a reshard the next one."""
         return self.reshard or Layouts(Layout(self.shards_count, self.epoch))
 
 
 def queue_info(name: bytes, data: bytes) -> QueueInfo | None:
-    """What an entry of the registry says; None when it can't be read, or no queue can be called so."""
+    """Decodes an entry of the registry; None: it can't be read, or the name is none of a queue."""
     text, entry = name.decode("utf-8", "replace"), untrusted.json_object(data) or {}
     layouts = Layouts.read(entry)
     if not is_queue_name(text) or text.encode() != name or layouts is None:
@@ -70,23 +68,23 @@ class Registrations:
         self._config = config
         self._client = client
         self._accepts = accepts
-        #: The queues that are in the registry, by name and shards_count, with their options as they are there.
+        #: (name, shards_count) -> the options that the registry has of a queue that was entered.
         self.entered: dict[tuple[str, int], QueueOptions] = {}
-        #: Where the jobs of queues go, by name.
+        #: Queue -> where its jobs go.
         self._routes: dict[str, Routes] = {}
-        #: Queues about whose number of shards a warning was logged, with the numbers.
+        #: The numbers of shards that a warning was logged about: (queue, number in the code, number in Redis).
         self._warned: set[tuple[str, int, int]] = set()
 
     def enter(
         self, name: str, shards_count: int, worker: Any = None, declared: Mapping[str, Any] | None = None, *,
         anew: bool = False,
     ) -> QueueOptions:  # fmt: skip
-        """Enters the queue in the registry, once per process, before anything of it is written. ``declared``: options
-        that are changed there. Returns the queue's options. ``anew``: also if they are known.
+        """Enters the queue in the registry, once per process, before anything of it is written. Returns its options.
+        ``declared``: options to change there. ``anew``: asks Redis also when the options are known.
 
         Raises:
-            ShardsCountError: there is another number of shards, and ``strict_shards_count`` is set. ConfigError: what
-            is declared contradicts what is there.
+            ShardsCountError: there is another number of shards, and ``strict_shards_count`` is set. ConfigError: the
+            declared options contradict the registered ones.
         """
         known = None if anew else self.entered.get((name, shards_count))
         if worker is not None:
@@ -110,7 +108,7 @@ class Registrations:
         return options
 
     def _warn_of_count(self, name: str, shards_count: int, layouts: Layouts) -> None:
-        """Says once that code and registry disagree about the number of shards: the registry is followed."""
+        """Warns once that code and registry disagree about the number of shards; the registry counts."""
         counts = [layout.shards_count for layout in layouts.all]
         if shards_count not in counts and (name, shards_count, counts[-1]) not in self._warned:
             self._warned.add((name, shards_count, counts[-1]))
@@ -123,8 +121,8 @@ class Registrations:
     def layouts_in(
         self, call: Registration, reply: Any, served: Layouts | None, doubted: Collection[int]
     ) -> Layouts | None:
-        """The layouts of a queue, from the reply to its `registration`. None: they contradict those that were
-        ``served``, and the shards are being asked.
+        """The layouts of a queue, from the reply to its registration. None: they contradict the ``served`` ones, and
+        the shards are being asked.
         """
         name, shards_count = call.queue, call.shards_count
         layouts = _layouts_in(name, shards_count, reply if isinstance(reply, bytes) else b"")
@@ -135,17 +133,17 @@ class Registrations:
         return layouts
 
     def routes_of(self, name: str) -> Routes | None:
-        """Where the jobs of a queue go, as far as it is known without asking Redis."""
+        """Where the jobs of a queue go, without asking Redis; None: not known."""
         return self._routes.get(name)
 
     def note_layouts(self, name: str, layouts: Layouts) -> Routes:
-        """Where the jobs of a queue go: the registry says so."""
+        """Notes the layouts that the registry has now; returns where the jobs of the queue go."""
         routes = self._routes.setdefault(name, Routes(layouts))
         routes.note_read(layouts)
         return routes
 
     def _write(self, name: str, shards_count: int, worker: Any = None, entry: str = "", based_on: bytes = b"") -> bytes:
-        """Returns the entry that there was before, if it was another one."""
+        """Writes the entry, and returns the earlier one if it was different."""
         call = self.call(name, shards_count, worker, entry, based_on)
         try:
             before = self._client().call(call, timeout=self._config.push_timeout)
@@ -157,7 +155,7 @@ class Registrations:
         return before if isinstance(before, bytes) else b""
 
     def _check_entry(self, name: str, key: str) -> None:
-        """Looks whether it is the entry's fault that the queue could not be entered.
+        """Checks the entry of a queue that could not be entered.
 
         Raises:
             ScriptError: it can't be read; the message says how to remove it.
@@ -174,7 +172,7 @@ class Registrations:
         raise error from None
 
     def _declare(self, name: str, shards_count: int, declared: Mapping[str, Any]) -> tuple[QueueOptions, bytes]:
-        """Changes options in the registry, and leaves the others there. Returns them, and the entry that there was."""
+        """Changes options in the registry, and leaves the others. Returns all of them, and the earlier entry."""
         before = self._write(name, shards_count) or b'{"shards_count":%d,"options":{}}' % shards_count
         while True:
             options = _options_in(name, shards_count, before).declared(declared)
@@ -185,10 +183,10 @@ class Registrations:
             if meanwhile in (b"", before):
                 self._note_changed(name, shards_count, options, before)
                 return options, before
-            before = meanwhile  # somebody else has changed it just now
+            before = meanwhile  # another process has changed it just now
 
     def _note_changed(self, name: str, shards_count: int, options: QueueOptions, before: bytes) -> None:
-        """Says which options of an earlier declaration were others."""
+        """Warns of the options that differ from an earlier declaration."""
         info = queue_info(name.encode(), before)
         if info is None or not info.options:
             return
@@ -204,7 +202,7 @@ class Registrations:
     def call(
         self, name: str, shards_count: int, worker: Any = None, entry: str = "", based_on: bytes = b""
     ) -> Registration:
-        """The call that enters a queue in the registry, with the options of its worker, or this entry."""
+        """The call that enters a queue in the registry, with the options of its worker, or with this entry."""
         if worker is not None and not entry:
             entry = json.dumps({"shards_count": shards_count, "options": options_of(worker)})
         routes = self._routes.get(name)
@@ -216,15 +214,15 @@ class Registrations:
         )  # fmt: skip
 
     def forget(self) -> None:
-        """Enters the queues anew when they are used next: Redis may have lost its data."""
+        """Forgets all, so that each queue is entered again when it is next used: Redis may have lost its data."""
         self.entered.clear()
         self._routes.clear()
 
 
 def options_of(worker: Any) -> dict[str, Any]:
-    """The worker's options, as the registry in Redis shows them."""
+    """The worker's options, as the registry has them."""
     options: dict[str, Any] = {name: getattr(worker, name) for name in _SHOWN}
-    # Only those that are used: a registry is sent with every heartbeat.
+    # The others only if they are used: the entry is sent with every heartbeat.
     time_limit = seconds_of(worker.time_limit)
     if time_limit is not None:
         options["time_limit"] = time_limit
@@ -234,13 +232,13 @@ def options_of(worker: Any) -> dict[str, Any]:
 
 
 def _options_in(name: str, shards_count: int, entry: bytes) -> QueueOptions:
-    """The options of a queue as an entry of the registry has them."""
+    """The options of a queue in an entry of the registry."""
     info = queue_info(name.encode(), entry)
     return QueueOptions(name, shards_count).registered({} if info is None else info.options)
 
 
 def _layouts_in(name: str, shards_count: int, entry: bytes) -> Layouts:
-    """The layouts of a queue as an entry of the registry has them."""
+    """The layouts of a queue in an entry of the registry."""
     info = queue_info(name.encode(), entry) if entry else None
     return Layouts.plain(shards_count) if info is None else info.layouts
 

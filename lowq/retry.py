@@ -1,8 +1,8 @@
-"""When a job that failed runs again, and when it does no more: the formula of retries, and what becomes of a job by the
-class of what its handler raised, ``bury_on``, ``release_on``, ``retry_in``.
+"""Retries: the formula of their delays, and the policies by error class, ``bury_on``, ``release_on``, ``retry_in``.
 
 Of the classes that a worker or its application names, the nearest in the error's ``__mro__`` counts. A worker's own
-option replaces the application's; where a class is in both of ``bury_on`` and ``release_on``, the worker's word counts.
+option replaces the application's. Where the worker names a class in one of ``bury_on`` and ``release_on``, and the
+application in the other, the worker's counts.
 """
 
 import inspect
@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from lowq.codec import MAX_TIME
 from lowq.errors import ConfigError, TimeLimitExceeded
 
-#: Retries of an id after which its oldest payload is buried, where its worker says nothing else.
+#: The default number of retries of an id, after which its oldest payload is buried.
 MAX_RETRY_COUNT = 25
 #: Classes of errors.
 BuryOn: TypeAlias = Sequence[type[BaseException]]
@@ -35,23 +35,23 @@ def default_retry_in(retry_count: int) -> float:
 
 
 def default_retry_bounds(retry_count: int) -> tuple[float, float]:
-    """Seconds until retry ``retry_count`` at the least and at the most: Lowkiq's formula, from seconds to days."""
+    """The least and the most seconds until retry ``retry_count``: Lowkiq's formula, from seconds to days."""
     least = retry_count**4 + 15
     return least, least + 30 * (retry_count + 1)
 
 
 def is_exhausted(retry_count: int, max_retry_count: int) -> bool:
-    """Whether a job that failed for the time ``retry_count``, counted from 0, is given up."""
+    """Whether a job is given up after its failure number ``retry_count``, counted from 0."""
     return retry_count >= max_retry_count
 
 
 def retry_delay(seconds: float) -> float | None:
-    """Seconds until a retry, within bounds, from what a worker's ``retry_in`` gave; None: it is no time."""
+    """Seconds until a retry, within bounds, from the result of ``retry_in``; None: that is no time."""
     return min(max(seconds, 0.0), MAX_TIME) if math.isfinite(seconds) else None
 
 
 def checked_bury_on(prefix: str, name: str, value: Any) -> tuple[type[BaseException], ...] | None:
-    """The classes. ``prefix``: what a message begins with.
+    """The classes of the option. ``prefix``: the beginning of a message.
 
     Raises:
         ConfigError
@@ -68,7 +68,7 @@ def checked_bury_on(prefix: str, name: str, value: Any) -> tuple[type[BaseExcept
 
 
 def checked_release_on(prefix: str, name: str, value: Any) -> dict[type[BaseException], float] | None:
-    """Class -> seconds.
+    """Class -> seconds, of the option.
 
     Raises:
         ConfigError
@@ -103,7 +103,7 @@ def _checked_class(prefix: str, name: str, item: Any, form: str) -> type[BaseExc
 
 
 def check_apart(prefix: str, bury_on: Sequence[type] | None, release_on: Mapping[type, float] | None) -> None:
-    """No class is in both.
+    """Checks that no class is in both.
 
     Raises:
         ConfigError
@@ -116,11 +116,11 @@ def check_apart(prefix: str, bury_on: Sequence[type] | None, release_on: Mapping
 
 
 def checked_retry_in(where: str, function: Any, bound: int = 0) -> bool:
-    """Whether it takes the error besides the retry count. ``where``: what a message begins with, of a worker's.
-    ``bound``: arguments before these, as ``self``.
+    """Whether ``retry_in`` takes the error beside the retry count. ``where``: the beginning of a message, for that of a
+    worker. ``bound``: the number of arguments before these, such as ``self``.
 
     Raises:
-        ConfigError: it can't be called with either.
+        ConfigError: it can be called with neither.
     """
     form = "def retry_in(self, retry_count, error)" if where else "def retry_in(retry_count, error)"
     if not callable(function):
@@ -148,14 +148,14 @@ def _takes(function: Callable[..., Any], count: int) -> bool:
 
 
 def _is_for_error(function: Callable[..., Any], position: int) -> bool:
-    """Whether a parameter that need not be given is for the error, and not for something of the function's own."""
+    """Whether an optional parameter is for the error, and not the function's own."""
     given = [*inspect.signature(function).bind(*[None] * (position + 1)).arguments][-1]
     parameter = inspect.signature(function).parameters[given]
     return parameter.kind is parameter.VAR_POSITIONAL or parameter.name == "error"
 
 
 def policies_of(own: ByError, default: ByError) -> Policies:
-    """What holds for a worker: its own options, and those of the application's that it says nothing about."""
+    """The policies of a worker: its own options, and the application's where it has none."""
     policies: dict[type[BaseException], Any] = {}
     for (bury_on, release_on), (own_bury_on, own_release_on) in ((default, own), (own, (None, None))):
         if bury_on and own_bury_on is None:
@@ -166,8 +166,8 @@ def policies_of(own: ByError, default: ByError) -> Policies:
 
 
 def find_policy(policies: Policies, error: BaseException) -> type[BaseException] | None:
-    """The class that the error falls under; None: none of them. A group, as of `asyncio.TaskGroup`, is what its errors
-    are when all of them fall under some: released after the longest of their delays, if none is to be buried.
+    """The class that the error falls under; None: none. A group, as of `asyncio.TaskGroup`, falls under a class if all
+    of its errors do: it is buried if one of them is, otherwise released after the longest of their delays.
     """
     if policies:
         for kind in type(error).__mro__:

@@ -1,7 +1,7 @@
 """Settings: their defaults, units, environment variables and checks.
 
-A setting is looked for on the command line, then in code, then in the environment, then here. They are checked
-when set, and frozen when the first connection is made.
+The command line comes first, then code, then the environment, then the defaults. Settings are checked when they are
+set, and frozen when the first connection is made.
 """
 
 import os
@@ -34,7 +34,7 @@ log = get_log(__name__)
 
 
 def _say_nothing(error: BaseException) -> None:
-    """The default of ``last_words``: what stopped the process is in the log already."""
+    """The default of ``last_words``: the log has the exception already."""
 
 
 def _do_nothing() -> None:
@@ -58,7 +58,7 @@ def _check_url(prefix: str, name: str, value: Any) -> Any:
     return value
 
 
-#: How Graphite and StatsD may be spoken to; the first is the default.
+#: The transports of Graphite and StatsD; the first is the default.
 GRAPHITE_TRANSPORTS: tuple[Transport, ...] = ("tcp", "udp")
 STATSD_TRANSPORTS: tuple[Transport, ...] = ("udp",)
 
@@ -117,7 +117,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Setting(Option):
-    """The declaration of a setting. As an attribute of `Config` it is asked for what was not set in code."""
+    """The declaration of a setting. An attribute of `Config` that was not set in code is read through it."""
 
     unit: str = ""
     #: The attribute.
@@ -131,11 +131,11 @@ class _Setting(Option):
 
     @property
     def variable(self) -> str:
-        """What the environment has it as; empty: it has no form there."""
+        """The environment variable; "": it can't be set there."""
         return f"LOWQ_{self.name.upper()}" if self.kind.read is not None else ""
 
     def checked(self, value: Any, name: str = "") -> Any:
-        """A value, or a text that says it, as a plain value. ``name``: what a message calls it.
+        """A value, or a text from the environment, as a plain value. ``name``: its name in a message.
 
         Raises:
             ConfigError
@@ -151,13 +151,13 @@ def setting(kind: Kind, help: str, *, default: Any, unit: str = "", shown: str =
     return _Setting(default, kind, help, shown, unit)
 
 
-#: The settings that say what becomes of a job by its error.
+#: The settings that decide by a job's error.
 _BY_ERROR = ("bury_on", "release_on")
 
 #: The settings that a codec brings.
 _OF_A_CODEC = ("dump_payload", "load_payload")
 
-#: Variables that the dashboard reads, not the library. It refuses LOWQ_WEB_USERS with an explanation.
+#: Variables of the dashboard. It refuses LOWQ_WEB_USERS with an explanation.
 _OF_THE_DASHBOARD = {
     f"LOWQ_WEB_{name}"
     for name in ("USER", "PASSWORD", "READ_USER", "READ_PASSWORD", "REDACT", "ORIGINS", "HOSTS", "USERS")
@@ -175,15 +175,15 @@ def _warn_of_unknown_variables() -> None:
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(setting,))
 class _Declared:
-    """Has type checkers make keywords of the attributes of `Config`."""
+    """Tells type checkers that the attributes of `Config` are keywords."""
 
 
 class Config(_Declared):
-    """All settings of an application. Attributes are checked when set.
+    """All settings of an application. Attributes are checked when they are set.
 
     Raises:
-        ConfigError: an unknown name (with the nearest known one), a value that makes no sense, or a change
-            after the first connection.
+        ConfigError: an unknown name (with the nearest known one), a wrong value, or a change after the first
+            connection.
     """
 
     redis_url: str = setting(
@@ -355,14 +355,14 @@ class Config(_Declared):
 
     _frozen: ClassVar[bool] = False  # and True in an instance
 
-    if not TYPE_CHECKING:  # it is made of the attributes
+    if not TYPE_CHECKING:  # which have it from the attributes
 
         def __init__(self, **settings: Any) -> None:
             for name, value in settings.items():
                 setattr(self, name, value)
 
     def _read(self, declared: _Setting) -> Any:
-        # Only what was not set in code comes here, once: from the environment, or the default.
+        # Called once, for a setting that was not set in code: from the environment, or the default.
         name, variable = declared.name, declared.variable
         text = os.environ.get(variable) if variable else None
         value: Any
@@ -394,15 +394,15 @@ class Config(_Declared):
             check_apart("", **{**others, name: checked})
         object.__setattr__(self, name, checked)
         if name == "codec":
-            for other in _OF_A_CODEC:  # read anew, from this one
+            for other in _OF_A_CODEC:  # to be read from this codec
                 self.__dict__.pop(other, None)
 
     if not TYPE_CHECKING:
-        # Hidden from type checkers: they would take every misspelt setting for one that may be there.
+        # Hidden from type checkers, which would accept every misspelt setting.
         __setattr__ = _set
 
     def freeze(self) -> None:
-        """From now on nothing may change: a connection that was made doesn't follow."""
+        """Forbids changes: a connection that was made would not follow."""
         if not self._frozen:
             _warn_of_unknown_variables()
         for name in SETTINGS:

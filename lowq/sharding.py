@@ -1,10 +1,8 @@
-"""Which shard an id belongs to, and in which layout of its queue.
+"""The shard of an id, the layouts of a queue, and the routes of its jobs.
 
-`Routes` is what this process knows of where the jobs of a queue go: the layout that the registry says, and which of
-its shards have said since that their jobs belong to another one. A producer asks the shard of the layout that it
-knows. Once that shard is sealed it answers `SEALED`, with the layout to go to, for good: so that is remembered, and
-its ids go there at once from then on. What such a push is given besides, the clock of the sealed shard, keeps default
-scores behind those of the payloads that are still to be moved.
+A producer asks the shard of the layout that it knows. A shard that a reshard has sealed answers `SEALED`, for good,
+with the layout to go to. `Routes` remembers that, and from then on the ids of that shard go there at once, with the
+clock of the sealed shard, which keeps default scores behind those of the payloads that are still to be moved.
 """
 
 import re
@@ -25,7 +23,7 @@ def shard_of(job_id: bytes, shards_count: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How many shards a queue has, and which keys these have: each reshard makes a layout with the next epoch."""
+    """The number of shards of a queue, and the epoch in their keys. Each reshard makes a layout with the next epoch."""
 
     shards_count: int
     epoch: int = 0
@@ -35,15 +33,15 @@ class Layout:
         return zlib.crc32(job_id) % self.shards_count
 
     def prefix(self, namespace: str, queue: str, shard: int) -> str:
-        """What all keys of a shard begin with."""
+        """The prefix of all keys of a shard."""
         return shard_prefix(namespace, queue, shard, self.epoch)
 
     def prefixes(self, namespace: str, queue: str) -> list[str]:
-        """Those of all shards."""
+        """The prefixes of all shards."""
         return [shard_prefix(namespace, queue, shard, self.epoch) for shard in range(self.shards_count)]
 
     def name(self, queue: str) -> str:
-        """What stands for the shards of this layout where those of two layouts are told apart."""
+        """The queue's name, with the epoch where layouts must be told apart."""
         return queue if self.epoch == 0 else f"{queue}@{self.epoch}"
 
     def shown(self) -> dict[str, int]:
@@ -52,38 +50,38 @@ class Layout:
 
 
 def queue_of_layout(name: str) -> str:
-    """The queue of what `Layout.name` has given."""
+    """The queue of a `Layout.name`."""
     return re.sub(r"@[0-9]+$", "", name)
 
 
 @dataclass(frozen=True, slots=True)
 class Layouts:
-    """The layout of a queue, and while a reshard is under way the one that its jobs are being moved to."""
+    """The layout of a queue, and during a reshard the next one."""
 
     current: Layout
     #: None: no reshard is under way.
     next: Layout | None = None
-    #: What else the registry says of the reshard: who began it and when, and what is to confirm it. Not compared.
+    #: The other fields of the reshard in the registry: ``by``, ``began_at``, ``replicas``. Not compared.
     facts: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def all(self) -> tuple[Layout, ...]:
-        """Those that may have jobs."""
+        """The layouts that may have jobs."""
         return (self.current,) if self.next is None else (self.current, self.next)
 
     def shown(self) -> dict[str, Any]:
-        """As the registry keeps them, before the options of the queue."""
+        """The fields of the registry's entry before the options."""
         reshard = {} if self.next is None else {"reshard": {**self.next.shown(), **self.facts}}
         return self.current.shown() | reshard
 
     @classmethod
     def plain(cls, shards_count: int) -> Self:
-        """Those of a queue that was never resharded."""
+        """The layouts of a queue that was never resharded."""
         return cls(Layout(shards_count))
 
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> Self | None:
-        """From an entry of the registry; None: it can't be read."""
+        """Decodes an entry of the registry; None: it can't be read."""
         current = _read(entry)
         if current is None:
             return None
@@ -101,13 +99,13 @@ def _read(entry: Mapping[str, Any]) -> Layout | None:
     return None if shards_count is None or epoch is None else Layout(shards_count, epoch)
 
 
-#: Seconds after which the registry is read again while shards of the known layout are sealed, and for which people see
-#: a layout that was read.
+#: Seconds that a layout from the registry is shown to people, and that it is trusted while some of its shards are
+#: sealed.
 READ_AGAIN = 1.0
 
 
 class Routes:
-    """Of one queue. Safe for threads: what is written is replaced whole."""
+    """Where the jobs of a queue go. Safe for threads: attributes are replaced whole."""
 
     __slots__ = ("_clock", "layouts", "read_at", "sealed")
 
@@ -116,17 +114,12 @@ class Routes:
         self._clock = clock
         #: When the registry was read, monotonic.
         self.read_at = clock()
-        #: (epoch, shard) -> the layout that its jobs belong to, and its clock as Redis wrote it.
+        #: (epoch, shard) of a sealed shard -> the layout that its jobs belong to, and its clock as Redis wrote it.
         self.sealed: dict[tuple[int, int], tuple[Layout, bytes]] = {}
 
     @property
-    def current(self) -> Layout:
-        """The layout that is asked first."""
-        return self.layouts.current
-
-    @property
     def is_doubtful(self) -> bool:
-        """Whether the registry is to be read again: shards have moved on, and it may say now that all have."""
+        """Whether the registry must be read again, as some shards are sealed, and the reshard may have ended."""
         return bool(self.sealed) and self._clock() - self.read_at >= READ_AGAIN
 
     @property
@@ -135,21 +128,20 @@ class Routes:
         return self._clock() - self.read_at
 
     def note_read(self, layouts: Layouts) -> None:
-        """The registry says so now."""
+        """Notes the layouts that the registry has now."""
         if layouts.current != self.layouts.current:
             self.sealed = {}
         self.layouts = layouts
         self.read_at = self._clock()
 
     def note_lost(self, layouts: Layouts) -> None:
-        """The registry says so now, and what shards have said before is doubtful: the queue was dropped, or Redis has
-        lost data.
-        """
+        """As `note_read`, after the queue was dropped or Redis has lost data: earlier answers of shards are
+        forgotten."""
         self.sealed = {}
         self.note_read(layouts)
 
     def note_sealed(self, layout: Layout, shard: int, said: str) -> None:
-        """A shard has said "m epoch clock"."""
+        """Notes the answer of a sealed shard, "shards_count epoch clock"."""
         count, epoch, *clock = said.split()
         self.sealed = {
             **self.sealed,
@@ -157,7 +149,7 @@ class Routes:
         }
 
     def find(self, job_id: bytes) -> tuple[Layout, int, bytes]:
-        """Where an id goes: layout, shard, and the latest clock of the sealed shards on the way there, or nothing."""
+        """Where an id goes: layout, shard, and the latest clock of the sealed shards on the way there, or b""."""
         layout, latest = self.layouts.current, b""
         shard = layout.shard_of(job_id)
         while (found := self.sealed.get((layout.epoch, shard))) is not None:

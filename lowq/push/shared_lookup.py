@@ -1,6 +1,5 @@
-"""A lookup that blocks, for coroutines: one at a time for each event loop, in the order in which they came. Those who
-wait share what it finds, and its error.
-"""
+"""A blocking lookup for coroutines: one at a time for each event loop. Coroutines that wait share its result or
+error."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,36 +14,36 @@ T = TypeVar("T")
 
 
 class _Line:
-    """Coroutines of one loop that have come and not gone on yet."""
+    """The waiting coroutines of one loop."""
 
     def __init__(self) -> None:
         self.count = 0
-        #: Lets them in one by one, in their order.
+        #: Admits them one by one, in their order.
         self.turn = asyncio.Lock()
-        #: How many lookups have failed, and the last error.
+        #: The number of failed lookups, and the last error.
         self.failures = 0
         self.error: Exception | None = None
 
 
 class SharedLookup:
-    """Coroutines go on in the order in which they came: also those that come when the result is known and others that
-    waited for it have not gone on yet. Safe for several loops.
+    """Coroutines go on in the order of their calls, also those that call when the result is known while earlier ones
+    have not gone on yet. Safe for several loops.
     """
 
     def __init__(self) -> None:
         self._lines: dict[asyncio.AbstractEventLoop, _Line] = {}
 
     def is_under_way(self) -> bool:
-        """Whether the running loop has a lookup under way, or coroutines that waited for one and have not gone on."""
+        """Whether the running loop has coroutines that wait for a lookup, or that have not gone on after one."""
         return bool(self._lines) and asyncio.get_running_loop() in self._lines
 
     async def get(self, find: Callable[[], T | None], look_up: Callable[[], T], timeout: float) -> T:
-        """What ``find`` returns, or else ``look_up``, which runs in a thread, in an empty context. Whoever comes while
-        others wait has its turn after them, and mostly finds what they have looked up.
+        """The result of ``find``, or else of ``look_up``, which runs in a thread, in an empty context. A coroutine that
+        calls while others wait has its turn after them, and mostly finds their result.
 
         Raises:
-            TimeoutError: it was not there within so many seconds. What the lookup raises, or the one that failed while
-            the caller waited.
+            TimeoutError: there was no result within so many seconds. The error of the lookup, or of one that failed
+            while the caller waited.
         """
 
         def attempt() -> tuple[T | None, Exception | None]:
@@ -56,7 +55,7 @@ class SharedLookup:
         loop = asyncio.get_running_loop()
         if loop not in self._lines:
             for other in [other for other in list(self._lines) if other.is_closed()]:
-                self._lines.pop(other, None)  # it was closed in the middle of a lookup
+                self._lines.pop(other, None)  # it was closed during a lookup
         line = self._lines.setdefault(loop, _Line())
         line.count += 1
         failures = line.failures
@@ -74,7 +73,7 @@ class SharedLookup:
                     raise error
                 return cast(T, found)
         except TimeoutError:
-            found = find()  # somebody else may have found it
+            found = find()  # another coroutine may have found it
             if found is None:
                 raise
             return found
