@@ -14,8 +14,7 @@ from lowq.errors import TimeLimitExceeded
 from lowq.logs import describe, get_log, printable
 from lowq.retry import is_exhausted
 from lowq.settings import Config
-from lowq.shards.delivery import Failure, Undecodable
-from lowq.shards.in_flight import Report
+from lowq.shards.delivery import Failure, Report, Undecodable
 from lowq.shards.shard import Shard
 
 log = get_log("lowq.node")

@@ -437,7 +437,7 @@ class Consumer:
         if not (lease.adopted or lease.resumed):  # resumed: the first attempt adopted it, and its reply was lost
             return True  # its lease had run out: what was in flight waits again
         for job_id, delivery, retry_count in self._in_flight_of(shard):
-            shard.in_flight.adopt(delivery, [job_id])
+            shard.in_flight.adopt_jobs(delivery, [job_id])
             adopted = Delivery(delivery, lease, [], None, paused=False)
             (receipt,) = self._hand.add(shard, adopted, [(job_id, retry_count)])
             self._hand.held[receipt].taker = None  # the last one's caller has it

@@ -25,9 +25,8 @@ from lowq.options import QueueOptions
 from lowq.retry import default_retry_in
 from lowq.settings import Config
 from lowq.shards.broker import Broker
-from lowq.shards.delivery import Delivery
+from lowq.shards.delivery import Delivery, Report
 from lowq.shards.dispatcher import Dispatcher
-from lowq.shards.in_flight import Report
 from lowq.shards.shard import Shard
 from lowq.store import Client
 from lowq.verdicts import Remarks, charge, error_bytes, log_lost
@@ -237,7 +236,7 @@ class Hand:
         before = self._counts.get(shard, 0)
         after = self._counts[shard] = before + more
         if (before > 0) != (after > 0):
-            self.dispatcher.occupy(shard, is_occupied=after > 0)
+            self.dispatcher.note_in_hand(shard, has_jobs=after > 0)
 
     # --- deadlines ---
 
@@ -408,7 +407,7 @@ class Hand:
         """
         shard, report = sent.shard, sent.report
         try:
-            shard.in_flight.reported([report], [reply])
+            shard.in_flight.note_written([report], [reply])
         except LeaseLost as error:
             self.lost(shard)
             return error

@@ -21,8 +21,7 @@ from lowq.logs import get_log
 from lowq.options import MergeFunction, merged, whole
 from lowq.options import seconds as seconds_kind
 from lowq.settings import Config
-from lowq.shards.delivery import Delivery
-from lowq.shards.in_flight import Report
+from lowq.shards.delivery import Delivery, Report
 from lowq.shards.shard import Shard
 from lowq.store import Call
 from lowq.verdicts import bury_undecodable
@@ -204,7 +203,7 @@ class Taker:
                 raise reply
             elif not isinstance(reply, Exception):
                 state = shard.in_flight.read_state(reply)
-                self._hand.dispatcher.refreshed(shard, wakes, state.delay, paused=state.paused, levels=state.levels)
+                self._hand.dispatcher.note_state(shard, wakes, state.delay, paused=state.paused, levels=state.levels)
 
     def cancel(self, caller: Caller) -> None:
         """Has a `take` return at once, with nothing: what it has got meanwhile waits again."""
@@ -310,9 +309,9 @@ class Taker:
         trouble: RedisUnavailable | None = None
         for (shard, wakes, _), reply in zip(takes, replies, strict=True):
             try:
-                delivery = shard.in_flight.took(reply)
+                delivery = shard.in_flight.read_delivery(reply)
                 self.unanswered.discard(shard)
-                self._hand.dispatcher.took(shard, wakes, delivery)
+                self._hand.dispatcher.note_delivery(shard, wakes, delivery)
                 jobs += self._received(shard, delivery)
             except LeaseLost:
                 self.unanswered.discard(shard)

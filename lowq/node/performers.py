@@ -121,7 +121,7 @@ class Performers:
         def make_shards(queue: str, layout: Layout) -> list[Shard]:
             events = app.events_of(queue)
             return shards_of(
-                client, config, workers[queue], nonce, layout=layout,
+                client, config, queue_options_of(workers[queue]), nonce, layout=layout,
                 events=events.joined_by(failed[queue]) if queue in failed else events,
                 payload_type=payload_type_of(workers[queue]),
             )  # fmt: skip

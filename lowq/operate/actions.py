@@ -17,7 +17,7 @@ from lowq.observe.events import JobEventKind, QueueEvents
 from lowq.operate.queues import QueueShards
 from lowq.operate.walk import ask, gather
 from lowq.sharding import Layout
-from lowq.shards.in_flight import log_poisoned
+from lowq.shards.delivery import log_poisoned
 from lowq.shards.lease import Lease, LeaseDenied, ShardLease
 from lowq.store import REPEATS, Call, Client, Command, Refusal, may_repeat, shard_replies, untrusted
 from lowq.store.keys import MAX_SHARDS, error_groups_key, history_key, queues_key

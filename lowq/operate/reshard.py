@@ -40,7 +40,7 @@ from lowq.operate.walk import answers
 from lowq.options import QUEUE_OPTIONS, QueueOptions
 from lowq.schedules import is_internal
 from lowq.sharding import Layout, Layouts
-from lowq.shards.in_flight import log_poisoned
+from lowq.shards.delivery import log_poisoned
 from lowq.shards.lease import LeaseDenied, ShardLease, seconds_since_outage
 from lowq.store import Call, Command, Subscription
 from lowq.store.shard import MoveInReply, OpenReply, SealReply, ShardScripts

@@ -13,8 +13,7 @@
     scheduler    which shard of that queue
     shard        one shard: its name, what its owners keep of it, and what those who work it show to the loop
     lease        the right to work it for a while: got, renewed, given up
-    in_flight    what was taken of it: acknowledge, fail, release, bury
-    delivery     what one take hands out
+    delivery     what was taken of it, and what becomes of that: acknowledge, fail, release, bury
     permits      gets and gives back what limits over all nodes allow
     sweeper      what has expired leaves Redis
     outage       since when Redis doesn't answer

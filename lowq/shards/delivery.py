@@ -1,13 +1,41 @@
-"""A delivery: what one take hands out of a shard, and what may become of it."""
+"""Deliveries: what was taken of a shard, and what becomes of it.
 
-from collections.abc import Callable, Mapping, Sequence
+What is in flight of a shard belongs to whoever has claimed the shard, one at a time::
+
+    take -> delivery number n -> finish(ids) / fail / release / bury -> the next take acknowledges the finished ids
+
+Each report of an id cites the delivery under which the id was taken, and the token of the lease. So a repeat after a
+lost reply, and the late report of an owner that lost the shard meanwhile, change nothing.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from lowq.codec import original_payload
+from lowq.codec import APPENDED, decode_id, original_payload
+from lowq.errors import LeaseLost
 from lowq.job import Job
+from lowq.logs import describe, get_log
+from lowq.observe.events import JobEventKind
 from lowq.shards.lease import Lease, ShardLease
+from lowq.store import Call
+from lowq.store.shard import TakeLimits
+from lowq.store.shard_replies import EXPIRED, POISONED, TakeReply
+
+log = get_log("lowq.shards")
+
+#: Bytes of payloads in one reply; a single payload always fits.
+MAX_DELIVERY_BYTES = 2**20
+#: Jobs of one delivery: bounds the time that a script may take.
+MAX_DELIVERY_JOBS = 500
+#: The error that the scripts write for a job that is buried as poison.
+_POISON = b"poison: its process died, or its batch exceeded ttr, %d times with this job in flight"
+
+
+#: What became of a job that was released, where it does not wait again.
+_RELEASED: dict[int, JobEventKind] = {EXPIRED: "expired", POISONED: "buried"}
 
 
 class Failure(NamedTuple):
@@ -33,21 +61,13 @@ class TakenJob:
     raw: Sequence[bytes]
 
     def job(self, load_payload: Callable[[bytes], Any]) -> Job:
-        """The job as a value, as it was taken: its payloads are decoded anew, as a handler may have changed those that
-        it was given.
-        """
+        """The job as it was taken. Its payloads are decoded again, as a handler may have changed those it was given."""
         pairs = [
             (load_payload(original_payload(data)), float(score))
             for data, score in zip(self.raw[3::2], self.raw[4::2], strict=True)
         ]
-        return Job(
-            self.id,
-            "taken",
-            pairs,
-            float(self.raw[1]),
-            retry_count=self.retry_count,
-            payloads_count=len(pairs),
-        )
+        perform_at = float(self.raw[1])
+        return Job(self.id, "taken", pairs, perform_at, retry_count=self.retry_count, payloads_count=len(pairs))
 
 
 class Undecodable(NamedTuple):
@@ -60,7 +80,7 @@ class Undecodable(NamedTuple):
 
 @dataclass(slots=True)
 class Delivery:
-    """What one take handed out, under one delivery and one lease."""
+    """The jobs of one take, under one delivery number and one lease."""
 
     number: int
     lease: Lease
@@ -71,9 +91,9 @@ class Delivery:
     #: Of a shard with priorities: level -> seconds until the oldest job of it that stays is due; else None.
     levels: dict[int, float] | None = None
     undecodable: list[Undecodable] = field(default_factory=list)
-    #: id -> monotonic time at which the first of its payloads may have expired, of those with a ttl.
+    #: Of the jobs with a ttl: id -> monotonic time from which on a payload may have expired.
     expires: dict[str, float] = field(default_factory=dict)
-    #: The job is one that must be performed alone: its process died with it in flight, or its batch failed.
+    #: The job must be performed alone: its process died with it in flight, or its batch failed.
     is_solo: bool = False
 
     def is_held(self, lease: ShardLease, now: float) -> bool:
@@ -82,23 +102,350 @@ class Delivery:
         return current is not None and current.token == self.lease.token and now < lease.deadline
 
     def has_expired(self, job_id: str, now: float) -> bool:
-        """Whether a payload of the id may have expired at that monotonic time: it is to be given back, for Redis to
-        say.
+        """Whether a payload of the id may have expired at that monotonic time. If so the job is to be released, as
+        Redis decides by its own clock.
         """
         return bool(self.expires) and self.expires.get(job_id, inf) <= now
 
     def take_out_expired(self, jobs: list[TakenJob], start: int, now: float) -> list[str]:
-        """Removes from ``jobs``, from ``start`` on, those of which a payload may have expired. Returns their ids: they
-        are to be released, which Redis, whose clock counts, does for what lives of them.
-        """
-        if not self.expires:
-            return []
-        gone = [job.id for job in jobs[start:] if self.expires.get(job.id, inf) <= now]
+        """Removes the jobs that `has_expired` from ``jobs``, from ``start`` on, and returns their ids."""
+        gone = [job.id for job in jobs[start:] if self.has_expired(job.id, now)]
         if gone:
-            jobs[start:] = [job for job in jobs[start:] if self.expires.get(job.id, inf) > now]
+            jobs[start:] = [job for job in jobs[start:] if not self.has_expired(job.id, now)]
         return gone
 
 
-def urgent_level(levels: Mapping[int, float] | None, now: float) -> int:
-    """The most urgent of the levels that are due; 0 where nothing says so: whatever has come may be urgent."""
-    return 0 if levels is None else min((level for level, due in levels.items() if due <= now), default=0)
+class Report(NamedTuple):
+    """What becomes of jobs in hand, to be written to Redis."""
+
+    call: Call[Any]
+    kind: Literal["acked", "failed", "released", "buried"]
+    #: The ids that are in hand no more once it is written.
+    ids: list[str]
+    #: The delivery under which they were taken. An id that was taken again since stays in hand.
+    delivery: int
+    #: Of "failed".
+    failures: Sequence[Failure] = ()
+    #: Of "buried": id, reason, payloads; no payloads: the whole job.
+    burials: Sequence[tuple[str, bytes, Sequence[bytes]]] = ()
+
+
+class InFlight:
+    """What is in flight of a shard, and the calls about it. Belongs to whoever has claimed the shard."""
+
+    def __init__(
+        self, lease: ShardLease, index: int, *, load_payload: Callable[[bytes], Any], max_payloads: int
+    ) -> None:
+        self._lease = lease
+        self._clock = lease.clock
+        self._scripts = lease.scripts
+        self._index = index
+        #: Bytes -> payload.
+        self.load_payload = load_payload
+        #: Of calls that only acknowledge, or ask.
+        self._no_jobs = TakeLimits(0, max_payloads, MAX_DELIVERY_BYTES)
+        self.events = lease.events
+        #: Called when a reply says that the shard is sealed.
+        self.on_sealed: Callable[[], object] = lambda: None
+        #: While somebody follows jobs: id -> number of its payloads in hand.
+        self._counts: dict[str, int] = {}
+        #: The number of the delivery in hand, or of the last one.
+        self.delivery = 0
+        #: The token of the lease under which the delivery in hand was taken.
+        self.token = ""
+        #: Taken, and neither finished nor reported: id -> the delivery. An id that is removed here without a report
+        #: stays in flight, and the next take, or the next owner, gets it.
+        self.in_hand: dict[str, int] = {}
+        #: Finished and not acknowledged.
+        self.unacknowledged: list[str] = []
+        #: Whether payloads of the shard have a ttl, as far as a reply has told: then it is to be swept.
+        self.has_ttl = False
+        #: The lease under which so much is in flight that a take would bring nothing before some of it is reported;
+        #: None: there is room. Only `read_delivery` sets it: another reply may be older than a report.
+        self.full_under: Lease | None = None
+        #: id -> how many times in a row it was released because its handler found no Redis; see `execution`.
+        self.found_no_redis: dict[str, int] = {}
+        #: id -> trace contexts, as Redis keeps them, of the delivery in hand.
+        self._traces: Mapping[bytes, bytes] = {}
+        #: Monotonic time of the last `take_call`: times to expiry count from then.
+        self._asked_at = 0.0
+        #: `Delivery.expires` of the last delivery.
+        self._expires: dict[str, float] = {}
+
+    # --- takes ---
+
+    def take_call(self, limit: int, now: float | None = None) -> Call[TakeReply]:
+        """Acknowledges what finished, and takes up to ``limit`` jobs; 0 only acknowledges."""
+        token = self._lease.token
+        if token != self.token:
+            self.drop_delivery()
+            self.token = token
+        last = self.delivery if self.in_hand else 0
+        self._asked_at = self._clock()
+        limits = self._no_jobs._replace(jobs=min(limit, MAX_DELIVERY_JOBS)) if limit else self._no_jobs
+        finished = [job_id.encode("utf-8", "surrogateescape") for job_id in self.unacknowledged]
+        return self._scripts.ack_and_take(token, last, limits, self.delivery, finished, now)
+
+    def read_delivery(self, reply: Any) -> Delivery:
+        """Reads the reply to `take_call`: what was finished is acknowledged, and its jobs are in hand.
+
+        Raises:
+            LeaseLost: what is in hand is somebody else's. RedisUnavailable: repeat the call.
+        """
+        if isinstance(reply, Exception):
+            if isinstance(reply, LeaseLost):
+                self._lose_lease()
+            raise reply
+        lease = self._lease.current
+        if lease is None or lease.token != self.token:
+            # The lease was lost, and perhaps got again, before the reply was read: others may have worked the shard
+            # meanwhile, so these jobs may be old. They are in flight under the old delivery.
+            self.drop_delivery()
+            raise LeaseLost(f"queue {self._lease.queue!r}, shard {self._index}: the lease was lost during take")
+        taken: TakeReply = reply
+        number = taken.delivery
+        if self.events.follows_jobs:
+            self._emit("acked", list(self.unacknowledged))
+        self.unacknowledged.clear()
+        self.has_ttl |= taken.has_ttl
+        if taken.sealed:
+            self.on_sealed()
+        self.full_under = lease if taken.is_full else None
+        delivery = Delivery(number, lease, [], taken.delay, taken.paused, taken.levels)
+        if taken.items:
+            self.delivery = number
+            delivery.is_solo = taken.is_solo
+            self._traces = taken.traces
+            self._expires = delivery.expires
+            for job_id, delay in zip(taken.expiries[::2], taken.expiries[1::2], strict=True):
+                delivery.expires[decode_id(job_id)] = self._asked_at + delay / 1e6
+            items, jobs, load_payload = iter(taken.items), delivery.jobs, self.load_payload
+            for item in items:
+                if type(item) is list:
+                    jobs.append(self._decode(item, delivery))
+                    continue
+                # A fresh job with an inline payload, which most are.
+                perform_at, inline = next(items), next(items)
+                score, _, payload = inline.partition(b" ")
+                raw = (item, perform_at, b"-1", payload, score)
+                if payload[:3] == APPENDED:
+                    payload = original_payload(payload)
+                try:
+                    jobs.append(TakenJob(decode_id(item), [load_payload(payload)], -1, raw))
+                except Exception:
+                    jobs.append(self._decode(raw, delivery))
+            self.in_hand.update(dict.fromkeys([job.id for job in jobs], number))
+            if self.events.follows_jobs:
+                self._emit_taken(delivery)
+        return delivery
+
+    def _decode(self, raw: Sequence[bytes], delivery: Delivery) -> TakenJob:
+        job_id, payloads, sound = decode_id(raw[0]), [], [*raw[:3]]
+        for payload, score in zip(raw[3::2], raw[4::2], strict=True):
+            try:
+                payloads.append(self.load_payload(original_payload(payload)))
+                sound += [payload, score]
+            except Exception as error:
+                why = describe(error, str)
+                delivery.undecodable.append(Undecodable(job_id, payload, f"the payload can't be decoded: {why}"))
+        return TakenJob(job_id, payloads, int(float(raw[2])), sound)
+
+    def take(self, limit: int, now: float | None = None) -> Delivery:
+        """Acknowledges what finished and takes the next jobs, in one round trip.
+
+        Raises:
+            LeaseLost, RedisUnavailable
+        """
+        (reply,) = self._lease.client.run_many([self.take_call(limit, now)])
+        return self.read_delivery(reply)
+
+    def early_ack_call(self, already: int) -> tuple[Call[TakeReply], int]:
+        """Acknowledges what finished so far while a slow job of the same delivery is still being performed. For another
+        thread than the one that performs: it changes nothing here, and citing an id twice does no harm.
+        """
+        # The delivery first: should a new delivery begin between the two lines, its ids are cited under the old one,
+        # which does nothing. The other way round they would be acknowledged unperformed.
+        delivery = self.delivery
+        finished = self.unacknowledged[already:]
+        return self.ack_report(finished, delivery).call, len(finished)
+
+    def refresh_call(self) -> Call[TakeReply]:
+        """Asks when the next job is due, taking and acknowledging nothing."""
+        last = self.delivery if self.in_hand else 0
+        return self._scripts.ack_and_take(self._lease.token, last, self._no_jobs, 0, ())
+
+    def read_state(self, reply: TakeReply) -> TakeReply:
+        """Takes note of what any reply of ack_and_take says of the shard, but for a delivery."""
+        self.has_ttl |= reply.has_ttl
+        if reply.sealed:
+            self.on_sealed()
+        if not reply.is_full:
+            self.full_under = None
+        return reply
+
+    def has_expired(self, job_id: str) -> bool:
+        """Whether a payload of an id of the delivery in hand may have expired; see `Delivery.has_expired`."""
+        return bool(self._expires) and self._expires.get(job_id, inf) <= self._clock()
+
+    def traces_of(self, job_id: str) -> tuple[str, ...]:
+        """The trace contexts that are kept beside the payloads of an id of the delivery in hand, oldest first."""
+        if not self._traces:
+            return ()
+        text = self._traces.get(_bytes(job_id), b"").decode("ascii", "replace")
+        return tuple(line for line in text.split("\n") if line)
+
+    # --- reports ---
+
+    def finish(self, ids: Iterable[str]) -> None:
+        """These ids were performed; the next take acknowledges them."""
+        for job_id in ids:
+            if self.in_hand.pop(job_id, None) is not None:
+                self.unacknowledged.append(job_id)
+
+    def adopt_jobs(self, delivery: int, ids: Iterable[str]) -> None:
+        """Takes in hand what an earlier holder with the same session left in flight, taken under that delivery."""
+        self.token = self._lease.token
+        self.delivery = max(delivery, self.delivery)
+        self.in_hand.update(dict.fromkeys(ids, delivery))
+
+    def ack_report(self, ids: Sequence[str], delivery: int, now: float | None = None) -> Report:
+        """Acknowledges ids of a delivery. For holders with several deliveries in hand; see `finish`."""
+        encoded = map(_bytes, ids)
+        call = self._scripts.ack_and_take(self.token, self.delivery, self._no_jobs, delivery, encoded, now)
+        return Report(call, "acked", list(ids), delivery)
+
+    def fail_report(
+        self, failures: Sequence[Failure], now: float | None = None, *, delivery: int | None = None
+    ) -> Report:
+        """The outcome of a batch that failed. Here and below, ``delivery``: None is the last one."""
+        args: list[Any] = []
+        for job_id, verdict, retry_count, delay, error in failures:
+            args += [_bytes(job_id), verdict, retry_count, repr(float(delay)), error]
+        number = self.delivery if delivery is None else delivery
+        call = self._scripts.fail(self.token, number, args, now)
+        return Report(call, "failed", [item.id for item in failures], number, failures)
+
+    def release_report(
+        self, delays: Sequence[tuple[str, float | None]], now: float | None = None, *, crashed: bool = False,
+        delivery: int | None = None,
+    ) -> Report:  # fmt: skip
+        """Taken jobs wait again, uncharged: ``(id, seconds)``, None keeps the time they were due. ``crashed``: they
+        made their process stop, which is counted, and after max_crash_count times they are buried.
+        """
+        args: list[Any] = []
+        for job_id, delay in delays:
+            args += [_bytes(job_id), "" if delay is None else repr(float(delay)), "1" if crashed else ""]
+        number = self.delivery if delivery is None else delivery
+        call = self._scripts.release(self.token, number, self._lease.max_crash_count, args, now)
+        return Report(call, "released", [job_id for job_id, _ in delays], number)
+
+    def bury_report(
+        self, reasons: Sequence[tuple[str, bytes, Sequence[bytes]]], now: float | None = None, *,
+        delivery: int | None = None,
+    ) -> Report:  # fmt: skip
+        """Taken jobs to the morgue: ``(id, reason, payloads)``; no payloads means the whole job."""
+        args: list[Any] = []
+        for job_id, reason, payloads in reasons:
+            args += [_bytes(job_id), reason, len(payloads), *payloads]
+        number = self.delivery if delivery is None else delivery
+        call = self._scripts.bury_taken(self.token, number, args, now)
+        ids = [job_id for job_id, _, payloads in reasons if not payloads]
+        return Report(call, "buried", ids, number, burials=reasons)
+
+    def write(self, reports: Sequence[Report]) -> None:
+        """Sends reports in one write. May be repeated as a whole.
+
+        Raises:
+            LeaseLost, RedisUnavailable
+        """
+        self.note_written(reports, self._lease.client.run_many([report.call for report in reports]))
+
+    def note_written(self, reports: Sequence[Report], replies: Sequence[Any]) -> None:
+        """Takes note of the replies to reports: their jobs are in hand no more.
+
+        Raises:
+            The first error among the replies.
+        """
+        for report, reply in zip(reports, replies, strict=True):
+            if isinstance(reply, LeaseLost):
+                self._lose_lease()
+            if isinstance(reply, Exception):
+                raise reply
+            self.full_under = None
+            for job_id in report.ids:
+                if self.in_hand.get(job_id) == report.delivery:
+                    del self.in_hand[job_id]
+            if self.events.follows_jobs:
+                self._emit_report(report, reply)
+            if report.kind == "released":
+                states = zip(report.ids, reply, strict=True)
+                self.note_poisoned([job_id for job_id, state in states if state == POISONED], report.delivery)
+            elif report.kind != "acked":
+                failed = [(_bytes(item.id), item.error) for item in report.failures if item.verdict != "solo"]
+                self.events.jobs_failed(failed + [(_bytes(job_id), reason) for job_id, reason, _ in report.burials])
+
+    def drop_delivery(self) -> None:
+        """Reports nothing more of the delivery in hand: the lease was lost, and its next owner restores the jobs."""
+        self.in_hand.clear()
+        self.unacknowledged.clear()
+        self._counts.clear()
+        self.found_no_redis.clear()
+
+    def _lose_lease(self) -> None:
+        # What is in hand is somebody else's. The lease is lost with it, unless a new one was got meanwhile.
+        self.drop_delivery()
+        if self._lease.token == self.token:
+            self._lease.lose()
+
+    # --- logs and events ---
+
+    def note_poisoned(self, ids: Sequence[str], delivery: int | None = None) -> None:
+        """Logs and emits ids that are in the morgue now, as their process died too often. ``delivery``: under which
+        this process took them; None: a former owner did.
+        """
+        log_poisoned(self._lease.queue, self._index, ids, {} if delivery is None else {"delivery": delivery})
+        reason = _POISON % self._lease.max_crash_count
+        self.events.jobs_failed([(_bytes(job_id), reason) for job_id in ids])
+
+    def _emit_taken(self, delivery: Delivery) -> None:
+        counts = {job.id: (len(job.raw) - 3) // 2 for job in delivery.jobs}
+        # What can't be decoded is buried by itself, and then no longer in hand.
+        self._counts.update((job_id, count) for job_id, count in counts.items() if count)
+        for item in delivery.undecodable:
+            counts[item.id] += 1
+        self.events.jobs_changed("taken", [*counts], [*counts.values()])
+
+    def _emit(self, kind: JobEventKind, ids: Sequence[str]) -> None:
+        """They are in hand no more."""
+        self.events.jobs_changed(kind, ids, [self._counts.pop(job_id, None) for job_id in ids])
+
+    def _emit_report(self, report: Report, reply: Any) -> None:
+        if report.kind == "failed":
+            self._emit("failed", [item.id for item in report.failures if item.verdict != "solo"])
+            self.events.jobs_changed("buried", [item.id for item in report.failures if item.verdict == "exhausted"], 1)
+            self._emit("released", [item.id for item in report.failures if item.verdict == "solo"])
+        elif report.kind == "released":
+            states: dict[JobEventKind, list[str]] = {}
+            for job_id, state in zip(report.ids, reply, strict=True):
+                states.setdefault(_RELEASED.get(state, "released"), []).append(job_id)
+            for kind, ids in states.items():
+                self._emit(kind, ids)
+        else:
+            self._emit(report.kind, report.ids)
+            for job_id, _, payloads in report.burials:
+                if payloads:
+                    self.events.jobs_changed("buried", [job_id], len(payloads))
+
+
+def _bytes(job_id: str) -> bytes:
+    return job_id.encode("utf-8", "surrogateescape")
+
+
+def log_poisoned(queue: str, index: int, ids: Iterable[str], more: Mapping[str, object] = MappingProxyType({})) -> None:
+    """Ids of that shard that are in the morgue now. ``more``: fields of the records."""
+    for job_id in ids:
+        log.error(
+            "%s:%d: id %r is buried as poison: its process died, or its batch exceeded ttr, too often with it in "
+            "flight", queue, index, job_id,
+            extra={"event": "poison", "id": job_id, "queue": queue, "shard": index, **more},
+        )  # fmt: skip

@@ -24,9 +24,9 @@ from math import inf
 
 from lowq.clock import LONGEST_WAIT, Clock
 from lowq.clock import now as clock_now
-from lowq.shards.delivery import Delivery, urgent_level
+from lowq.shards.delivery import Delivery
 from lowq.shards.fairness import Demand, Entry, QueuePermits, QueueUse, Share, Shares, is_ready
-from lowq.shards.scheduler import LagScheduler, Scheduler, SeqScheduler, one_by_one, place
+from lowq.shards.scheduler import LagScheduler, Scheduler, SeqScheduler, one_by_one, place, urgent_level
 from lowq.shards.shard import Shard
 
 #: The claim on a shard that no thread may pick: an event loop works it, or its lease is being replaced.
@@ -275,7 +275,7 @@ class Dispatcher:
 
     # --- what is known of the shards ---
 
-    def took(self, shard: Shard, wakes: int, delivery: Delivery) -> None:
+    def note_delivery(self, shard: Shard, wakes: int, delivery: Delivery) -> None:
         """Takes note of what the reply of a take from the caller's shard said. ``wakes``: the shard's count before the
         call was sent; a wake-up that came since may be newer than the reply, so the shard is looked at again.
         """
@@ -337,14 +337,14 @@ class Dispatcher:
         if shard.dispatch.leaving:
             self._on_left(shard)
 
-    def occupy(self, shard: Shard, *, is_occupied: bool) -> None:
+    def note_in_hand(self, shard: Shard, *, has_jobs: bool) -> None:
         """Whether a consumer has jobs of it in hand, though it need not have claimed it: then it is not given up."""
         with self._changed:
-            shard.dispatch.is_occupied = is_occupied
-        if shard.dispatch.leaving and not is_occupied:
+            shard.dispatch.is_in_hand = has_jobs
+        if shard.dispatch.leaving and not has_jobs:
             self._on_left(shard)
 
-    def withhold(self, shard: Shard) -> None:
+    def suspend(self, shard: Shard) -> None:
         """The caller has finished with the shard, and no thread may have it before somebody calls `unclaim`."""
         with self._changed:
             shard.dispatch.claimed_by = _NOBODY
@@ -392,7 +392,7 @@ class Dispatcher:
                 state.paused = False
             self._enter(shard)
 
-    def refreshed(
+    def note_state(
         self,
         shard: Shard,
         wakes: int,
@@ -420,7 +420,7 @@ class Dispatcher:
     def resting(self, shards: Sequence[Shard]) -> list[Shard]:
         """Those of the shards of which nobody has anything in hand."""
         with self._changed:
-            return [shard for shard in shards if shard.dispatch.claimed_by is None and not shard.dispatch.is_occupied]
+            return [shard for shard in shards if shard.dispatch.claimed_by is None and not shard.dispatch.is_in_hand]
 
     def close(self) -> None:
         """From now on nothing is taken."""

@@ -89,26 +89,26 @@ class ShardLease:
         self.token = "none"
         #: Monotonic time until which it is surely held: counted from before its renewal was sent.
         self.deadline = 0.0
-        self._client = client
-        self._clock = clock
-        self._queue = queue
-        self._scripts = ShardScripts(prefix)
+        self.client = client
+        self.clock = clock
+        self.queue = queue
+        self.scripts = ShardScripts(prefix)
+        self.max_crash_count = max_crash_count
+        self.events = events or QueueEvents(queue)
         self._shards_count = shards_count
         self._nonce = nonce
-        self._max_crash_count = max_crash_count
-        #: Of a consumer: what its nonce begins with. Redis keeps more for it then, and of it.
+        #: Of a consumer: the beginning of its nonce.
         self._session = session
-        self._events = events or QueueEvents(queue)
         self.reshard: Reshard = reshard
         #: Of the last lease.
         self._fence = 0
 
     def acquire_call(self, lease_ttl: float, now: float | None = None, *, charge: bool = True) -> Call[AcquireReply]:
         """``charge``: what is found in flight counts as a crash of its owner; not so when Redis was away."""
-        return self._scripts.acquire(
-            self._nonce, _milliseconds(lease_ttl), self._shards_count, self._max_crash_count, now=now, charge=charge,
+        return self.scripts.acquire(
+            self._nonce, _milliseconds(lease_ttl), self._shards_count, self.max_crash_count, now=now, charge=charge,
             jitter_seed=random.getrandbits(31), last_fence=self._fence, session=self._session,
-            wants_ids=self._events.follows_jobs, reshard=self.reshard,
+            wants_ids=self.events.follows_jobs, reshard=self.reshard,
         )  # fmt: skip
 
     def acquired(self, reply: Any, deadline: float) -> Lease | LeaseDenied:
@@ -118,13 +118,13 @@ class ShardLease:
             ShardsCountError
         """
         if isinstance(reply, Refusal):
-            raise ShardsCountError(self._queue, reply.shards_count, self._shards_count) from None
+            raise ShardsCountError(self.queue, reply.shards_count, self._shards_count) from None
         if isinstance(reply, Exception):
             raise reply
         got: AcquireReply = reply
         if got.state in ("acquired", "restoring"):
-            self._events.jobs_changed("restored", got.restored_ids)
-            self._events.jobs_changed("buried", got.poisoned)
+            self.events.jobs_changed("restored", got.restored_ids)
+            self.events.jobs_changed("buried", got.poisoned)
         ids = tuple(map(decode_id, got.poisoned))
         if got.state not in ("acquired", "resumed", "adopted"):
             self.lose()
@@ -154,8 +154,8 @@ class ShardLease:
         """
         restored, poisoned = 0, list[str]()
         while True:
-            deadline = self._clock() + lease_ttl
-            (reply,) = self._client.run_many([self.acquire_call(lease_ttl, now, charge=charge)])
+            deadline = self.clock() + lease_ttl
+            (reply,) = self.client.run_many([self.acquire_call(lease_ttl, now, charge=charge)])
             got = self.acquired(reply, deadline)
             restored += got.restored
             poisoned += got.poisoned
@@ -163,11 +163,11 @@ class ShardLease:
                 return replace(got, restored=restored, poisoned=tuple(poisoned))
 
     def renew_call(self, lease_ttl: float) -> Call[RenewReply | None]:
-        return self._scripts.renew(self.token, _milliseconds(lease_ttl), is_consumer=bool(self._session))
+        return self.scripts.renew(self.token, _milliseconds(lease_ttl), is_consumer=bool(self._session))
 
     def detach_call(self, lease_ttl: float) -> Call[int]:
         """Leaves it, with what is in flight, to a consumer with the same session."""
-        return self._scripts.detach(self.token, _milliseconds(lease_ttl))
+        return self.scripts.detach(self.token, _milliseconds(lease_ttl))
 
     def lose(self) -> None:
         """Somebody else may have the shard by now: nothing of it is worked any further."""
@@ -177,7 +177,7 @@ class ShardLease:
     def is_held(self, fence: int) -> bool:
         """Whether the lease with that fence is surely held now."""
         lease = self.current
-        return lease is not None and lease.fence == fence and self._clock() < self.deadline
+        return lease is not None and lease.fence == fence and self.clock() < self.deadline
 
     def has_nonce(self, nonce: str) -> bool:
         """Whether it is asked for with that nonce."""
@@ -190,7 +190,7 @@ class ShardLease:
         self._nonce = self._nonce[:8] + secrets.token_hex(4)
 
     def surrender_call(self, leave: float | None = None) -> Call[int]:
-        return self._scripts.surrender(self.token, None if leave is None else _milliseconds(leave))
+        return self.scripts.surrender(self.token, None if leave is None else _milliseconds(leave))
 
     def surrender(self, leave: float | None = None) -> bool:
         """Gives the shard up. With jobs in flight it is refused (False), unless ``leave`` says how many seconds the
@@ -199,7 +199,7 @@ class ShardLease:
         Raises:
             LeaseLost, RedisUnavailable
         """
-        if self._client.call(self.surrender_call(leave)) == 0:
+        if self.client.call(self.surrender_call(leave)) == 0:
             return False
         self.lose()
         return True

@@ -374,7 +374,7 @@ class Leases:
             state = shard.in_flight.read_state(reply)
             # As of `Dispatcher.rest_for_failover`.
             delay = 0.0 if shard.in_flight.unacknowledged else state.delay
-            self._dispatchers[shard.queue].refreshed(
+            self._dispatchers[shard.queue].note_state(
                 shard, wakes[shard], delay, paused=state.paused, levels=state.levels
             )
 

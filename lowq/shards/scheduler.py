@@ -18,8 +18,6 @@ from heapq import heapify, heappop
 from math import inf, nextafter
 from typing import Protocol, TypeAlias, TypeVar
 
-from lowq.shards.delivery import urgent_level
-
 
 class Due(Protocol):
     """When the oldest waiting job of a shard is due."""
@@ -166,6 +164,11 @@ def one_by_one(schedule: Scheduler[S], shards: Sequence[S], now: float, ready: C
             return
         chosen.append(shard)
         yield shard
+
+
+def urgent_level(levels: Mapping[int, float] | None, now: float) -> int:
+    """The most urgent of the levels that are due; 0 where nothing says so: whatever has come may be urgent."""
+    return 0 if levels is None else min((level for level, due in levels.items() if due <= now), default=0)
 
 
 def place(shard: Schedulable) -> tuple[str, int, int]:

@@ -10,18 +10,19 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.codec.types import PayloadType
 from lowq.logs import get_log
 from lowq.observe.events import QueueEvents
+from lowq.options import QueueOptions
 from lowq.settings import Config
 from lowq.sharding import Layout
-from lowq.shards.delivery import urgent_level
-from lowq.shards.in_flight import InFlight
+from lowq.shards.delivery import InFlight
 from lowq.shards.lease import Lease, LeaseDenied, ShardLease
+from lowq.shards.scheduler import urgent_level
 from lowq.store import Client
 
 log = get_log("lowq.shards")
@@ -84,7 +85,7 @@ class DispatchState:
     """What the dispatcher knows of a shard. Read and written under its lock."""
 
     __slots__ = (
-        "allowance", "claimed_by", "is_occupied", "leaving", "level", "levels", "next_due", "paused", "rests_until",
+        "allowance", "claimed_by", "is_in_hand", "leaving", "level", "levels", "next_due", "paused", "rests_until",
         "wakes",
     )  # fmt: skip
 
@@ -105,7 +106,7 @@ class DispatchState:
         #: It is to be given up: no thread begins anything of it any more.
         self.leaving = False
         #: A consumer has jobs of it in hand, though nobody has claimed it: it is not given up before they are reported.
-        self.is_occupied = False
+        self.is_in_hand = False
         #: Counts wake-ups: shows whether one came while a take was under way.
         self.wakes = 0
         #: How many jobs whoever has claimed it may take, of a queue with rates over all nodes; None: any number.
@@ -157,18 +158,7 @@ class Shard:
         )
         self.inflow = ShardInflow()
         self.dispatch = DispatchState()
-        self.in_flight = InFlight(
-            client,
-            self.prefix,
-            self.lease,
-            queue,
-            index,
-            load_payload=load_payload,
-            max_payloads=max_payloads,
-            max_crash_count=max_crash_count,
-            events=events,
-            clock=clock,
-        )
+        self.in_flight = InFlight(self.lease, index, load_payload=load_payload, max_payloads=max_payloads)
 
     def __repr__(self) -> str:
         return f"{self.layout_name}:{self.index}"
@@ -226,23 +216,10 @@ class Activity:
     early: PendingAcks | None = None
 
 
-class TakeOptions(Protocol):
-    """What is needed of a worker, or of the options of a queue, to take from it."""
-
-    @property
-    def queue_name(self) -> str: ...
-    @property
-    def shards_count(self) -> int: ...
-    @property
-    def max_payloads(self) -> int: ...
-    @property
-    def max_crash_count(self) -> int: ...
-
-
 def shards_of(
     client: Client,
     config: Config,
-    queue: TakeOptions,
+    queue: QueueOptions,
     nonce: str,
     *,
     layout: Layout | None = None,
@@ -284,7 +261,7 @@ def log_restored(shard: Shard, lease: Lease | LeaseDenied) -> None:
             "%r: left in flight by an earlier owner and waiting again: %d", shard, lease.restored,
             extra={"event": "restored", "jobs": lease.restored, "queue": shard.queue, "shard": shard.index},
         )  # fmt: skip
-    shard.in_flight.poisoned(lease.poisoned)
+    shard.in_flight.note_poisoned(lease.poisoned)
 
 
 def lag_of(shards: Iterable[Shard], queue: str) -> float | None:

@@ -23,15 +23,14 @@ from lowq.logs import describe
 from lowq.node.schedules import take_turn
 from lowq.observe.events import end_observed
 from lowq.observe.tallies import SlowBatches, Tally
-from lowq.shards.delivery import TakenJob
-from lowq.shards.in_flight import Report
+from lowq.shards.delivery import Report, TakenJob
 from lowq.shards.lease import Lease, LeaseDenied
 from lowq.shards.shard import Shard, shards_of
 from lowq.work.handler import Instances, WorkerRuntime, has_life
 from lowq.work.loop import BatchActivity, Loop
 from lowq.work.outcome import Outcome
 from lowq.work.time_limits import WrittenOff
-from lowq.workers import Worker, is_async, payload_type_of, schedules_of
+from lowq.workers import Worker, is_async, payload_type_of, queue_options_of, schedules_of
 
 T = TypeVar("T")
 
@@ -235,7 +234,7 @@ class _Drainer(Loop):
             for shard in shards_of(
                 self._app.client,
                 self._app.config,
-                worker,
+                queue_options_of(worker),
                 secrets.token_hex(8),
                 layout=layout,
                 events=events,
@@ -331,7 +330,7 @@ class _Drainer(Loop):
         shard.lease.renew_nonce()
         lease = shard.lease.acquire(self._app.config.lease_ttl, self.now)
         if isinstance(lease, Lease) and lease.poisoned:
-            shard.in_flight.poisoned(lease.poisoned)
+            shard.in_flight.note_poisoned(lease.poisoned)
         self._runtimes[shard.queue] = self._new_runtime()
         await self.set_up()
         watcher.on_takeover()

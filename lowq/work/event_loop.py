@@ -29,9 +29,8 @@ from lowq.clock import now as clock_now
 from lowq.coroutines import run_first
 from lowq.errors import LeaseLost, RedisUnavailable
 from lowq.logs import get_log
-from lowq.shards.delivery import Delivery
+from lowq.shards.delivery import Delivery, Report
 from lowq.shards.dispatcher import Dispatcher
-from lowq.shards.in_flight import Report
 from lowq.shards.shard import Performing, Shard
 from lowq.store import Call
 from lowq.work.blocked_loop import BlockedLoopWatch, stack_of
@@ -376,7 +375,7 @@ class EventLoop(NodeLoop):
             self._writes.append(_Write(reports, future))
             self._dispatcher.nudge()
             try:
-                shard.in_flight.reported(reports, await future)
+                shard.in_flight.note_written(reports, await future)
                 return
             except RedisUnavailable as error:
                 self._node.broker.outage.begin(error)

@@ -37,9 +37,8 @@ from lowq.logs import get_log
 from lowq.observe.events import QueueEvents, end_observed
 from lowq.settings import Config
 from lowq.shards.broker import Broker
-from lowq.shards.delivery import Delivery, TakenJob
+from lowq.shards.delivery import MAX_DELIVERY_JOBS, Delivery, Report, TakenJob
 from lowq.shards.dispatcher import Dispatcher
-from lowq.shards.in_flight import MAX_DELIVERY_JOBS, Report
 from lowq.shards.shard import Activity, Performing, Shard
 from lowq.store import Client
 from lowq.verdicts import bury_undecodable, log_lost
@@ -451,8 +450,8 @@ class NodeLoop(Loop):
         trouble: BaseException | None = None
         for (shard, wakes), reply in zip(takes, replies, strict=False):
             try:
-                delivery = shard.in_flight.took(reply)
-                self._dispatcher.took(shard, wakes, delivery)
+                delivery = shard.in_flight.read_delivery(reply)
+                self._dispatcher.note_delivery(shard, wakes, delivery)
                 deliveries[shard] = delivery
             except LeaseLost:
                 self.lost(shard)
@@ -499,6 +498,6 @@ class NodeLoop(Loop):
             log.exception("%r: what was in hand of a batch that was written off can't be reported", shard)
         finally:
             in_flight.drop_delivery()
-            self._dispatcher.withhold(shard)
+            self._dispatcher.suspend(shard)
             self._node.broker.maintenance.replace_lease(shard, token)
             end_observed(outcome, jobs)

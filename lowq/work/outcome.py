@@ -25,8 +25,7 @@ from lowq.retry import (
     retry_delay,
 )
 from lowq.settings import Config
-from lowq.shards.delivery import Failure, TakenJob
-from lowq.shards.in_flight import Report
+from lowq.shards.delivery import Failure, Report, TakenJob
 from lowq.shards.shard import Shard
 from lowq.verdicts import Remarks, charge, error_bytes, is_failure
 from lowq.work.execution import Execution

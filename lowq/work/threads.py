@@ -32,9 +32,8 @@ from lowq.clock import now as clock_now
 from lowq.coroutines import at_once
 from lowq.errors import LeaseLost, LowqError, RedisUnavailable
 from lowq.logs import get_log
-from lowq.shards.delivery import Delivery
+from lowq.shards.delivery import Delivery, Report
 from lowq.shards.dispatcher import Dispatcher
-from lowq.shards.in_flight import Report
 from lowq.shards.shard import Shard
 from lowq.store import Call
 from lowq.verdicts import log_lost

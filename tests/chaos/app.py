@@ -28,8 +28,7 @@ from typing import Any
 
 import lowq
 from lowq.operate.integrity import Place
-from lowq.shards.delivery import Delivery
-from lowq.shards.in_flight import InFlight
+from lowq.shards.delivery import Delivery, InFlight
 from lowq.store import Call
 from tests.chaos import broken, death
 from tests.chaos.load import Load, produce
@@ -95,7 +94,7 @@ def devour(_seconds: float) -> None:
 
 def record_acknowledgements() -> None:
     """Into the history, as soon as the answer to an acknowledgement is there."""
-    took = InFlight.took
+    took = InFlight.read_delivery
 
     def noting(self: InFlight, reply: Any) -> Delivery:
         finished = list(self.unacknowledged)
@@ -104,7 +103,7 @@ def record_acknowledgements() -> None:
             history.acked(number_of_prefix(self._scripts.prefix), finished)
         return delivery
 
-    InFlight.took = noting  # type: ignore[method-assign]  # only in this process
+    InFlight.read_delivery = noting  # type: ignore[method-assign]  # only in this process
 
 
 def number_of_prefix(prefix: str) -> int:
@@ -116,7 +115,7 @@ def number_of_prefix(prefix: str) -> int:
 
 def record_takes() -> None:
     """Into the history: what each take brought, and when it was sent."""
-    take_call, took = InFlight.take_call, InFlight.took
+    take_call, took = InFlight.take_call, InFlight.read_delivery
     sent: dict[InFlight, float] = {}
 
     def sending(self: InFlight, limit: int, now: float | None = None) -> Call[Any]:
@@ -129,7 +128,7 @@ def record_takes() -> None:
             history.taken(sent[self], {job.id: [*map(app_orders.version_of, job.payloads)] for job in delivery.jobs})
         return delivery
 
-    InFlight.take_call, InFlight.took = sending, noting  # type: ignore[method-assign]  # only in this process
+    InFlight.take_call, InFlight.read_delivery = sending, noting  # type: ignore[method-assign]  # only in this process
 
 
 def prepare() -> None:

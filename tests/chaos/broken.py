@@ -16,8 +16,7 @@ from lowq.consumer.hand import Hand
 from lowq.consumer.takes import Caller, Taker
 from lowq.push.target import ANEW, Target
 from lowq.shards import fairness, maintenance
-from lowq.shards.delivery import Delivery, TakenJob
-from lowq.shards.in_flight import InFlight
+from lowq.shards.delivery import Delivery, InFlight, TakenJob
 from lowq.shards.lease import ShardLease
 from lowq.shards.outage import Outage
 from lowq.shards.shard import Shard

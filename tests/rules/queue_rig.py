@@ -10,7 +10,7 @@ from lowq.shards.delivery import Failure
 from lowq.shards.lease import Lease
 from lowq.shards.shard import Shard
 from lowq.store.keys import shard_prefix
-from tests.rules.support import NOW, TTL
+from tests.rules.support import NOW, TTL, report
 
 SHARDS = 3
 
@@ -57,7 +57,7 @@ class QueueRig:
         shard = self.own(job_id, now)
         taken = [item.id for item in shard.in_flight.take(100, now).jobs]
         assert job_id in taken, f"{job_id} is not due"
-        shard.in_flight.release([(item, None) for item in taken if item != job_id], now)
+        report(shard, "release", [(item, None) for item in taken if item != job_id], now)
         return shard
 
     def fail(
@@ -65,7 +65,7 @@ class QueueRig:
     ) -> None:
         """The id is taken, and fails."""
         shard = self.take(job_id, now)
-        shard.in_flight.fail([Failure(job_id, "retry", retry_count, delay, error)], now)
+        report(shard, "fail", [Failure(job_id, "retry", retry_count, delay, error)], now)
 
     def ids(self, **options: Any) -> list[str]:
         """All ids of a listing, page by page."""

@@ -3,7 +3,7 @@
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -65,6 +65,12 @@ def exhausted(job_id: str, error: bytes = b"given up") -> Failure:
 
 def solo(job_id: str, error: bytes = b"in company") -> Failure:
     return Failure(job_id, "solo", -1, 0.0, error)
+
+
+def report(shard: Shard, kind: str, jobs: Sequence[Any], now: float | None = None, **options: Any) -> None:
+    """Writes what becomes of jobs that its holder has taken. ``kind``: "fail", "release" or "bury"."""
+    made = getattr(shard.in_flight, f"{kind}_report")(jobs, now, **options)
+    shard.in_flight.write([made])
 
 
 def handed(delivery: Delivery) -> dict[str, list[Any]]:

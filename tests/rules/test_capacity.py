@@ -15,7 +15,7 @@ from lowq.queue import Queue
 from lowq.store.keys import shard_prefix
 from lowq.store.translate import Refusal
 from tests.rows import case
-from tests.rules.support import NOW, Channel, ShardRig, emptied_rig, exhausted, job, retry
+from tests.rules.support import NOW, Channel, ShardRig, emptied_rig, exhausted, job, report, retry
 from tests.waiting import NEVER, until
 
 #: Seconds: longer than any test takes.
@@ -90,10 +90,10 @@ def ack(rig: ShardRig) -> None:
 
 ROOM: dict[str, Callable[[ShardRig], object]] = {
     "acknowledged": ack,
-    "exhausted": lambda rig: rig.shard.in_flight.fail([exhausted("a")], NOW),
-    "retried beside what came meanwhile": lambda rig: rig.shard.in_flight.fail([retry("a")], NOW),
-    "released beside what came meanwhile": lambda rig: rig.shard.in_flight.release([("a", None)], NOW),
-    "buried while it was taken": lambda rig: rig.shard.in_flight.bury([("a", b"", ())], NOW),
+    "exhausted": lambda rig: report(rig.shard, "fail", [exhausted("a")], NOW),
+    "retried beside what came meanwhile": lambda rig: report(rig.shard, "fail", [retry("a")], NOW),
+    "released beside what came meanwhile": lambda rig: report(rig.shard, "release", [("a", None)], NOW),
+    "buried while it was taken": lambda rig: report(rig.shard, "bury", [("a", b"", ())], NOW),
     "buried": lambda rig: rig.run("bury", "", "", "", "", "", "b", "", 0),
     "deleted": lambda rig: rig.run("delete", "", "", "", "", "b"),
     "restored": lambda rig: rig.crash("second"),

@@ -11,7 +11,7 @@ import lowq.testing
 from lowq.queue import Queue
 from lowq.store.keys import shard_prefix
 from tests.rows import case
-from tests.rules.support import NOW, ShardRig, emptied_rig, job, retry
+from tests.rules.support import NOW, ShardRig, emptied_rig, job, report, retry
 
 WORDS = " debounce=2.0 max_wait=5.0"
 
@@ -47,10 +47,10 @@ def test_an_id_that_was_given_a_time_keeps_it(rig: ShardRig) -> None:
 
 def test_an_id_that_comes_back_keeps_its_time(store_url: str) -> None:
     def fail(rig: ShardRig) -> None:
-        rig.shard.in_flight.fail([retry("x", delay=30)], NOW + 3)
+        report(rig.shard, "fail", [retry("x", delay=30)], NOW + 3)
 
     def release(rig: ShardRig) -> None:
-        rig.shard.in_flight.release([("x", 10)], NOW + 3)
+        report(rig.shard, "release", [("x", 10)], NOW + 3)
 
     rows: list[tuple[Callable[[ShardRig], object], float]] = [
         (fail, 33), (release, 13), (lambda rig: rig.crash("second", NOW + 3), 3),

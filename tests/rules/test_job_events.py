@@ -21,7 +21,7 @@ from lowq.observe.events import QueueEvents
 from lowq.shards.lease import Lease
 from lowq.shards.shard import shards_of
 from lowq.testing import adrain, drain
-from lowq.workers import Worker
+from lowq.workers import Worker, queue_options_of
 from tests.leases import run_out
 from tests.rows import case
 from tests.waiting import NEVER, PATIENCE, until
@@ -203,14 +203,14 @@ def test_what_a_dead_owner_left_in_flight_is_restored_or_buried(
     worker = make_worker(app, max_crash_count=1)
     worker.perform_async([{"id": number} for number in range(JOBS)])
     taken: set[str] = set()
-    for dead in shards_of(app.client, app.config, worker, "a" * 16):
+    for dead in shards_of(app.client, app.config, queue_options_of(worker), "a" * 16):
         assert isinstance(dead.lease.acquire(NEVER), Lease)
         taken |= {job.id for job in dead.in_flight.take(JOBS).jobs}
         run_out(app.client, dead.prefix)
     assert len(taken) == JOBS
     app = make_app(on_job_event=events if listens else None)
     restored = 0
-    for mine in shards_of(app.client, app.config, worker, "b" * 16, events=app.events_of("orders")):
+    for mine in shards_of(app.client, app.config, queue_options_of(worker), "b" * 16, events=app.events_of("orders")):
         lease = mine.lease.acquire(NEVER)
         assert isinstance(lease, Lease)
         restored += lease.restored + len(lease.poisoned)

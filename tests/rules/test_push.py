@@ -11,7 +11,7 @@ from lowq.store import Refusal
 from lowq.store.shard_replies import RenewReply
 from tests.redis_server import RedisServer
 from tests.rows import case
-from tests.rules.support import NOW, TICK, TTL, Channel, ShardRig, emptied_rig, handed, job, retry
+from tests.rules.support import NOW, TICK, TTL, Channel, ShardRig, emptied_rig, handed, job, report, retry
 
 # --- ids, payloads and times ---
 
@@ -99,7 +99,7 @@ def test_a_job_is_due_when_it_says_to_the_microsecond_and_not_in_the_past(rig: S
     jobs = {item.id: item.job(load_payload) for item in shard.in_flight.take(10, at).jobs}
     assert (jobs["x"].perform_at, jobs["y"].payloads) == (at, [("v1", NOW + TICK)])
     assert rig.read("taken")["x"][1:] == (at, -1, 0, at)
-    shard.in_flight.release([("x", None), ("y", 1.0)], at)
+    report(shard, "release", [("x", None), ("y", 1.0)], at)
     assert (rig.read("due")["x"], rig.read("due")["y"]) == (at, at + 1)
 
 
@@ -302,9 +302,9 @@ def test_a_full_server_refuses_pushes_and_everything_else_works(full_rig: ShardR
     later = NOW + 1
     assert sorted(handed(shard.in_flight.take(6, later))) == list("abcdef")
     shard.in_flight.finish(["a", "b"])
-    shard.in_flight.fail([retry("c")], later)
-    shard.in_flight.release([("d", 1.0)], later)
-    shard.in_flight.bury([("e", b"no", [])], later)
+    report(shard, "fail", [retry("c")], later)
+    report(shard, "release", [("d", 1.0)], later)
+    report(shard, "bury", [("e", b"no", [])], later)
     assert shard.in_flight.take(0, later).jobs == []
     rig.client.run("heartbeat", "lowq:v1:nodes", "", "node", "", "{}", 60)
     (renewed,) = rig.client.run_many([shard.lease.renew_call(TTL)])

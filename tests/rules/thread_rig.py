@@ -21,7 +21,7 @@ from lowq.store import Client
 from lowq.work.handler import WorkerRuntime
 from lowq.work.loop import BatchActivity
 from lowq.work.threads import WorkerThread
-from lowq.workers import Worker
+from lowq.workers import Worker, queue_options_of
 from tests.rules.support import TTL
 from tests.waiting import PATIENCE
 
@@ -76,7 +76,7 @@ class ThreadRig:
         self.prefetch = True
         #: What the thread stopped its node for.
         self.failed: list[BaseException] = []
-        self.shards = shards_of(app.client, app.config, worker, secrets.token_hex(8), clock=clock)
+        self.shards = shards_of(app.client, app.config, queue_options_of(worker), secrets.token_hex(8), clock=clock)
         queue = worker.queue_name
         self.dispatcher = _TurnDispatcher(self.shards, [{queue: LagScheduler()}], {queue: Share()}, clock=clock)
         self.maintenance = _MaintenanceLoop()

@@ -56,7 +56,7 @@ def test_jobs_taken_under_a_lease_that_changed_hands_before_the_reply_was_read_a
     (again,) = app.client.run_many([old.lease.acquire_call(60)])
     assert isinstance(old.lease.acquired(again, clock.now() + 60), Lease)
     with pytest.raises(lowq.LeaseLost):
-        old.in_flight.took(reply)
+        old.in_flight.read_delivery(reply)
     assert old.in_flight.take(1).jobs == []
 
 

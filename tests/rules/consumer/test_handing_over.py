@@ -16,7 +16,7 @@ from lowq.clock import now
 from lowq.consumer import Consumer
 from lowq.errors import NotTaken, RedisUnavailable, SessionInUse
 from lowq.queue import Queue
-from lowq.shards.in_flight import InFlight
+from lowq.shards.delivery import InFlight
 from lowq.store.keys import shard_prefix
 from tests.rows import case
 from tests.rules.consumer.line import Hook, Line, take
@@ -145,7 +145,7 @@ def test_what_an_exception_of_a_signal_handler_interrupts_is_in_nobodys_hand(
         return took(self, reply)
 
     queue.push([{"id": n} for n in range(8)])
-    took, strikes = InFlight.took, list[Hook]()
+    took, strikes = InFlight.read_delivery, list[Hook]()
     monkeypatch.setattr(InFlight, "took", struck)
     for name, moment in (("before", line.before), ("after", line.after), ("took", strikes)):
         with case(name):

@@ -16,7 +16,7 @@ from lowq.store import Call
 from lowq.store.keys import error_groups_key
 from tests.rows import case
 from tests.rules.queue_rig import QueueRig
-from tests.rules.support import NOW, job
+from tests.rules.support import NOW, job, report
 from tests.waiting import NEVER, PATIENCE, until
 
 KEY = error_groups_key("lowq", "Orders")
@@ -190,7 +190,7 @@ def test_poison_is_recorded_and_its_group_leads_to_it(store_url: str) -> None:
             shard = rig.own("a", NOW + crashes)
             shard.in_flight.events = QueueEvents(shard.queue, own=[counts])
             shard.in_flight.take(100, NOW + crashes)
-            shard.in_flight.release([("a", 0.0)], NOW + crashes, crashed=True)
+            report(shard, "release", [("a", 0.0)], NOW + crashes, crashed=True)
         found = rig.queue.peek("a", "morgue")
     assert found is not None
     assert found.error is not None

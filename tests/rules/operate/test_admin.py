@@ -15,7 +15,7 @@ from lowq.store.keys import shard_prefix
 from tests.leases import run_out
 from tests.rows import case
 from tests.rules.queue_rig import SHARDS, QueueRig
-from tests.rules.support import NOW, REMAINS, job
+from tests.rules.support import NOW, REMAINS, job, report
 from tests.tiers import real_redis_often
 
 pytestmark = real_redis_often
@@ -340,7 +340,7 @@ def test_a_queue_is_dropped_when_no_node_holds_a_shard_any_more(rig: QueueRig) -
     rig.push(*(job(f"bad-{i}") for i in range(3)), job("crashed"), job("flying"))
     for i in range(3):
         rig.fail(f"bad-{i}")
-    rig.take("crashed").in_flight.release([("crashed", None)], NOW, crashed=True)
+    report(rig.take("crashed"), "release", [("crashed", None)], NOW, crashed=True)
     rig.take("flying")
     rig.push(*(job(item) for item in numbers(1200)), *(job(item) for item in numbers(30, "dead")))
     rig.queue.bury(numbers(30, "dead"), now=NOW)

@@ -14,6 +14,7 @@ from lowq.shards.lease import Lease
 from lowq.store.keys import shard_prefix
 from tests.rows import case
 from tests.rules.operate.clinic import OTHER, SHARDS, TTL, A, B, Clinic, ids_of, new_clinic
+from tests.rules.support import report
 from tests.tiers import real_redis_often
 
 VERSIONS = {A: [{"version": 1}, {"version": 2}]}
@@ -29,7 +30,7 @@ def test_nothing_is_wrong_with_an_empty_queue_nor_with_jobs_in_every_state(clini
     for shard in range(SHARDS):  # each has an owner
         clinic.shard(next(ids_of(shard)))
     clinic.push_two(failed)
-    clinic.take(failed).in_flight.fail([Failure(failed, "retry", 0, 3600.0, b"boom")])
+    report(clinic.take(failed), "fail", [Failure(failed, "retry", 0, 3600.0, b"boom")])
     clinic.push(taken)
     clinic.take(taken)
     clinic.push(taken)
@@ -77,7 +78,7 @@ def test_the_namespace_is_taken_literally(store_url: str) -> None:
 
 def test_payloads_that_nothing_makes_due_become_due_and_keep_their_past(clinic: Clinic) -> None:
     clinic.push(A)
-    clinic.take().in_flight.fail([Failure(A, "retry", 4, 3600.0, b"boom")])
+    report(clinic.take(), "fail", [Failure(A, "retry", 4, 3600.0, b"boom")])
     clinic.do("ZREM", "due", A)
     finding = clinic.finds("orphan_payloads", A)
     assert (finding.what, finding.shards) == ("payloads of 1 id wait, and nothing makes them due", (1,))
@@ -138,7 +139,7 @@ def test_an_entry_in_due_without_payloads_is_removed_with_its_past_and_when_they
         with case(payloads), new_clinic(store_url) as clinic:
             for number in range(payloads):
                 clinic.push(A, payload=number, ttl=3600)
-            clinic.take().in_flight.fail([Failure(A, "retry", 0, 60.0, b"boom")])
+            report(clinic.take(), "fail", [Failure(A, "retry", 0, 60.0, b"boom")])
             clinic.do("DEL", f"payloads:{A}")
             assert "push what they stand for again" in clinic.finds("due_without_payloads", A).advice
             assert clinic.queue.stats().length == 0
@@ -147,7 +148,7 @@ def test_an_entry_in_due_without_payloads_is_removed_with_its_past_and_when_they
 
 def test_an_entry_in_due_without_payloads_leaves_the_past_of_what_is_in_flight(clinic: Clinic) -> None:
     clinic.push(A)
-    clinic.take().in_flight.fail([Failure(A, "solo", -1, 0.0, b"in company")])
+    report(clinic.take(), "fail", [Failure(A, "solo", -1, 0.0, b"in company")])
     clinic.take()
     clinic.push(A)
     clinic.do("DEL", f"payloads:{A}")
@@ -208,7 +209,7 @@ def test_an_unreadable_entry_in_taken_gives_up_the_payload_it_carries_unless_nob
 def test_the_counter_of_deliveries_catches_up_with_what_was_handed_out(clinic: Clinic) -> None:
     clinic.push(A)
     for _ in range(3):
-        clinic.take().in_flight.release([(A, None)])
+        report(clinic.take(), "release", [(A, None)])
     clinic.take()
     clinic.do("HDEL", "meta", "delivery")
     clinic.finds("delivery_behind", A, severity="warning")

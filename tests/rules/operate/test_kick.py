@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.rules.support import NOW, ShardRig, emptied_rig, exhausted, handed, job, retry, solo
+from tests.rules.support import NOW, ShardRig, emptied_rig, exhausted, handed, job, report, retry, solo
 
 pytestmark = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
 
@@ -16,7 +16,7 @@ def rig(store_url: str) -> Iterator[ShardRig]:
         shard = rig.own()
         rig.push(job("x", "old", 1))
         shard.in_flight.take(1, NOW)
-        shard.in_flight.fail([exhausted("x")], NOW)
+        report(shard, "fail", [exhausted("x")], NOW)
         rig.push(job("x", "new", 2))
         shard.in_flight.take(1, NOW)
         yield rig
@@ -39,13 +39,13 @@ def test_crashes_of_an_id_in_flight_stay(rig: ShardRig) -> None:
 
 
 def test_solo_mark_error_and_retry_count_of_an_id_in_flight_stay(rig: ShardRig) -> None:
-    rig.shard.in_flight.fail([retry("x", 4, delay=0)], NOW)
+    report(rig.shard, "fail", [retry("x", 4, delay=0)], NOW)
     rig.shard.in_flight.take(1, NOW)
-    rig.shard.in_flight.fail([solo("x", b"in company")], NOW)
+    report(rig.shard, "fail", [solo("x", b"in company")], NOW)
     assert rig.shard.in_flight.take(1, NOW).jobs[0].retry_count == 4
     kick(rig)
     assert (rig.read("solo"), rig.read("errors")) == ({"x"}, {"x": "in company"})
-    rig.shard.in_flight.release([("x", None)], NOW + 9)
+    report(rig.shard, "release", [("x", None)], NOW + 9)
     assert rig.read("retries") == {"x": 4}
     assert rig.read("payloads:x") == {"old": 1, "new": 2}
 
@@ -56,7 +56,7 @@ def test_an_id_that_waits_starts_afresh(rig: ShardRig, is_crashed: bool) -> None
         rig.crash("second")
         assert rig.read("crashes") == {"x": "1"}
     else:
-        rig.shard.in_flight.fail([retry("x", 4, delay=500)], NOW)
+        report(rig.shard, "fail", [retry("x", 4, delay=500)], NOW)
         rig.shard.in_flight.take(0, NOW)
     kick(rig)
     assert not rig.names() & {"retries", "errors", "solo", "crashes"}

@@ -8,6 +8,7 @@ from lowq.shards.delivery import Failure
 from lowq.store.keys import nodes_key, queues_key
 from tests.rows import case
 from tests.rules.operate.clinic import SHARDS, A, B, Clinic, PassingTime, ids_of, new_clinic
+from tests.rules.support import report
 
 pytestmark = pytest.mark.parametrize("store_url", ["memory"], indirect=True)
 
@@ -25,7 +26,7 @@ def old_clinic(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> Clinic:
 def test_what_a_dead_owner_left_in_flight_is_restored_as_a_new_owner_would(old_clinic: Clinic) -> None:
     clinic = old_clinic
     clinic.push(A)
-    clinic.take().in_flight.fail([Failure(A, "retry", 2, 0.0, b"boom")])
+    report(clinic.take(), "fail", [Failure(A, "retry", 2, 0.0, b"boom")])
     lease = clinic.take().lease.current
     assert lease is not None
     clinic.push(A, payload={"version": 2}, score=2)

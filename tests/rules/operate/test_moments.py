@@ -14,7 +14,7 @@ from lowq.operate.bulk import Step
 from lowq.shards.delivery import Failure
 from tests.rows import case
 from tests.rules.queue_rig import QueueRig
-from tests.rules.support import NOW, job
+from tests.rules.support import NOW, job, report
 from tests.tiers import real_redis_often
 
 pytestmark = real_redis_often
@@ -102,7 +102,7 @@ def test_what_fails_after_a_snapshot_waits_for_its_retry(rig: QueueRig, match: s
     assert [item.id for item in shard.in_flight.take(10).jobs] == ["new"]
     found = rig.queue.snapshot("delete", "retrying", match=match)
     assert found.total == 1
-    shard.in_flight.fail([Failure("new", "retry", 0, 60.0, b"boom")])
+    report(shard, "fail", [Failure("new", "retry", 0, 60.0, b"boom")])
     assert last(rig.queue.bulk("delete", "retrying", match=match, before=found)) == (1, 1)
     assert rig.ids() == ["new"]
 

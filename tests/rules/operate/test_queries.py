@@ -15,7 +15,7 @@ from tests.round_trips import counted_round_trips
 from tests.rows import case
 from tests.rules.operate.conftest import tell_of_activities
 from tests.rules.queue_rig import SHARDS, QueueRig
-from tests.rules.support import NOW, job
+from tests.rules.support import NOW, job, report
 
 #: For what is put together in Python, which no store sees.
 on_memory = pytest.mark.parametrize("store_url", ["memory"], indirect=True)
@@ -101,7 +101,7 @@ def test_state_follows_the_servers_time_also_when_the_clock_of_the_shard_is_ahea
 
 def test_a_failed_job_is_retrying_until_it_is_due_and_tells_error_and_crashes(rig: QueueRig) -> None:
     rig.push(job("a"))
-    rig.take("a").in_flight.release([("a", None)], NOW, crashed=True)
+    report(rig.take("a"), "release", [("a", None)], NOW, crashed=True)
     assert peek(rig, "a").crashes == 1
     rig.fail("a", retry_count=2, delay=10.0, error=b"no \xff")
     waiting = peek(rig, "a")

@@ -30,6 +30,7 @@ from lowq.store.keys import shard_prefix
 from tests.leases import run_out
 from tests.redis_server import RedisServer
 from tests.rows import case
+from tests.rules.support import report
 from tests.tiers import real_redis_often
 from tests.waiting import NEVER, PATIENCE, until
 
@@ -148,8 +149,8 @@ def fill(queue: Queue, app: lowq.Lowq, chance: random.Random, ids: int = 60) -> 
             (outcome,) = chance.choices(["retry", "solo", "bury", "finish", "none"], [3, 1, 2, 2, 2])
             outcomes[outcome].append(item.id)
         failures = [Failure(i, "retry", chance.randrange(20), NEVER, b"boom") for i in outcomes["retry"]]
-        shard.in_flight.fail(failures + [Failure(i, "solo", -1, 0.0, b"in company") for i in outcomes["solo"]])
-        shard.in_flight.bury([(i, b"bad", ()) for i in outcomes["bury"]])
+        report(shard, "fail", failures + [Failure(i, "solo", -1, 0.0, b"in company") for i in outcomes["solo"]])
+        report(shard, "bury", [(i, b"bad", ()) for i in outcomes["bury"]])
         shard.in_flight.finish(outcomes["finish"])
         shard.in_flight.take(0)
     for shard in shards:

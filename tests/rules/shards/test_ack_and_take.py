@@ -3,10 +3,9 @@
 import pytest
 
 from lowq.codec import load_payload
-from lowq.shards.delivery import Failure
-from lowq.shards.in_flight import MAX_DELIVERY_BYTES, MAX_DELIVERY_JOBS
+from lowq.shards.delivery import MAX_DELIVERY_BYTES, MAX_DELIVERY_JOBS, Failure
 from tests.rows import case
-from tests.rules.support import NEVER, NOW, REMAINS, ShardRig, handed, job, retry, solo
+from tests.rules.support import NEVER, NOW, REMAINS, ShardRig, handed, job, report, retry, solo
 from tests.tiers import real_redis_often
 
 MIB = 2**20
@@ -61,7 +60,7 @@ def test_retrying_and_solo_ids_come_alone_behind_those_before_them(rig: ShardRig
     rig.push(job("x", "v1", 1))
     shard.in_flight.take(1, NOW)
     rig.push(job("z", "v1", 1), now=NOW - 1)
-    shard.in_flight.fail([outcome], NOW)
+    report(shard, "fail", [outcome], NOW)
     rig.push(job("y", "v1", 1), now=NOW + 1)
     for expected in ("z", "x", "y"):
         delivery = shard.in_flight.take(10, NOW + 1)
@@ -142,7 +141,7 @@ def test_orphans_without_payloads_stop_nobody_and_hide_nothing(rig: ShardRig) ->
     shard = rig.own()
     rig.push(*(job(name, "v1", 1) for name in "abcdef"))
     shard.in_flight.take(1, NOW)
-    shard.in_flight.fail([retry("a", 0, delay=0)], NOW)
+    report(shard, "fail", [retry("a", 0, delay=0)], NOW)
     for name in "abcde":
         rig.client.command("DEL", rig.prefix + f"payloads:{name}")
     found: list[str] = []
@@ -162,7 +161,7 @@ def test_undecodable_payloads_are_told_apart_and_can_be_buried_singly(rig: Shard
     assert handed(delivery) == {"x": ["v1", "v3"], "y": []}
     assert delivery.jobs[0].job(load_payload).payloads == [("v1", 1), ("v3", 3)]
     assert [(item.id, item.payload) for item in delivery.undecodable] == [("x", b"{not json"), ("y", b"\xff")]
-    shard.in_flight.bury([(item.id, item.reason.encode(), [item.payload]) for item in delivery.undecodable], NOW + 1)
+    report(shard, "bury", [(item.id, item.reason.encode(), [item.payload]) for item in delivery.undecodable], NOW + 1)
     assert rig.read("morgue:payloads:x") == {b"{not json": 2}
     assert rig.read("morgue:payloads:y") == {b"\xff": 1}
     assert rig.read("taken:payloads:x") == {"v1": 1, "v3": 3}
@@ -211,7 +210,7 @@ def test_a_delivery_is_not_numbered_as_an_earlier_one_when_redis_lost_the_count(
     call = shard.in_flight.take_call(1, NOW)
     rig.lose_reply(call)
     (reply,) = rig.client.run_many([call])  # it acknowledges what was taken before, and not what it has just taken
-    delivery = shard.in_flight.took(reply)
+    delivery = shard.in_flight.read_delivery(reply)
     assert handed(delivery) == {"x": ["v1", "v2"]}
 
 

@@ -6,7 +6,7 @@ had become due stays so.
 
 import pytest
 
-from tests.rules.support import NEVER, NOW, ShardRig, handed, job, retry
+from tests.rules.support import NEVER, NOW, ShardRig, handed, job, report, retry
 
 DAY = 86_400.0
 
@@ -38,7 +38,7 @@ def test_after_a_moment_a_day_ahead_nothing_waits_for_that_day(rig: ShardRig) ->
     rig.push(job("soon", delay=2.0), job("today", perform_at=NOW + 3600), now=NOW)
     rig.push(job("early", "v2"), now=NOW)
     assert handed(rig.shard.in_flight.take(10, NOW + 1.9)) == {"early": ["v1", "v2"]}
-    rig.shard.in_flight.fail([retry("early", delay=10.0)], NOW + 1.9)
+    report(rig.shard, "fail", [retry("early", delay=10.0)], NOW + 1.9)
     for moment, job_id in ((2.0, "soon"), (11.9, "early"), (3600.0, "today"), (DAY / 2, "tonight")):
         delivery = rig.shard.in_flight.take(10, NOW + moment - 0.1)
         assert not delivery.jobs

@@ -50,7 +50,7 @@ def test_a_claimed_shard_is_nobody_elses(shares: Shares, waiting: Waiting) -> No
     dispatch = dispatcher(shares, [a], 2, clock=waiting.clock)
     assert dispatch.wait(0) is a
     other = waiting.wait(dispatch, 1)
-    dispatch.took(a, a.dispatch.wakes, delivery())
+    dispatch.note_delivery(a, a.dispatch.wakes, delivery())
     dispatch.wake(a)  # while a job of it is performed
     assert not other.done()
     dispatch.unclaim(a)
@@ -62,7 +62,7 @@ def test_every_thread_gets_the_shard_that_has_waited_longest_whoever_is_long_wit
     dispatch = dispatcher(shares, [soon, late, later], threads=2)
     assert [dispatch.pick(0) for _ in range(2)] == [late] * 2
     assert dispatch.pick(1) is later
-    dispatch.took(later, later.dispatch.wakes, delivery(5.0))
+    dispatch.note_delivery(later, later.dispatch.wakes, delivery(5.0))
     assert dispatch.pick(1) is soon
 
 
@@ -118,17 +118,17 @@ def test_the_most_urgent_shard_of_a_queue_is_next(shares: Shares) -> None:
     mine, theirs = shard(0, 0.0), shard(1)
     dispatch = dispatcher(shares, [mine, theirs])
     assert dispatch.pick(0) is mine
-    dispatch.took(mine, mine.dispatch.wakes, delivery(-100.0, levels={9: -100.0}))
+    dispatch.note_delivery(mine, mine.dispatch.wakes, delivery(-100.0, levels={9: -100.0}))
     dispatch.wake(theirs, 0.0, 5)
     assert dispatch.pick(0) is theirs
-    dispatch.took(theirs, theirs.dispatch.wakes, delivery())
+    dispatch.note_delivery(theirs, theirs.dispatch.wakes, delivery())
     dispatch.unclaim(theirs)
     assert dispatch.pick(0) is mine
     dispatch.unclaim(mine)
-    dispatch.refreshed(theirs, theirs.dispatch.wakes, 0.0, paused=False, levels={3: 0.0})
+    dispatch.note_state(theirs, theirs.dispatch.wakes, 0.0, paused=False, levels={3: 0.0})
     assert dispatch.pick(0) is theirs
     # A job of it failed and waits again: it is as urgent as it was.
-    dispatch.took(theirs, theirs.dispatch.wakes, delivery(50.0, levels={8: 50.0}))
+    dispatch.note_delivery(theirs, theirs.dispatch.wakes, delivery(50.0, levels={8: 50.0}))
     dispatch.look_again(theirs)
     assert (mine.priority_at(0.0), theirs.priority_at(0.0)) == (9, 3)
     assert dispatch.pick_many(2, [theirs]) == [theirs, mine]
@@ -165,7 +165,7 @@ def test_whatever_kept_a_shard_from_being_worked_a_thread_is_woken_when_it_ends(
                 if what in ("lease over", "resumed"):
                     dispatch.wake(a)
                 else:  # as a look finds what a lost message would have told
-                    dispatch.refreshed(a, a.dispatch.wakes, -3.0, paused=False)
+                    dispatch.note_state(a, a.dispatch.wakes, -3.0, paused=False)
             assert future.result(PATIENCE) is a
 
 
@@ -177,9 +177,9 @@ def test_what_is_heard_during_a_take_counts_more_than_its_reply(shares: Shares) 
             assert dispatch.pick(0) is a
             wakes = a.dispatch.wakes
             dispatch.wake(a)  # a push, or a resume, after Redis has answered and before the answer is here
-            dispatch.took(a, wakes, reply)
+            dispatch.note_delivery(a, wakes, reply)
             assert dispatch.pick(0) is a
-            dispatch.took(a, a.dispatch.wakes, reply)
+            dispatch.note_delivery(a, a.dispatch.wakes, reply)
             assert dispatch.pick(0) is None
 
 
@@ -190,7 +190,7 @@ def test_a_look_undoes_nothing_that_happened_meanwhile(shares: Shares) -> None:
     dispatch.wake(a, 1.0)
     assert dispatch.pick(0) is worked
     for looked_at, wakes in looks:
-        dispatch.refreshed(looked_at, wakes, None, paused=True)
+        dispatch.note_state(looked_at, wakes, None, paused=True)
     assert a.next_due == 1.0
     assert dispatch.pick(0) is worked
     dispatch.wake(a, 100.0)
@@ -204,7 +204,7 @@ def test_a_shard_that_is_to_be_given_up_is_let_go_after_the_trip(shares: Shares)
     dispatch = dispatcher(shares, [a, shard(1)], on_left=left.append)
     assert dispatch.pick(0) is a
     dispatch.leave([a])
-    dispatch.took(a, a.dispatch.wakes, delivery(-1.0))
+    dispatch.note_delivery(a, a.dispatch.wakes, delivery(-1.0))
     assert dispatch.pick(0) is None
     assert left == []
     dispatch.unclaim(a)
@@ -260,7 +260,7 @@ def test_what_becomes_due_is_begun_though_its_queue_was_full_when_the_time_was_s
     futures = [waiting.wait(dispatch, number) for number in (1, 2)]
     dispatch.wake(later, 1.0)
     _let_the_alarm_ring_for_nothing(dispatch, other, waiting, 2)
-    dispatch.took(first, first.dispatch.wakes, delivery(None))
+    dispatch.note_delivery(first, first.dispatch.wakes, delivery(None))
     assert dispatch.pick(0) is None
     dispatch.unclaim(first)
     futures.append(waiting.wait(dispatch, 0))
@@ -286,7 +286,7 @@ def _let_the_alarm_ring_for_nothing(dispatch: Dispatcher, shard: Shard, waiting:
     dispatch.wake(shard, 0.3)  # reads the clock twice, and each thread when it is woken
     until(lambda: waiting.looks >= looks + 2 + threads)
     looks = waiting.looks
-    dispatch.refreshed(shard, shard.dispatch.wakes, None, paused=False)  # reads it once
+    dispatch.note_state(shard, shard.dispatch.wakes, None, paused=False)  # reads it once
     until(lambda: waiting.looks >= looks + 2)
 
 

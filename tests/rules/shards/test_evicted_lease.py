@@ -4,7 +4,7 @@ import pytest
 
 from lowq.errors import LeaseLost
 from lowq.shards.lease import Lease, LeaseDenied
-from tests.rules.support import NOW, TTL, ShardRig, handed, job, retry
+from tests.rules.support import NOW, TTL, ShardRig, handed, job, report, retry
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_its_owner_goes_on_renews_it_and_gives_it_up(rig: ShardRig) -> None:
     shard.in_flight.finish(["x"])
     assert handed(shard.in_flight.take(1, NOW + 1)) == {"y": ["v1"]}
     evict(rig)
-    shard.in_flight.fail([retry("y")], NOW + 2)
+    report(shard, "fail", [retry("y")], NOW + 2)
     assert rig.count("processed") == rig.count("failed") == 1
     shard = rig.own(now=None)  # renew has no explicit time
     evict(rig)
@@ -64,7 +64,7 @@ def test_once_it_has_run_out_its_owner_is_refused_and_another_gets_the_shard(rig
         assert isinstance(lease, Lease)
         assert (lease.resumed, lease.restored) == (False, 1)
     for refused in (
-        lambda: rig.shard.in_flight.fail([retry("x")], NOW + TTL + 1),
+        lambda: report(rig.shard, "fail", [retry("x")], NOW + TTL + 1),
         lambda: rig.shard.in_flight.take(1, NOW + TTL + 1),
     ):
         with pytest.raises(LeaseLost):

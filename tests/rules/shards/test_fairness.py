@@ -90,7 +90,7 @@ class Played:
         if queue.arrivals:
             self.delays.append(self.now - self._left[following.queue].pop(0))
         came = bool(self._left[following.queue]) and self._left[following.queue][0] <= self.now
-        self._dispatcher.took(
+        self._dispatcher.note_delivery(
             following, following.dispatch.wakes, delivery(0.0 if came or not queue.arrivals else None)
         )
         self._at(self.now + length, lambda: self._turn(number))
@@ -165,7 +165,7 @@ def test_whoever_leaves_a_full_queue_wakes_a_thread_for_it(waiting: Waiting) -> 
     assert dispatch.pick(0) is first
     sleeping = waiting.wait(dispatch, 1)
     assert not sleeping.done()
-    dispatch.took(first, first.dispatch.wakes, delivery())
+    dispatch.note_delivery(first, first.dispatch.wakes, delivery())
     dispatch.unclaim(first)  # nothing more of this one: it is the other that the sleeper can have
     assert sleeping.result(PATIENCE) is second
 
@@ -231,7 +231,7 @@ class Storm:
             wakes = held.dispatch.wakes
             self._pause.wait(draw.choice([0.0, 0.0, 0.001]))
             delay = None if self.is_ending.is_set() else draw.choice([None, 0.0, 0.001])
-            self.dispatcher.took(held, wakes, delivery(delay))
+            self.dispatcher.note_delivery(held, wakes, delivery(delay))
             with self._lock:
                 self._busy.discard(held)
             following = self.dispatcher.pick(number)
@@ -357,7 +357,7 @@ def test_a_shard_that_is_ready_is_always_found(draw: random.Random, threads: int
             case 0:
                 dispatch.wake(item, draw.choice([0.0, 0.7]))
             case 1:
-                dispatch.refreshed(item, wakes, draw.choice([None, 0.0, 0.7]), paused=draw.random() < 0.3)
+                dispatch.note_state(item, wakes, draw.choice([None, 0.0, 0.7]), paused=draw.random() < 0.3)
             case 2:
                 draw.choice([dispatch.leave, dispatch.stay])([item])
             case 3:
@@ -368,7 +368,7 @@ def test_a_shard_that_is_ready_is_always_found(draw: random.Random, threads: int
             case _:
                 mine = held[number]
                 if mine is not None:
-                    dispatch.took(
+                    dispatch.note_delivery(
                         mine, draw.choice([wakes, mine.dispatch.wakes]), delivery(draw.choice([None, 0, 0.7]))
                     )
                 running = {name: sum(other is not None and other.queue == name for other in held) for name in shares}

@@ -8,7 +8,7 @@ from lowq.errors import LeaseLost
 from lowq.shards.lease import Lease
 from lowq.shards.shard import Shard
 from tests.rows import case
-from tests.rules.support import NOW, TTL, Channel, ShardRig, exhausted, job, retry
+from tests.rules.support import NOW, TTL, Channel, ShardRig, exhausted, job, report, retry
 
 LATER = NOW + 2
 
@@ -22,11 +22,11 @@ def renew(shard: Shard, rig: ShardRig) -> None:
 WRITES: dict[str, Callable[[Shard, ShardRig], object]] = {
     "take": lambda shard, _: shard.in_flight.take(1, LATER),
     "acknowledge": lambda shard, _: shard.in_flight.take(0, LATER),
-    "fail": lambda shard, _: shard.in_flight.fail([retry("x"), exhausted("y")], LATER),
-    "release": lambda shard, _: shard.in_flight.release([("x", None), ("y", 1.0)], LATER),
-    "release crashed": lambda shard, _: shard.in_flight.release([("x", None)], LATER, crashed=True),
-    "bury": lambda shard, _: shard.in_flight.bury([("x", b"bad", [])], LATER),
-    "bury in part": lambda shard, _: shard.in_flight.bury([("x", b"bad", [b'"v1"'])], LATER),
+    "fail": lambda shard, _: report(shard, "fail", [retry("x"), exhausted("y")], LATER),
+    "release": lambda shard, _: report(shard, "release", [("x", None), ("y", 1.0)], LATER),
+    "release crashed": lambda shard, _: report(shard, "release", [("x", None)], LATER, crashed=True),
+    "bury": lambda shard, _: report(shard, "bury", [("x", b"bad", [])], LATER),
+    "bury in part": lambda shard, _: report(shard, "bury", [("x", b"bad", [b'"v1"'])], LATER),
     "renew": renew,
     "surrender": lambda shard, _: shard.lease.surrender(),
     "surrender in mid-work": lambda shard, _: shard.lease.surrender(3.0),

@@ -9,7 +9,7 @@ import pytest
 from lowq.codec import load_payload
 from lowq.shards.shard import Shard
 from tests.rows import case
-from tests.rules.support import NOW, REMAINS, ShardRig, as_redis_answers, exhausted, handed, job, jobs_of, retry
+from tests.rules.support import NOW, REMAINS, ShardRig, as_redis_answers, exhausted, handed, job, jobs_of, report, retry
 
 #: The longest payload that is kept as a string, and the shortest that is not: JSON texts.
 LONGEST = b'"%s"' % (b"x" * 4094)
@@ -30,10 +30,10 @@ def test_one_is_a_string_all_the_way_and_the_second_makes_it_a_set(rig: ShardRig
     shard = rig.own()
     assert take(rig, shard) == {"x": [("v1", 7)]}
     assert rig.form("taken:payloads:x") == "record"
-    shard.in_flight.fail([retry("x")], NOW)
+    report(shard, "fail", [retry("x")], NOW)
     assert (rig.form("payloads:x"), rig.read("payloads:x")) == ("string", {"v1": 7})
     shard.in_flight.take(10, NOW + 60)
-    shard.in_flight.fail([exhausted("x")], NOW)
+    report(shard, "fail", [exhausted("x")], NOW)
     for payload, score, form, buried in (
         ("v1", 0, "string", {"v1": 0}), ("v2", 2, "zset", {"v1": 0, "v2": 2}),
     ):  # fmt: skip
@@ -133,7 +133,7 @@ def test_no_form_is_found_out_by_an_error(rig: ShardRig) -> None:
     shard = rig.own()
     shard.in_flight.take(10, NOW + 1)
     rig.push(job("x", "v1", 1), job("y", "v1", 1))
-    shard.in_flight.fail([exhausted("x"), retry("y")], NOW)
+    report(shard, "fail", [exhausted("x"), retry("y")], NOW)
     rig.run("fetch_jobs", "", "", 10, 1000, "x", "y")
     rig.run("bury", "", "", "", "", "", "x", "", 0, "y", "", 0)
     rig.run("delete", "", "", "", "", "x", "y")

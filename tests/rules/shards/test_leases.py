@@ -434,7 +434,7 @@ def test_what_new_code_could_not_resume_or_has_no_use_for_is_given_up_before(rig
 
 def replace_lease(rig: Rig, shard: Shard) -> int:
     """The present fence."""
-    rig.dispatcher.withhold(shard)
+    rig.dispatcher.suspend(shard)
     rig.leases.replace_lease(shard, shard.lease.token)
     return fence_of(shard)
 

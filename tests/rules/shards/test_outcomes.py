@@ -6,7 +6,7 @@ import pytest
 
 from lowq.errors import ScriptError
 from tests.rows import case
-from tests.rules.support import NEVER, NOW, REMAINS, Channel, ShardRig, exhausted, handed, job, retry, solo
+from tests.rules.support import NEVER, NOW, REMAINS, Channel, ShardRig, exhausted, handed, job, report, retry, solo
 
 LATER = NOW + 2
 
@@ -76,14 +76,14 @@ def test_each_outcome_and_its_repeats_change_what_they_should_and_nothing(rig: S
 def test_what_is_not_in_flight_is_not_buried(rig: ShardRig) -> None:
     rig.push(job("x", "v4", 4))
     before = rig.snapshot()
-    rig.shard.in_flight.bury([("x", b"undecodable", [b'"v4"', b'"v5"']), ("z", b"bad", [])], LATER)
+    report(rig.shard, "bury", [("x", b"undecodable", [b'"v4"', b'"v5"']), ("z", b"bad", [])], LATER)
     assert rig.snapshot() == before
 
 
 @pytest.mark.parametrize("newer", [-500.0, 0.0, 500.0])
 def test_failed_job_wins_over_a_newer_one_of_its_id(rig: ShardRig, newer: float) -> None:
     rig.push(job("x", "v3", 3, perform_at=LATER + 30 + newer), job("x", "v1", 0))
-    rig.shard.in_flight.fail([retry("x", 4, delay=30)], LATER)
+    report(rig.shard, "fail", [retry("x", 4, delay=30)], LATER)
     assert rig.read("payloads:x") == {"v1": 0, "v2": 2, "v3": 3}
     assert (rig.read("due"), rig.read("retries")) == ({"x": LATER + 30}, {"x": 4})
 
@@ -93,8 +93,8 @@ def test_centuries_are_never_and_not_overdue(rig: ShardRig) -> None:
         with case(delay):
             rig.renew()
             take_both(rig)
-            rig.shard.in_flight.fail([retry("x", 0, delay=delay)], LATER)
-            rig.shard.in_flight.release([("y", delay)], LATER)
+            report(rig.shard, "fail", [retry("x", 0, delay=delay)], LATER)
+            report(rig.shard, "release", [("y", delay)], LATER)
             assert rig.read("due") == {"x": NEVER, "y": NEVER}
             delivery = rig.shard.in_flight.take(10, LATER)
             assert not delivery.jobs
@@ -103,7 +103,7 @@ def test_centuries_are_never_and_not_overdue(rig: ShardRig) -> None:
 
 def test_exhausted_id_whose_payloads_were_removed_by_hand_does_not_stop_the_shard(rig: ShardRig) -> None:
     rig.client.command("DEL", rig.prefix + "taken:payloads:x")
-    rig.shard.in_flight.fail([exhausted("x"), retry("y", delay=0)], LATER)
+    report(rig.shard, "fail", [exhausted("x"), retry("y", delay=0)], LATER)
     assert rig.read("morgue") == rig.read("taken") == {}
     assert rig.count("buried") == 0
     assert rig.read("due") == {"y": LATER}
@@ -111,7 +111,7 @@ def test_exhausted_id_whose_payloads_were_removed_by_hand_does_not_stop_the_shar
 
 def test_no_outcome_wakes_anybody_since_its_owner_asks_anyway(rig: ShardRig, wake: Channel) -> None:
     in_flight = rig.shard.in_flight
-    in_flight.fail([retry("x", delay=0), solo("y")], LATER)
+    report(rig.shard, "fail", [retry("x", delay=0), solo("y")], LATER)
     in_flight.finish(handed(in_flight.take(1, LATER)))
     in_flight.take(0, LATER)
     assert wake.messages() == []
@@ -127,7 +127,7 @@ def test_what_keeps_making_its_process_stop_is_buried_as_poison(
         if crash:
             assert handed(shard.in_flight.take(10, LATER)) == {"x": ["v1", "v2"]}
         assert caplog.messages == []
-        shard.in_flight.release([("x", 0.0)], LATER, crashed=True)
+        report(shard, "release", [("x", 0.0)], LATER, crashed=True)
     (said,) = caplog.messages
     assert "id 'x' is buried as poison: its process died, or its batch exceeded ttr, too often" in said
     assert (rig.read("morgue:payloads:x"), rig.read("morgue")) == ({"v1": 1, "v2": 2}, {"x": LATER})

@@ -220,7 +220,7 @@ def test_a_batch_that_was_written_off_keeps_no_permit_though_the_node_drains(is_
     process.permits.turn()
     batch = process.dispatcher.pick_many(1, ())[0] if is_loop else process.dispatcher.pick(0)
     assert batch is not None
-    process.dispatcher.withhold(batch)
+    process.dispatcher.suspend(batch)
     process.dispatcher.close()
     process.turns(after=TTL / 2)
     assert process.redis.stated[-1] == ("0", 0)

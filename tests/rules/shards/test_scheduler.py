@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowq.shards.delivery import urgent_level
-from lowq.shards.scheduler import LagScheduler, Scheduler, SeqScheduler
+from lowq.shards.scheduler import LagScheduler, Scheduler, SeqScheduler, urgent_level
 
 NOW = 1000.0
 

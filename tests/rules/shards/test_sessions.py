@@ -55,7 +55,7 @@ def test_who_comes_back_after_detach_has_the_same_jobs_in_flight_under_a_higher_
     assert (lease.resumed, lease.fence > (fence or 0)) == (True, True)
     assert rig.read("taken") == taken
     assert rig.meta("detached") is rig.meta("uncharged") is None
-    second.in_flight.adopt(2, "ab")
+    second.in_flight.adopt_jobs(2, "ab")
     for job_id, delivery in (("a", 1), ("b", 2)):
         second.in_flight.write([second.in_flight.ack_report([job_id], delivery)])
     assert rig.read("taken") == {}

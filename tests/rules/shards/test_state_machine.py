@@ -30,7 +30,6 @@ from hypothesis.stateful import (
 from lowq.codec import APPENDED
 from lowq.errors import LeaseLost, ScriptError
 from lowq.operate.integrity import JobScanner, Place, read_shard_snapshots
-from lowq.shards import in_flight
 from lowq.shards.delivery import Failure
 from lowq.shards.shard import Shard
 from lowq.store import Call, Client, pool
@@ -38,7 +37,7 @@ from lowq.store.scripts import Script, load_scripts
 from lowq.store.translate import Refusal
 from tests.mutants import ACKED_STAY, ANY_DELIVERY, NEVER_PUSHED, NO_FENCE, break_scripts
 from tests.rules.model import JITTER, LEVEL, Model, Refused
-from tests.rules.support import NOW, REMAINS, REMEMBERED, TTL, ShardRig, as_redis_answers, job, jobs_of
+from tests.rules.support import NOW, REMAINS, REMEMBERED, TTL, ShardRig, as_redis_answers, job, jobs_of, report
 from tests.tiers import often
 
 #: Bits of the state in a reply of `ack_and_take`.
@@ -546,7 +545,7 @@ class ShardMachine(RuleBasedStateMachine):
             process,
             ids,
             lost,
-            lambda: process.shard.in_flight.fail(reported, self.now),
+            lambda: report(process.shard, "fail", reported, self.now),
             lambda now, token, delivery: self.model.fail(now, token, delivery, failures),
         )
 
@@ -560,7 +559,7 @@ class ShardMachine(RuleBasedStateMachine):
             process,
             ids,
             lost,
-            lambda: process.shard.in_flight.release(delays, self.now, crashed=crashed),
+            lambda: report(process.shard, "release", delays, self.now, crashed=crashed),
             lambda now, token, delivery: self.model.release(now, token, delivery, delays, crashed=crashed),
         )
 
@@ -576,7 +575,7 @@ class ShardMachine(RuleBasedStateMachine):
             process,
             [] if payloads else [job_id],
             lost,
-            lambda: process.shard.in_flight.bury([(job_id, reason.encode(), payloads)], self.now),
+            lambda: report(process.shard, "bury", [(job_id, reason.encode(), payloads)], self.now),
             lambda now, token, delivery: self.model.bury_taken(now, token, delivery, job_id, reason, payloads),
         )
 
@@ -739,7 +738,7 @@ def _number(text: str) -> Any:
 @pytest.fixture
 def run_machine(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """Runs the machine on a store, with as many examples as told."""
-    monkeypatch.setattr(in_flight, "MAX_DELIVERY_BYTES", MAX_BYTES)
+    monkeypatch.setattr("lowq.shards.delivery.MAX_DELIVERY_BYTES", MAX_BYTES)
     few = break_scripts(["acquire"], calls={"HRANDFIELD": ONE_OF_THE_TAKEN})["acquire"]
     monkeypatch.setitem(load_scripts(), "acquire", few)
     clients = []

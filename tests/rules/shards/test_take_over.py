@@ -9,7 +9,7 @@ from lowq.shards.delivery import Delivery
 from lowq.shards.lease import Lease, LeaseDenied
 from lowq.shards.shard import Shard
 from tests.rows import case
-from tests.rules.support import NOW, TTL, ShardRig, handed, job
+from tests.rules.support import NOW, TTL, ShardRig, handed, job, report
 from tests.tiers import real_redis_often
 
 LATER = NOW + 2
@@ -79,7 +79,7 @@ def test_nothing_is_handed_out_before_all_is_restored(rig: ShardRig) -> None:
         with pytest.raises(LeaseLost):
             shard.in_flight.take(10, LATER + 10)
     with pytest.raises(LeaseLost):
-        dead.in_flight.release([("x0000", None)], LATER)
+        report(dead, "release", [("x0000", None)], LATER)
     # The owner comes back, and another one, and the first of the two dies in the middle.
     assert [call(rig, shard).restored for shard in (dead, third)] == [STEP, 50]
     assert dead.lease.current is None
@@ -177,12 +177,12 @@ def test_a_take_brings_no_more_than_may_be_in_flight(rig: ShardRig) -> None:
     assert full.delay is not None, "jobs wait, and that is told"
     assert full.delay <= 0
     number, ids = deliveries[-1].number, [one.id for one in deliveries[-1].jobs]
-    for report in (
+    for made in (
         shard.in_flight.ack_report(ids[:3], number, LATER),
         shard.in_flight.release_report([(job_id, 60.0) for job_id in ids[3:6]], LATER, delivery=number),
         shard.in_flight.bury_report([(job_id, b"", ()) for job_id in ids[6:9]], LATER, delivery=number),
     ):
-        shard.in_flight.write([report])
+        shard.in_flight.write([made])
         assert len(shard.in_flight.take(10, LATER).jobs) == 3
         assert shard.in_flight.take(10, LATER).jobs == []
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.rows import case
-from tests.rules.support import NOW, REMAINS, ShardRig, exhausted, handed, job, retry, solo
+from tests.rules.support import NOW, REMAINS, ShardRig, exhausted, handed, job, report, retry, solo
 
 LATER = NOW + 1000
 WEEK = 7 * 86400
@@ -61,15 +61,14 @@ def test_the_contexts_of_all_pushes_that_merge_are_kept_each_once_oldest_first(o
 @pytest.mark.parametrize("long", [False, True])
 def test_retries_releases_and_crashes_keep_them_with_what_came_meanwhile(owned: ShardRig, long: bool) -> None:
     push(owned, "a", "one", "v" * 5000 if long else "v")
-    flight = owned.shard.in_flight
     assert take(owned) == {"a": ("one",)}
-    flight.fail([retry("a", 0, 10)], NOW)
+    report(owned.shard, "fail", [retry("a", 0, 10)], NOW)
     push(owned, "a", "two", "w", 2)
     assert take(owned, LATER) == {"a": ("one", "two")}
     push(owned, "a", "three", "x", 3)
-    flight.fail([solo("a")], LATER)
+    report(owned.shard, "fail", [solo("a")], LATER)
     assert take(owned, LATER) == {"a": ("one", "two", "three")}
-    flight.release([("a", 5.0)], LATER)
+    report(owned.shard, "release", [("a", 5.0)], LATER)
     assert take(owned, LATER + 5) == {"a": ("one", "two", "three")}
     second = owned.crash("second", LATER + 10)
     jobs = second.in_flight.take(10, LATER + 20).jobs
@@ -102,7 +101,7 @@ def test_the_latest_32_are_kept(owned: ShardRig) -> None:
     assert take(owned) == {"a": tuple(f"c{number}" for number in range(8, 40))}
     for number in range(40, 50):
         push(owned, "a", f"c{number}")
-    owned.shard.in_flight.release([("a", None)], NOW)
+    report(owned.shard, "release", [("a", None)], NOW)
     assert take(owned) == {"a": tuple(f"c{number}" for number in range(18, 50))}
 
 
@@ -127,7 +126,7 @@ def test_what_somebody_else_wrote_is_replaced_and_holds_nobody_up(owned: ShardRi
     assert take(owned) == {"a": ("two",)}
     owned.client.command("SET", owned.prefix + "taken:traces:a", text)
     push(owned, "a", "three", "x")
-    owned.shard.in_flight.release([("a", None)], NOW)
+    report(owned.shard, "release", [("a", None)], NOW)
     assert take(owned) == {"a": ("three",)}
 
 
@@ -141,9 +140,9 @@ def test_a_key_of_another_type_holds_nobody_up_either(owned: ShardRig) -> None:
     assert take(owned) == {"a": ("one",)}
     spoil("taken:traces:a")
     push(owned, "a", "two", "w")
-    owned.shard.in_flight.release([("a", None)], NOW)
+    report(owned.shard, "release", [("a", None)], NOW)
     assert take(owned) == {"a": ("two",)}
-    owned.shard.in_flight.release([("a", None)], NOW)
+    report(owned.shard, "release", [("a", None)], NOW)
     spoil("traces:a")
     assert take(owned) == {"a": ()}
 
@@ -158,14 +157,14 @@ def test_nothing_is_left_of_them_when_an_id_is_buried_deleted_dropped_or_expires
 
     def buried_in_flight(rig: ShardRig) -> None:
         take(rig)
-        rig.shard.in_flight.bury([("a", b"one of them", (b'"v"',))], NOW)
+        report(rig.shard, "bury", [("a", b"one of them", (b'"v"',))], NOW)
         assert traces(rig) == {"taken:traces:a"}
-        rig.shard.in_flight.bury([("a", b"all", ())], NOW)
+        report(rig.shard, "bury", [("a", b"all", ())], NOW)
 
     def exhausted_but_for_one(rig: ShardRig) -> None:
         for payloads_left in (1, 0):
             take(rig)
-            rig.shard.in_flight.fail([exhausted("a")], NOW)
+            report(rig.shard, "fail", [exhausted("a")], NOW)
             assert traces(rig) == ({"traces:a"} if payloads_left else set())
 
     def poison(rig: ShardRig) -> None:

@@ -12,7 +12,7 @@ from lowq.options import QueueOptions
 from lowq.shards.sweeper import Sweeper
 from lowq.store import Client
 from tests.rows import case
-from tests.rules.support import NOW, ShardRig, exhausted, handed, job, retry
+from tests.rules.support import NOW, ShardRig, exhausted, handed, job, report, retry
 
 LONG = "long " * 1000
 #: What is left of a shard whose payloads have all expired, or were performed.
@@ -76,11 +76,11 @@ def test_what_has_expired_is_not_buried_or_kicked_and_beats_nothing_that_lives(r
     assert rig.names() == LEFT | {"morgue", "morgue:payloads:b", "morgue:errors"}
 
     rig = begun(taken=True)
-    rig.shard.in_flight.bury([("a", b"why", ()), ("b", b"why", ())], NOW + 11)
+    report(rig.shard, "bury", [("a", b"why", ()), ("b", b"why", ())], NOW + 11)
     assert (rig.read("morgue"), rig.read("morgue:payloads:b")) == ({"b": NOW + 11}, {"w": 6})
 
     rig = begun(taken=True)
-    rig.shard.in_flight.fail([exhausted("a"), exhausted("b")], NOW + 11)
+    report(rig.shard, "fail", [exhausted("a"), exhausted("b")], NOW + 11)
     assert (rig.read("morgue"), rig.read("morgue:payloads:b")) == ({"b": NOW + 11}, {"w": 6})
 
     rig = begun(taken=True)
@@ -88,14 +88,14 @@ def test_what_has_expired_is_not_buried_or_kicked_and_beats_nothing_that_lives(r
     assert (rig.read("morgue"), rig.read("morgue:payloads:b")) == ({"b": NOW + 11}, {"w": 6})
 
     rig = begun(taken=True)
-    rig.shard.in_flight.release([("a", None), ("b", None)], NOW + 11)
+    report(rig.shard, "release", [("a", None), ("b", None)], NOW + 11)
     assert (rig.names(), rig.read("payloads:b")) == (LEFT | {"due", "payloads:b"}, {"w": 6})
     assert rig.count("expired") == 2
 
     # Of two equal payloads the one that lives keeps its own score and time.
     rig = begun(taken=True)
     rig.push(job("a", "v", 1, ttl=5), job("b", "v", 1, ttl=5), job("b", "x", 1), now=NOW + 2)
-    rig.shard.in_flight.fail([retry("b")], NOW + 8)
+    report(rig.shard, "fail", [retry("b")], NOW + 8)
     assert rig.read("payloads:b") == {"v": 5, "w": 6, "x": 1}
     assert rig.read("expires:b") == {"v": NOW + 10}
 
@@ -117,7 +117,7 @@ def test_what_has_expired_is_not_buried_or_kicked_and_beats_nothing_that_lives(r
 
     rig = begun(taken=True, words=" merge=latest")
     rig.push(job("b", "higher", 9, ttl=5), now=NOW + 2, words=" merge=latest")
-    rig.shard.in_flight.fail([retry("b", delay=0.0)], NOW + 8)
+    report(rig.shard, "fail", [retry("b", delay=0.0)], NOW + 8)
     assert take(rig, NOW + 12) == {"b": ["w"]}
 
 

@@ -17,6 +17,7 @@ from lowq.store import Call
 from lowq.store.keys import nodes_key, shard_prefix
 from tests.leases import run_out
 from tests.recorded import record
+from tests.rules.support import report
 
 #: Seconds for which shards are leased: longer than any test.
 LEASE = 3600.0
@@ -82,7 +83,7 @@ class Hand:
 
     def fail(self, job_id: str, at: float, until: float, *, retry_count: int = 0, error: str = "boom") -> None:
         """It is taken and fails, and is retried ``until`` then."""
-        self.take([job_id], at).in_flight.fail([Failure(job_id, "retry", retry_count, until - at, error.encode())], at)
+        report(self.take([job_id], at), "fail", [Failure(job_id, "retry", retry_count, until - at, error.encode())], at)
 
     def record(self, at: float, seconds: float, processed: int, failed: int, lag: float) -> None:
         """What a node counted in some seconds up to then."""
