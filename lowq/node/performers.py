@@ -25,7 +25,7 @@ from lowq.observe.tallies import Recorder
 from lowq.operate.nodes import StuckLimits
 from lowq.sharding import Layout, Layouts
 from lowq.shards.broker import Broker, WorkerGroup
-from lowq.shards.fairness import Share
+from lowq.shards.limits import Share
 from lowq.shards.membership import Identity
 from lowq.shards.scheduler import LagScheduler
 from lowq.shards.shard import Performing, Shard, lag_of, shards_of, take_inflow

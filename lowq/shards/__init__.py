@@ -9,12 +9,11 @@
     maintenance  the loop that does all this in time: renewals, heartbeats, early acknowledgements
     wakeups      what others publish: work came, a lease was released, members changed
     dispatcher   who works which shard next: its claims, wake-ups, sleep
-    fairness     which queue comes next, so that each has its share of the threads; what its limits over all nodes allow
-    scheduler    which shard of that queue
+    scheduler    which queue comes next, so that each has its share of the threads, and which shard of that queue
+    limits       gets and gives back what limits over all nodes allow
     shard        one shard: its name, what its owners keep of it, and what those who work it show to the loop
     lease        the right to work it for a while: got, renewed, given up
     delivery     what was taken of it, and what becomes of that: acknowledge, fail, release, bury
-    permits      gets and gives back what limits over all nodes allow
     sweeper      what has expired leaves Redis
     outage       since when Redis doesn't answer
 """

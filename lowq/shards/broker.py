@@ -25,12 +25,11 @@ from lowq.options import QueueOptions
 from lowq.settings import Config
 from lowq.sharding import Layout, Layouts, queue_of_layout
 from lowq.shards.dispatcher import Dispatcher, Schedules
-from lowq.shards.fairness import Share
 from lowq.shards.leases import Leases
+from lowq.shards.limits import Permits, Share
 from lowq.shards.maintenance import Chore, HeartbeatExtra, MaintenanceLoop
 from lowq.shards.membership import Identity, Membership
 from lowq.shards.outage import Outage
-from lowq.shards.permits import Permits
 from lowq.shards.shard import Activity, Shard
 from lowq.shards.splitter import MembershipSplitter
 from lowq.shards.sweeper import Sweeper
@@ -106,13 +105,17 @@ class Broker:
         self._make_shards, self._read_layouts = make_shards, read_layouts
         self._queues = dict(identity.queues)
         self._groups = list(groups)
+        self._permits = Permits(
+            client, config.namespace, identity.nonce, shares, config.lease_ttl, self.outage, on_fatal=on_fatal,
+            clock=clock,
+        )  # fmt: skip
         self.dispatchers = [
             Dispatcher(
                 (),
                 group.schedules,
                 {queue: shares.get(queue, Share()) for queue in group.queues},
                 lambda _shard: self.maintenance.nudge(),
-                ask_for_permits=lambda: self._permits.nudge(),  # noqa: PLW0108  # it is made later
+                permits=self._permits.queues,
                 clock=clock,
             )
             for group in groups
@@ -134,10 +137,6 @@ class Broker:
         for queue in self._layouts:
             self._note_current(queue)
         self._divide({self.name: identity.queues})  # a splitter that can't do it fails here
-        self._permits = Permits(
-            client, config.namespace, identity.nonce, shares, by_queue, config.lease_ttl, self.outage,
-            on_fatal=on_fatal, clock=clock,
-        )  # fmt: skip
         self._listener = Listener(
             client,
             self.shards,
@@ -147,7 +146,7 @@ class Broker:
             self._received,
             self.outage.begin,
             self._permits.channels,
-            self._permits.woken,
+            self._permits.wake,
             lambda shard: self.maintenance.sealed(shard),  # noqa: PLW0108
         )
         leases = Leases(

@@ -4,7 +4,7 @@ One lock guards what threads share of the shards: ``next_due``, ``paused``, ``cl
 what each queue has of the threads. A shard is claimed, never waited for, by the thread that takes from it, until the
 outcome is written.
 
-A thread's next shard is found in two steps. First the queue, so that each has its share of the threads: `fairness`.
+A thread's next shard is found in two steps. First the queue, so that each has its share of the threads: `scheduler`.
 Then a shard of that queue, which the thread's scheduler for it chooses. A heap for each queue says which of its shards
 are due: whatever makes a shard ready that nobody has claimed enters it there.
 
@@ -25,9 +25,19 @@ from math import inf
 from lowq.clock import LONGEST_WAIT, Clock
 from lowq.clock import now as clock_now
 from lowq.shards.delivery import Delivery
-from lowq.shards.fairness import Demand, Entry, QueuePermits, QueueUse, Share, Shares, is_ready
-from lowq.shards.scheduler import LagScheduler, Scheduler, SeqScheduler, one_by_one, place, urgent_level
-from lowq.shards.shard import Shard
+from lowq.shards.limits import Demand, QueuePermits, Share
+from lowq.shards.scheduler import (
+    Entry,
+    LagScheduler,
+    QueueUse,
+    Scheduler,
+    SeqScheduler,
+    Shares,
+    is_ready,
+    one_by_one,
+    place,
+)
+from lowq.shards.shard import Shard, urgent_level
 
 #: The claim on a shard that no thread may pick: an event loop works it, or its lease is being replaced.
 _NOBODY = -1
@@ -44,8 +54,7 @@ Schedules = Mapping[str, Schedule]
 class Dispatcher:
     """Hands shards to threads. ``schedules[i]``: the schedulers of thread i. ``shares`` names every queue that there
     may be shards of. ``on_left`` is called, outside of the lock, with a shard that is to be given up and that no thread
-    works any more. ``ask_for_permits``: called, under the lock, when a queue with limits over all nodes could begin a
-    batch and may not, see `permits`.
+    works any more. ``permits``: those of the queues with limits over all nodes.
     """
 
     def __init__(
@@ -55,7 +64,7 @@ class Dispatcher:
         shares: Mapping[str, Share],
         on_left: Callable[[Shard], object] = lambda _shard: None,
         *,
-        ask_for_permits: Callable[[], object] = lambda: None,
+        permits: Mapping[str, QueuePermits] | None = None,
         clock: Clock = clock_now,
     ) -> None:
         self._clock = clock
@@ -64,8 +73,11 @@ class Dispatcher:
         # lowq's own choose one of those that are ready whenever there is one.
         own = (LagScheduler, SeqScheduler)
         self._may_decline = any(type(made) not in own for each in schedules for made in each.values())
-        self._shares = Shares(shares, ask_for_permits, clock)
+        self._shares = Shares(shares, permits or {}, clock)
         self._uses = self._shares.uses
+        for use in self._shares.bounded.values():
+            if use.permits is not None:
+                use.permits.changing = partial(self._changing_permits, use, use.permits)
         #: Of the only queue, when all threads are for it: then nothing is counted.
         self._only_use = next(iter(self._uses.values())) if len(shares) == 1 and not self._shares.bounded else None
         #: Of the shards that there are: their places in order. Of equals in a heap the first one is next.
@@ -254,21 +266,17 @@ class Dispatcher:
     # --- limits over all nodes ---
 
     @contextmanager
-    def changing_permits(self, queue: str) -> Iterator[tuple[QueuePermits, Demand]]:
-        """For `permits`: holds the lock while what the queue may begin is changed, and says what it could begin. Wakes
-        whoever may begin a batch after that.
-        """
+    def _changing_permits(self, use: QueueUse, permits: QueuePermits) -> Iterator[Demand]:
+        """See `QueuePermits.changing`."""
         with self._changed:
-            use, now = self._uses[queue], self._clock()
-            permits = use.permits
-            assert permits is not None
+            now = self._clock()
             ready = 0
             if permits.wanted and not self.closed:
                 ready = len(use.ready(_ANY, max(self._idle, permits.wanted), now))
                 if use.max_threads is not None:
                     ready = min(ready, max(use.max_threads - use.running, 0))
             answer_until = permits.answer_until
-            yield permits, Demand(use.running, ready, self._idle)
+            yield Demand(use.running, ready, self._idle)
             is_answered = permits.answer_until != answer_until  # who waited for that goes on with other queues
             if self._idle and (is_answered or (ready and not use.is_full)):
                 self._changed.notify_all()

@@ -8,7 +8,7 @@
     in_flight   InFlight       of whoever has claimed the shard, one at a time
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,7 +22,6 @@ from lowq.settings import Config
 from lowq.sharding import Layout
 from lowq.shards.delivery import InFlight
 from lowq.shards.lease import Lease, LeaseDenied, ShardLease
-from lowq.shards.scheduler import urgent_level
 from lowq.store import Client
 
 log = get_log("lowq.shards")
@@ -252,6 +251,11 @@ def shards_of(
         )
         for index in range(layout.shards_count)
     ]
+
+
+def urgent_level(levels: Mapping[int, float] | None, now: float) -> int:
+    """The most urgent of the levels that are due; 0 where nothing says so: whatever has come may be urgent."""
+    return 0 if levels is None else min((level for level, due in levels.items() if due <= now), default=0)
 
 
 def log_restored(shard: Shard, lease: Lease | LeaseDenied) -> None:

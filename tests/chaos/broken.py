@@ -15,7 +15,7 @@ from lowq.consumer.consumer import Consumer
 from lowq.consumer.hand import Hand
 from lowq.consumer.takes import Caller, Taker
 from lowq.push.target import ANEW, Target
-from lowq.shards import fairness, maintenance
+from lowq.shards import maintenance, scheduler
 from lowq.shards.delivery import Delivery, InFlight, TakenJob
 from lowq.shards.lease import ShardLease
 from lowq.shards.outage import Outage
@@ -98,7 +98,7 @@ def claims() -> None:
         state = shard.dispatch
         return state.next_due is not None and state.next_due <= now and not state.paused and now < shard.lease.deadline
 
-    setattr(fairness, "is_ready", is_ready)  # noqa: B010  # mypy and a function of a module
+    setattr(scheduler, "is_ready", is_ready)  # noqa: B010  # mypy and a function of a module
 
 
 def deadline() -> None:

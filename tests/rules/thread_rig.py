@@ -11,8 +11,8 @@ from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.observe.events import QueueEvents
 from lowq.shards.dispatcher import Dispatcher
-from lowq.shards.fairness import Share
 from lowq.shards.lease import Lease
+from lowq.shards.limits import Share
 from lowq.shards.membership import ServerClock
 from lowq.shards.outage import Outage
 from lowq.shards.scheduler import LagScheduler

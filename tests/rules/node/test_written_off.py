@@ -8,8 +8,8 @@ import pytest
 
 import lowq
 from lowq.errors import LeaseLost, RedisUnavailable
-from lowq.shards.fairness import is_ready
 from lowq.shards.lease import Lease
+from lowq.shards.scheduler import is_ready
 from lowq.store import Call, Client
 from lowq.work.loop import BatchActivity
 from lowq.work.threads import WorkerThread

@@ -9,8 +9,8 @@ from lowq import clock
 from lowq.clock import Clock
 from lowq.shards.delivery import Delivery
 from lowq.shards.dispatcher import Dispatcher, Schedule
-from lowq.shards.fairness import Share
 from lowq.shards.lease import Lease
+from lowq.shards.limits import Share
 from lowq.shards.scheduler import LagScheduler
 from lowq.shards.shard import Shard
 from lowq.store import Client

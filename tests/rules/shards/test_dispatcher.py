@@ -10,7 +10,7 @@ from lowq import clock
 from lowq.clock import Clock
 from lowq.limits import Concurrency
 from lowq.shards.dispatcher import Dispatcher, Schedule
-from lowq.shards.fairness import Share
+from lowq.shards.limits import QueuePermits, Share
 from lowq.shards.scheduler import LagScheduler, SeqScheduler
 from lowq.shards.shard import Shard
 from tests.rows import case
@@ -236,11 +236,10 @@ def test_the_time_is_set_anew_when_something_is_due_earlier(shares: Shares, wait
 def test_permits_are_asked_for_when_a_job_of_a_limited_queue_becomes_due(waiting: Waiting) -> None:
     for what in ("a thread", "an event loop"):
         with case(what):
-            delayed, limited = shard(0), {"q": Share(limits=(Concurrency(2, "erp"),))}
-            is_asked, looks = Event(), waiting.looks
-            dispatch = Dispatcher(
-                [delayed], [{"q": LagScheduler()}], limited, ask_for_permits=is_asked.set, clock=waiting.clock
-            )
+            delayed, share, is_asked = shard(0), Share(limits=(Concurrency(2, "erp"),)), Event()
+            permits = {"q": QueuePermits("q", share, "lowq", "me", is_asked.set, clock.now)}
+            looks, schedules = waiting.looks, [{"q": LagScheduler()}]
+            dispatch = Dispatcher([delayed], schedules, {"q": share}, permits=permits, clock=waiting.clock)
             wait = partial(dispatch.wait, 0) if what == "a thread" else partial(dispatch.wait_many, 1)
             thread = Thread(target=wait)
             thread.start()

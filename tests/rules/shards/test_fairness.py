@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowq.shards.dispatcher import Dispatcher, Schedule
-from lowq.shards.fairness import ASK_AGAIN, Share, is_ready
-from lowq.shards.scheduler import LagScheduler, SeqScheduler
+from lowq.shards.limits import Share
+from lowq.shards.scheduler import ASK_AGAIN, LagScheduler, SeqScheduler, is_ready
 from lowq.shards.shard import Shard
 from tests.rows import case
 from tests.rules.shards.dispatching import Waiting, delivery, dispatcher, shard

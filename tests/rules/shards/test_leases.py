@@ -9,10 +9,10 @@ import pytest
 from lowq.codec import load_payload
 from lowq.errors import LeaseLost, RedisUnavailable, ScriptError
 from lowq.shards.dispatcher import Dispatcher
-from lowq.shards.fairness import Share, is_ready
 from lowq.shards.lease import Lease
 from lowq.shards.leases import Leases
-from lowq.shards.scheduler import LagScheduler
+from lowq.shards.limits import Share
+from lowq.shards.scheduler import LagScheduler, is_ready
 from lowq.shards.shard import Shard
 from lowq.shards.wakeups import Listener
 from lowq.store import Call, Client

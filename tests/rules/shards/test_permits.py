@@ -9,9 +9,15 @@ from lowq import Concurrency, Rate
 from lowq.errors import RedisUnavailable, ScriptError
 from lowq.limits import Limit
 from lowq.shards.dispatcher import Dispatcher
-from lowq.shards.fairness import QueuePermits, Share
+from lowq.shards.limits import (
+    MOST_UNUSED_SECONDS,
+    STARVED_SECONDS,
+    UNUSED_SECONDS,
+    Permits,
+    QueuePermits,
+    Share,
+)
 from lowq.shards.outage import Outage
-from lowq.shards.permits import MOST_UNUSED_SECONDS, STARVED_SECONDS, UNUSED_SECONDS, Permits
 from lowq.shards.scheduler import LagScheduler
 from lowq.store import Call, Client
 from lowq.store.registry import PermitsReply
@@ -68,11 +74,12 @@ class Process:
         shards = [shard(name, index, due=due[name]) for name in names for index in range(4)]
         self.waiting = waiting
         clock = self.clock
-        self.dispatcher = Dispatcher(shards, [dict.fromkeys(names, LagScheduler())] * threads, shares, clock=clock)
         self.permits = Permits(
-            cast(Client, self.redis), "lowq", "me", shares, dict.fromkeys(names, self.dispatcher), TTL, Outage(),
-            on_fatal=lambda _error: None, clock=clock,
-        )  # fmt: skip
+            cast(Client, self.redis), "lowq", "me", shares, TTL, Outage(), on_fatal=lambda _error: None, clock=clock
+        )
+        self.dispatcher = Dispatcher(
+            shards, [dict.fromkeys(names, LagScheduler())] * threads, shares, permits=self.permits.queues, clock=clock
+        )
 
         if beside:
             assert self.picks() == "other"
@@ -89,8 +96,7 @@ class Process:
         return self.redis.now
 
     def held(self) -> QueuePermits:
-        with self.dispatcher.changing_permits("q") as (permits, _):
-            return permits
+        return self.permits.queues["q"]
 
     def wants(self, batches: int) -> None:
         """So many could begin."""
@@ -150,7 +156,7 @@ def test_a_permit_goes_on_to_the_next_batch_unless_somebody_else_waits(own: bool
     process.permits.turn()
     batch = process.dispatcher.pick(0)
     assert batch is not None
-    process.permits.woken(CHANNEL, f"? {process.redis.calls[-1].args[3]!s}" if own else "? somebody-else:q")
+    process.permits.wake(CHANNEL, f"? {process.redis.calls[-1].args[3]!s}" if own else "? somebody-else:q")
     process.dispatcher.unclaim(batch)
     process.permits.turn()
     assert (process.dispatcher.pick(0) is not None) == own
@@ -162,7 +168,7 @@ def test_it_asks_anew_when_messages_may_have_been_lost() -> None:
     process.wants(1)
     process.permits.turn()
     assert process.turns() == 0, "it was told when to ask again"
-    process.permits.woken(CHANNEL, "")
+    process.permits.wake(CHANNEL, "")
     assert process.turns() == 1
     assert process.redis.stated == [("0", 1)] * 2
 

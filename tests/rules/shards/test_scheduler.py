@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowq.shards.scheduler import LagScheduler, Scheduler, SeqScheduler, urgent_level
+from lowq.shards.scheduler import LagScheduler, Scheduler, SeqScheduler
+from lowq.shards.shard import urgent_level
 
 NOW = 1000.0
 
