@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from math import inf
 from typing import Any
 
 from lowq.application import Lowq
@@ -149,7 +150,7 @@ class Performers:
             registrations=lambda: [
                 app.registrations.call(name, worker.shards_count, worker) for name, worker in workers.items()
             ],
-            chore=(lambda client, _now: min(item.enter(client) for item in schedules)) if schedules else None,
+            chore=lambda client, _now: min((item.enter(client) for item in schedules), default=inf),
             layouts=layouts, make_shards=make_shards, read_layouts=app.registrations.layouts_in,
             heartbeat_extras=[self.recorder, ErrorRecorder(config.namespace, failed, app.events_of)],
             **node,
@@ -176,7 +177,7 @@ class Performers:
         if events is None:
             events = self.app.events_of(queue)
             if queue in self._workers:
-                offset = lambda: self.broker.maintenance.server_clock.offset  # noqa: E731
+                offset = lambda: self.broker.membership.server_clock.offset  # noqa: E731
                 events = events.counted_by(self.recorder.new_tally(queue), offset)
         worker = (self._workers | self._schedule_workers)[queue]
         return WorkerRuntime.of(worker, self.app.config, events=events)

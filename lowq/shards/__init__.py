@@ -6,7 +6,7 @@
     membership   this process lives, and which others share the work
     splitter     which shards it is to have, given who shares the work
     leases       gets those, keeps them, gives up the others
-    maintenance  the loop that does all this in time: renewals, heartbeats, early acknowledgements
+    maintenance  the loop that does all this in time: renewals, heartbeats, sweeps, early acknowledgements
     wakeups      what others publish: work came, a lease was released, members changed
     dispatcher   who works which shard next: its claims, wake-ups, sleep
     scheduler    which queue comes next, so that each has its share of the threads, and which shard of that queue
@@ -14,6 +14,5 @@
     shard        one shard: its name, what its owners keep of it, and what those who work it show to the loop
     lease        the right to work it for a while: got, renewed, given up
     delivery     what was taken of it, and what becomes of that: acknowledge, fail, release, bury
-    sweeper      what has expired leaves Redis
     outage       since when Redis doesn't answer
 """

@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Any
 
 from lowq.clock import Clock
@@ -27,12 +28,11 @@ from lowq.sharding import Layout, Layouts, queue_of_layout
 from lowq.shards.dispatcher import Dispatcher, Schedules
 from lowq.shards.leases import Leases
 from lowq.shards.limits import Permits, Share
-from lowq.shards.maintenance import Chore, HeartbeatExtra, MaintenanceLoop
-from lowq.shards.membership import Identity, Membership
+from lowq.shards.maintenance import Chore, MaintenanceLoop, Sweeper
+from lowq.shards.membership import HeartbeatExtra, Identity, Membership
 from lowq.shards.outage import Outage
 from lowq.shards.shard import Activity, Shard
 from lowq.shards.splitter import MembershipSplitter
-from lowq.shards.sweeper import Sweeper
 from lowq.shards.wakeups import Listener
 from lowq.store import Client
 from lowq.store.registry import Registration
@@ -89,7 +89,7 @@ class Broker:
         layouts: Mapping[str, Layouts] | None = None,
         make_shards: Callable[[str, Layout], Sequence[Shard]] | None = None,
         read_layouts: Callable[[Registration, Any, Layouts | None, Collection[int]], Layouts | None] = lambda *_: None,
-        chore: Chore | None = None,
+        chore: Chore = lambda _client, _now: inf,
         on_ready: Callable[[], object],
         on_command: Callable[[str], object],
         on_fatal: Callable[[BaseException], object],
@@ -127,11 +127,13 @@ class Broker:
         }
         self._splitter = splitter
         self._on_command = on_command
-        membership = Membership(
+        self.membership = Membership(
             identity,
             config.namespace,
             silence=config.lease_ttl,
             shares=isinstance(splitter, MembershipSplitter),
+            registrations=registrations,
+            extras=heartbeat_extras,
             clock=clock,
         )
         for queue in self._layouts:
@@ -140,7 +142,7 @@ class Broker:
         self._listener = Listener(
             client,
             self.shards,
-            membership.channel,
+            self.membership.channel,
             lambda shard, delay, level: by_queue[shard.queue].wake(shard, delay, level),
             lambda shard, delay: self.maintenance.lease_released(shard, delay),  # noqa: PLW0108  # it is made later
             self._received,
@@ -154,15 +156,13 @@ class Broker:
         )  # fmt: skip
         self.maintenance = MaintenanceLoop(
             maintenance_client,
-            membership,
+            self.membership,
             leases,
             activities,
             self.outage,
             divide=self._divide,
             lease_ttl=config.lease_ttl,
             poll_interval=config.poll_interval,
-            registrations=registrations,
-            heartbeat_extras=heartbeat_extras,
             on_registered=self._registered,
             more_details=more_details,
             on_ready=on_ready,

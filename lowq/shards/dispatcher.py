@@ -1,12 +1,12 @@
 """Which thread works which shard next: claims, wake-ups, sleep.
 
 One lock guards what threads share of the shards: ``next_due``, ``paused``, ``claimed_by``, ``leaving``, ``wakes``, and
-what each queue has of the threads. A shard is claimed, never waited for, by the thread that takes from it, until the
-outcome is written.
+the share of the threads that each queue has. The thread that takes from a shard claims it until the outcome is written.
+No thread waits for a claimed shard.
 
-A thread's next shard is found in two steps. First the queue, so that each has its share of the threads: `scheduler`.
-Then a shard of that queue, which the thread's scheduler for it chooses. A heap for each queue says which of its shards
-are due: whatever makes a shard ready that nobody has claimed enters it there.
+A thread's next shard is found in two steps (`scheduler`): first the queue, so that each has its share of the threads,
+then a shard of that queue. A heap for each queue says which of its shards are due: whatever makes an unclaimed shard
+ready enters it there.
 
 Idle threads don't poll. One of them, the leader, sleeps until the next known due time, the others until woken. Only
 when a scheduler of the application's own has declined a shard that is ready, idle threads ask again every 0.1 s.

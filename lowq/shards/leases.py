@@ -1,4 +1,4 @@
-"""The leases of a node: gets those of the shards it wants, keeps them, gives up the others.
+"""The leases of a node: gets the shards that it wants, keeps them, gives up the others.
 
 ::
 
@@ -191,13 +191,8 @@ class Leases:
         self._ask_all(self.held, lambda shard: shard.lease.renew_call(self._lease_ttl), self._renewed)
 
     def _renewed(self, shard: Shard, reply: Any, sent: float) -> None:
-        if isinstance(reply, LeaseLost):
-            self._tries[shard] = 0.0
-            # Until `acquire` says whether it is resumed, nothing of it is begun, or handed to a consumer's caller.
-            shard.lease.deadline = 0.0
+        if self._is_lost(shard, reply):
             return
-        if isinstance(reply, Exception):
-            raise reply
         late = shard.lease.deadline <= self._clock()
         shard.lease.deadline = sent + self._lease_ttl
         if reply is not None:
@@ -206,6 +201,17 @@ class Leases:
                 shard.in_flight.on_sealed()
         if late:  # the threads have left it alone since
             self._dispatchers[shard.queue].wake(shard)
+
+    def _is_lost(self, shard: Shard, reply: Any) -> bool:
+        """Whether the reply says that the lease is lost. Then it is tried for at once."""
+        if isinstance(reply, LeaseLost):
+            self._tries[shard] = 0.0
+            # Until `acquire` says whether it is resumed, nothing of it is begun, or handed to a consumer's caller.
+            shard.lease.deadline = 0.0
+            return True
+        if isinstance(reply, Exception):
+            raise reply
+        return False
 
     def acquire(self, now: float) -> None:
         """Tries for the shards whose time has come.
@@ -311,10 +317,8 @@ class Leases:
 
         def note(shard: Shard, reply: Any, _sent: float) -> None:
             _raise_error(shard, reply)
-            self._tries.pop(shard, None)
-            self._mine.discard(shard)
             shard.lease.lose()
-            self._listener.forgets([shard])
+            self._forget(shard)
 
         self._ask_all(resting, lambda shard: shard.lease.surrender_call(0.0), note)
         return bool(resting)
@@ -350,10 +354,13 @@ class Leases:
             if shard in self._wanted:
                 self._tries[shard] = 0.0
             else:
-                self._tries.pop(shard, None)
-                self._mine.discard(shard)
-                self._listener.forgets([shard])
+                self._forget(shard)
         self._dispatchers[shard.queue].unclaim(shard)
+
+    def _forget(self, shard: Shard) -> None:
+        self._tries.pop(shard, None)
+        self._mine.discard(shard)
+        self._listener.forgets([shard])
 
     def refresh(self) -> None:
         """Asks the idle shards when their next job is due, should a wake-up have been lost.
@@ -366,11 +373,8 @@ class Leases:
             wakes.update(dispatcher.unclaimed(some))
 
         def note(shard: Shard, reply: Any, _sent: float) -> None:
-            if isinstance(reply, LeaseLost):
-                self.try_for(shard, 0.0)
+            if self._is_lost(shard, reply):
                 return
-            if isinstance(reply, Exception):
-                raise reply
             state = shard.in_flight.read_state(reply)
             # As of `Dispatcher.rest_for_failover`.
             delay = 0.0 if shard.in_flight.unacknowledged else state.delay
@@ -387,12 +391,9 @@ class Leases:
         Raises:
             RedisUnavailable
         """
-
-        # Should some of them not answer, a process that is about to end does not wait for these: they run out.
-        def note(shard: Shard, _reply: Any, _sent: float) -> None:
-            shard.lease.lose()
-
-        self._ask_all(self.held, lambda shard: shard.lease.surrender_call(seconds), note, repeats=1)
+        # A shard without an answer runs out: a process that is about to end does not wait for it.
+        call = lambda shard: shard.lease.surrender_call(seconds)  # noqa: E731
+        self._ask_all(self.held, call, lambda shard, _reply, _sent: shard.lease.lose(), repeats=1)
 
     def detach(self) -> None:
         """Leaves all leases, with what is in flight, to a consumer with the same session. As `leave`.

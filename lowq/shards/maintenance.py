@@ -14,20 +14,23 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from math import inf
+from typing import Any
 
 from lowq.clock import LONGEST_WAIT, Clock
 from lowq.clock import now as clock_now
-from lowq.errors import ConfigError, RedisUnavailable, ShardsCountError
+from lowq.codec import decode_id
+from lowq.errors import ConfigError, RedisUnavailable
 from lowq.logs import describe, get_log
+from lowq.options import QueueOptions
 from lowq.shards.leases import Leases
-from lowq.shards.membership import Membership, ServerClock, details_of
+from lowq.shards.membership import Membership, details_of
 from lowq.shards.outage import Outage
 from lowq.shards.shard import Activity, PendingAcks, Shard
 from lowq.shards.splitter import Members
-from lowq.shards.sweeper import Sweeper
-from lowq.store import Call, Client, Refusal
-from lowq.store.registry import HeartbeatReply, Registration
+from lowq.store import Call, Client
+from lowq.store.registry import Registration
+from lowq.store.shard_replies import SweepReply
 
 log = get_log("lowq.shards")
 
@@ -36,53 +39,99 @@ EARLY_ACK_INTERVAL = 0.01
 #: Seconds for which a heartbeat says how late the maintenance loop ran.
 LATE_SECONDS = 600.0
 
+#: Bounds the time that a script may take, and Lua's arguments.
+MAX_SCAN_SIZE = 2000
+#: Seconds between two sweeps of a shard.
+SWEEP_INTERVAL = 1.0
+#: Shards that are swept in one write: between two writes Redis serves others.
+_WRITE = 10
+#: Writes after which the maintenance loop does what else is due.
+_ROUNDS = 20
+
 #: What else is to be done from time to time: it is called with a client and the monotonic time, and returns when it is
 #: to be called again at the latest. It must not wait for other threads.
 Chore = Callable[[Client, float], float]
 
 
-class HeartbeatExtra(Protocol):
-    """What goes along with each heartbeat. One that fails is not sent again."""
+class Sweeper:
+    """Removes what has expired from Redis, also of shards that nobody takes from. ``queues``: options of the queues.
 
-    def __call__(self) -> Iterable[Call[Any]]:
-        """The calls of the next heartbeat."""
+    The holder of a shard sweeps it. Every second it looks at what expires first. If that has expired, it removes
+    ``scan_size`` jobs at a time until no more have. A take never hands out what has expired, swept or not.
+    """
 
-    def answered(self, call: Call[Any], reply: Any) -> None:
-        """One of them was executed."""
+    def __init__(self, held: Callable[[], Sequence[Shard]], queues: Iterable[QueueOptions], scan_size: int) -> None:
+        self._held = held
+        #: What is to be kept of a morgue, as the script has it: seconds, and jobs of a shard.
+        self._morgues = {
+            options.queue_name: (
+                "" if options.morgue_ttl is None else repr(options.morgue_ttl),
+                "" if options.morgue_max is None else str(-(-options.morgue_max // options.shards_count)),
+            )
+            for options in queues
+            if options.morgue_ttl is not None or options.morgue_max is not None
+        }
+        self._scan_size = min(scan_size, MAX_SCAN_SIZE)
+        self._next = 0.0
+        #: When there will be something to look at: `_next`, or never, as far as is known.
+        self._due = inf
+        #: Shards of which there is more to be swept at once.
+        self._unfinished: list[Shard] = []
+
+    def sweep(self, client: Client, now: float) -> float:
+        """Does what is due; returns the monotonic time at which it is to be called again.
+
+        Raises:
+            RedisUnavailable
+        """
+        shards = self._unfinished
+        if now >= self._next:
+            self._next = now + SWEEP_INTERVAL
+            shards = [shard for shard in self._held() if shard.in_flight.has_ttl or shard.queue in self._morgues]
+            # Mostly there are none. That there are some is learnt when idle shards are asked anew, or from a take.
+            self._due = self._next if shards else inf
+        for _ in range(_ROUNDS):
+            if not shards:
+                self._unfinished = []
+                return self._due
+            some, shards = shards[:_WRITE], shards[_WRITE:]
+            replies = client.run_many([self._call(shard) for shard in some])
+            for shard, reply in zip(some, replies, strict=True):
+                if isinstance(reply, RedisUnavailable):
+                    self._unfinished = []
+                if isinstance(reply, Exception):
+                    raise reply
+                swept: SweepReply = reply
+                if swept.more:
+                    shards.append(shard)
+                events = shard.in_flight.events
+                events.jobs_changed("expired", [*map(decode_id, swept.expired_of)], [*swept.expired_of.values()])
+                events.jobs_changed("deleted", [*map(decode_id, swept.removed_ids)])
+        self._unfinished = shards
+        return now
+
+    def _call(self, shard: Shard) -> Call[SweepReply]:
+        return shard.lease.scripts.sweep(self._scan_size, *self._morgues.get(shard.queue, ("", "")))
 
 
 class MaintenanceLoop:
     """Keeps a node's membership and leases, and looks after its idle shards.
 
     ``divide``: called with the members whenever they change, and returns the shards that this node is to hold then.
-    ``registrations``: enter the node's queues anew with every heartbeat, should Redis have lost its data.
-    ``on_registered``: told the reply to each of these; returns queue -> shards_count of all layouts that the node
-    serves from then on, when that has changed.
-    ``more_details``: what its entry in the registry is to say besides.
+    ``on_registered``: called with the reply to each registration; returns queue -> shards_count of all layouts that the
+    node serves from then on, when that has changed.
+    ``more_details``: more fields of its entry in the registry.
     ``on_ready``: called once, when the node is a member and has asked for its shards.
     """
 
     def __init__(
-        self,
-        client: Client,
-        membership: Membership,
-        leases: Leases,
-        activities: Callable[[], Sequence[Activity]],
-        outage: Outage,
-        *,
-        divide: Callable[[Members], Iterable[Shard]],
-        lease_ttl: float,
-        poll_interval: float,
-        registrations: Callable[[], Sequence[Registration]],
-        heartbeat_extras: Sequence[HeartbeatExtra] = (),
+        self, client: Client, membership: Membership, leases: Leases, activities: Callable[[], Sequence[Activity]],
+        outage: Outage, *, divide: Callable[[Members], Iterable[Shard]], lease_ttl: float, poll_interval: float,
         on_registered: Callable[[Registration, Any], Mapping[str, int] | None] = lambda _call, _reply: None,
-        more_details: Callable[[], Mapping[str, Any]] = dict,
-        on_ready: Callable[[], object],
-        on_fatal: Callable[[BaseException], object],
-        sweeper: Sweeper,
-        chore: Chore | None = None,
+        more_details: Callable[[], Mapping[str, Any]] = dict, on_ready: Callable[[], object],
+        on_fatal: Callable[[BaseException], object], sweeper: Sweeper, chore: Chore = lambda _client, _now: inf,
         clock: Clock = clock_now,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._clock = clock
         self._sweeper = sweeper
         self._chore = chore
@@ -95,11 +144,9 @@ class MaintenanceLoop:
         self._divide = divide
         self._lease_ttl = lease_ttl
         self._poll_interval = poll_interval
-        self._registrations = registrations
         self._on_registered = on_registered
         #: Whether shards were found sealed that may still be wanted.
         self._has_sealed = False
-        self._heartbeat_extras = list(heartbeat_extras)
         self._more_details = more_details
         self._on_ready = on_ready
         self._ready = False
@@ -109,7 +156,6 @@ class MaintenanceLoop:
         #: The same: shards whose leases are to be got anew, with the tokens of the present ones.
         self._to_replace: deque[tuple[Shard, str]] = deque()
         self._members_asked = False
-        self.server_clock = ServerClock()
         self._divided = False
         self._next_renewal = 0.0
         self._next_refresh = 0.0
@@ -263,9 +309,7 @@ class MaintenanceLoop:
             trouble = trouble or leases.clear_trouble()
             self._next_refresh = now + self._poll_interval
         sweep_due = self._sweeper.sweep(self._client, now)
-        chore_due = float("inf")
-        if self._chore is not None:
-            chore_due = self._chore(self._client, now)
+        chore_due = self._chore(self._client, now)
         if trouble is not None:
             raise trouble
         due = min(chore_due, sweep_due, self._next_renewal, self._next_refresh, self._next_look, leases.next_try)
@@ -274,29 +318,21 @@ class MaintenanceLoop:
     # --- membership ---
 
     def _heartbeat(self) -> None:
-        extras = [(extra, call) for extra in self._heartbeat_extras for call in extra()]
-        registrations = self._registrations()
-        calls: list[Call[Any]] = [
-            self._membership.heartbeat_call(self._details()),
-            *registrations,
-            *(call for _, call in extras),
-        ]
-        self._members_asked = False  # before it is sent: who comes meanwhile is asked for again
-        sent = self._clock()
-        replies = self._client.run_many(calls, repeats=0)
-        if isinstance(replies[0], Exception):
+        self._members_asked = False  # before it is sent: a change that comes meanwhile asks for another
+        try:
+            changed, registered = self._membership.beat(self._client, self._details())
+        except Exception:
             self._members_asked = True
-            raise replies[0]
-        alive: HeartbeatReply = replies[0]
-        self.server_clock.note(alive.now, sent, self._clock())
-        for call, reply in zip(calls[1:], replies[1:], strict=True):
-            if isinstance(reply, Refusal) and isinstance(call, Registration):
-                raise ShardsCountError(call.queue, reply.shards_count, call.shards_count)
-            if isinstance(reply, Exception):
-                self._leases.trouble = self._leases.trouble or reply
-        self._note_registered(registrations, replies[1 : 1 + len(registrations)])
-        _pass_on(extras, replies[len(replies) - len(extras) :])
-        changed = self._membership.received(alive)
+            raise
+        self._leases.trouble = self._leases.trouble or self._membership.trouble
+        for call, reply in registered:
+            served = self._on_registered(call, reply)
+            if served is not None:
+                # The shards of another layout: said at once, and shared out as soon as all know it.
+                self._membership.serve(served)
+                self._members_asked = True
+                self._divided = False
+                self._nudge.set()
         # A little later than the first could be missed, and not all nodes at once.
         self._next_look = self._membership.first_silent + random.uniform(0.01, 0.05)
         if changed or not self._divided:
@@ -306,16 +342,6 @@ class MaintenanceLoop:
             except BaseException:
                 self._divided = False
                 raise
-
-    def _note_registered(self, registrations: Sequence[Registration], replies: Sequence[Any]) -> None:
-        for call, reply in zip(registrations, replies, strict=True):
-            served = None if isinstance(reply, Exception) else self._on_registered(call, reply)
-            if served is not None:
-                # The shards of another layout: said at once, and shared out as soon as all know it.
-                self._membership.serve(served)
-                self._members_asked = True
-                self._divided = False
-                self._nudge.set()
 
     def _details(self) -> dict[str, Any]:
         """What the node's entry is to say."""
@@ -400,7 +426,7 @@ class MaintenanceLoop:
         """
         self._leases.leave(seconds)
         if not stays:
-            self._send_extras()
+            self._membership.send_extras(self._client)
             self._say_goodbye()
 
     def keep(self, nonce: str) -> None:
@@ -411,16 +437,7 @@ class MaintenanceLoop:
             RedisUnavailable
         """
         self._leases.keep(nonce)
-        self._send_extras(self._membership.heartbeat_call(self._details()))
-
-    def _send_extras(self, *calls: Call[Any]) -> None:
-        """What goes with a heartbeat, behind these calls."""
-        extras = [(extra, call) for extra in self._heartbeat_extras for call in extra()]
-        replies = self._client.run_many([*calls, *(call for _, call in extras)], repeats=0)
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
-        _pass_on(extras, replies[len(calls) :])
+        self._membership.send_extras(self._client, self._membership.heartbeat_call(self._details()))
 
     def detach(self) -> None:
         """Leaves all leases, after `stop`, with what is in flight, to a consumer with the same session.
@@ -439,9 +456,3 @@ class MaintenanceLoop:
     def close(self) -> None:
         """Closes the maintenance loop's connection, after `leave`."""
         self._client.close()
-
-
-def _pass_on(extras: Iterable[tuple[HeartbeatExtra, Call[Any]]], replies: Iterable[Any]) -> None:
-    for (extra, call), reply in zip(extras, replies, strict=True):
-        if not isinstance(reply, Exception):
-            extra.answered(call, reply)

@@ -1,33 +1,34 @@
-"""Membership: this node lives, and which others share the work with it.
+"""Membership: heartbeats say that this node lives, and their replies say which others share the work with it.
 
 Every node has an entry in one registry in Redis, renewed by heartbeats. An entry has two halves: the *part* that the
-node has in sharing the work (which queues it serves, in how many shards), and details for those who look. A change of
-parts is published, so all nodes hear of it at once, look, and compute the same shares from the same parts.
+node has in sharing the work (which queues it serves, in how many shards), and details for people. A change of parts is
+published, so all nodes hear of it at once, send a heartbeat, and compute the same shares from the same parts.
 
-What is known here is a view, and views may differ for a moment: who may work a shard is for the leases to say.
+The views of two nodes may differ for a moment. Only a lease decides which node may work a shard.
 """
 
 import json
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from itertools import accumulate
 from math import inf
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
+from lowq.errors import ShardsCountError
 from lowq.sharding import queue_of_layout
 from lowq.shards.shard import Activity, Performing, Shard
 from lowq.shards.splitter import Members
-from lowq.store import Call
+from lowq.store import Call, Client, Refusal
 from lowq.store.keys import nodes_key
-from lowq.store.registry import HeartbeatReply, heartbeat
+from lowq.store.registry import HeartbeatReply, Registration, heartbeat
 
 #: Tasks of an event loop that a heartbeat names: those that have been running longest.
 SHOWN_TASKS = 10
@@ -58,17 +59,34 @@ class Identity:
         return f"session:{self.session}" if self.session else f"{self.host}:{self.pid}:{self.nonce[:6]}"
 
 
+class HeartbeatExtra(Protocol):
+    """More calls of each heartbeat. One that fails is not sent again."""
+
+    def __call__(self) -> Iterable[Call[Any]]:
+        """The calls of the next heartbeat."""
+
+    def answered(self, call: Call[Any], reply: Any) -> None:
+        """One of them was executed."""
+
+
 class Membership:
     """The nodes that share the work, as the last heartbeat found them. Belongs to the maintenance loop.
 
     ``shares``: whether this node takes part; a node with a static splitter doesn't. ``silence``: seconds after which
-    a node that is not heard of is dead: its leases have run out by then.
+    a silent node is dead: its leases have run out by then. ``registrations``: enter the node's queues again with every
+    heartbeat, should Redis have lost its data.
     """
 
     def __init__(
-        self, identity: Identity, namespace: str, *, silence: float, shares: bool, clock: Clock = clock_now
-    ) -> None:
+        self, identity: Identity, namespace: str, *, silence: float, shares: bool,
+        registrations: Callable[[], Sequence[Registration]] = list, extras: Sequence[HeartbeatExtra] = (),
+        clock: Clock = clock_now,
+    ) -> None:  # fmt: skip
         self._clock = clock
+        self._registrations, self._extras = registrations, extras
+        self.server_clock = ServerClock()
+        #: The error of a call of the last heartbeat, while the heartbeat itself was answered.
+        self.trouble: Exception | None = None
         self.me = identity.name
         self.channel = nodes_key(namespace)
         #: Node -> what it serves; this node too, while it takes part.
@@ -89,6 +107,42 @@ class Membership:
         """From the next heartbeat on it serves these: queue -> shards_count, of each layout."""
         if self._shares:
             self._part = json.dumps({"queues": dict(queues)})
+
+    def beat(self, client: Client, details: Mapping[str, Any]) -> tuple[bool, list[tuple[Registration, Any]]]:
+        """Sends a heartbeat, with the registrations and the extras. Returns whether the members have changed, and the
+        replies to the registrations.
+
+        Raises:
+            RedisUnavailable. ShardsCountError: the registry has another number of shards.
+        """
+        extras = [(extra, call) for extra in self._extras for call in extra()]
+        registrations = self._registrations()
+        calls: list[Call[Any]] = [self.heartbeat_call(details), *registrations, *(call for _, call in extras)]
+        sent = self._clock()
+        alive, *replies = client.run_many(calls, repeats=0)
+        if isinstance(alive, Exception):
+            raise alive
+        self.server_clock.note(alive.now, sent, self._clock())
+        entered = list(zip(registrations, replies, strict=False))
+        for call, reply in entered:
+            if isinstance(reply, Refusal):
+                raise ShardsCountError(call.queue, reply.shards_count, call.shards_count)
+        self.trouble = next((reply for reply in replies if isinstance(reply, Exception)), None)
+        _pass_on(extras, replies[len(registrations) :])
+        return self.received(alive), [item for item in entered if not isinstance(item[1], Exception)]
+
+    def send_extras(self, client: Client, *calls: Call[Any]) -> None:
+        """Sends the extras once more, behind these calls.
+
+        Raises:
+            The first error among the replies.
+        """
+        extras = [(extra, call) for extra in self._extras for call in extra()]
+        replies = client.run_many([*calls, *(call for _, call in extras)], repeats=0)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        _pass_on(extras, replies[len(calls) :])
 
     def heartbeat_call(self, details: Mapping[str, Any]) -> Call[HeartbeatReply]:
         """Says that the node lives, and asks who else does."""
@@ -115,6 +169,12 @@ class Membership:
         changed = members != self.members
         self.members = members
         return changed
+
+
+def _pass_on(extras: Iterable[tuple[HeartbeatExtra, Call[Any]]], replies: Iterable[Any]) -> None:
+    for (extra, call), reply in zip(extras, replies, strict=True):
+        if not isinstance(reply, Exception):
+            extra.answered(call, reply)
 
 
 def _queues(part: bytes) -> dict[str, int]:

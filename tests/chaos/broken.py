@@ -18,9 +18,9 @@ from lowq.push.target import ANEW, Target
 from lowq.shards import maintenance, scheduler
 from lowq.shards.delivery import Delivery, InFlight, TakenJob
 from lowq.shards.lease import ShardLease
+from lowq.shards.maintenance import Sweeper
 from lowq.shards.outage import Outage
 from lowq.shards.shard import Shard
-from lowq.shards.sweeper import Sweeper
 from lowq.store import Client
 from lowq.store.scripts import load_scripts
 from lowq.work.loop import Loop

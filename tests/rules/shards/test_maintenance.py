@@ -11,12 +11,11 @@ import pytest
 from lowq import clock
 from lowq.errors import RedisUnavailable, ScriptError, ShardsCountError
 from lowq.shards.leases import Leases
-from lowq.shards.maintenance import MaintenanceLoop
+from lowq.shards.maintenance import MaintenanceLoop, Sweeper
 from lowq.shards.membership import Identity, Membership
 from lowq.shards.outage import Outage
 from lowq.shards.shard import Shard
 from lowq.shards.splitter import Members
-from lowq.shards.sweeper import Sweeper
 from lowq.store import Call, Client, Refusal
 from lowq.store.registry import HeartbeatReply, Registration
 from tests.waiting import PATIENCE, until
@@ -72,12 +71,14 @@ class Rig:
             setattr(self.leases, name, lambda: None)
         for name in ("give_up", "surrender_replaced", "log_held"):
             setattr(self.leases, name, lambda: False)
+        membership = Membership(
+            ME, "lowq", silence=TTL, shares=shares, registrations=lambda: [Registration("queues", "q", 4)]
+        )
         self.loop = MaintenanceLoop(
-            cast(Client, self.registry), Membership(ME, "lowq", silence=TTL, shares=shares), cast(Leases, self.leases),
-            list, Outage(), divide=lambda members: self.divide(members),  # noqa: PLW0108  # it may change
-            lease_ttl=TTL, poll_interval=1000 * TTL,
-            registrations=lambda: [Registration("queues", "q", 4)], on_ready=self._on_ready,
-            on_fatal=self.fatal.append, sweeper=Sweeper(list, [], 500), clock=lambda: clock.now() + self.late,
+            cast(Client, self.registry), membership, cast(Leases, self.leases), list, Outage(),
+            divide=lambda members: self.divide(members),  # noqa: PLW0108  # it may change
+            lease_ttl=TTL, poll_interval=1000 * TTL, on_ready=self._on_ready, on_fatal=self.fatal.append,
+            sweeper=Sweeper(list, [], 500), clock=lambda: clock.now() + self.late,
         )  # fmt: skip
 
     def _was_away(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from lowq.errors import RedisUnavailable
 from lowq.options import QueueOptions
-from lowq.shards.sweeper import Sweeper
+from lowq.shards.maintenance import Sweeper
 from lowq.store import Client
 from tests.rows import case
 from tests.rules.support import NOW, ShardRig, exhausted, handed, job, report, retry
