@@ -260,8 +260,8 @@ class InFlight:
         return self.read_delivery(reply)
 
     def early_ack_call(self, already: int) -> tuple[Call[TakeReply], int]:
-        """Acknowledges what finished so far while a slow job of the same delivery is still being performed. For another
-        thread than the one that performs: it changes nothing here, and citing an id twice does no harm.
+        """Acknowledges what finished so far of a delivery under way, but for the first ``already`` jobs. For another
+        thread than the performing one: it changes nothing here, and citing an id twice does no harm.
         """
         # The delivery first: should a new delivery begin between the two lines, its ids are cited under the old one,
         # which does nothing. The other way round they would be acknowledged unperformed.
@@ -288,9 +288,7 @@ class InFlight:
         return bool(self._expires) and self._expires.get(job_id, inf) <= self._clock()
 
     def traces_of(self, job_id: str) -> tuple[str, ...]:
-        """The trace contexts that are kept beside the payloads of an id of the delivery in hand, oldest first."""
-        if not self._traces:
-            return ()
+        """The trace contexts of an id of the delivery in hand, oldest first."""
         text = self._traces.get(_bytes(job_id), b"").decode("ascii", "replace")
         return tuple(line for line in text.split("\n") if line)
 

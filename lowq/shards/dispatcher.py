@@ -253,7 +253,7 @@ class Dispatcher:
         return sorted(entries)  # which is a heap
 
     def _leave_queue(self, shard: Shard) -> None:
-        """Whoever worked it goes on without another shard of its queue."""
+        """Counts one thread less for the queue of the shard."""
         if self._shares.end(shard, self._clock()):
             self._wake_for_place(self._uses[shard.queue])
 
@@ -284,8 +284,8 @@ class Dispatcher:
     # --- what is known of the shards ---
 
     def note_delivery(self, shard: Shard, wakes: int, delivery: Delivery) -> None:
-        """Takes note of what the reply of a take from the caller's shard said. ``wakes``: the shard's count before the
-        call was sent; a wake-up that came since may be newer than the reply, so the shard is looked at again.
+        """Takes note of the state that a take from the caller's shard has answered. ``wakes``: the shard's count of
+        wake-ups before the call was sent. A later wake-up may be newer than the reply: the shard is looked at again.
         """
         now, state = self._clock(), shard.dispatch
         with self._changed:
@@ -309,7 +309,7 @@ class Dispatcher:
         shard.dispatch.levels = known or None
 
     def look_again(self, shard: Shard) -> None:
-        """What is known of the caller's shard is out of date: jobs went back to it."""
+        """Has the caller's shard looked at again: jobs went back to it."""
         with self._changed:
             now = self._clock()
             if shard.dispatch.levels is not None:
@@ -318,7 +318,7 @@ class Dispatcher:
             self._enter(shard)
 
     def rest(self, shard: Shard, seconds: float) -> None:
-        """The caller's shard is in trouble of its own: nobody looks at it for a while."""
+        """Leaves the caller's shard alone for a while: a script of it failed."""
         with self._changed:
             shard.dispatch.next_due = self._clock() + seconds
             self._enter(shard)
@@ -336,7 +336,7 @@ class Dispatcher:
             self._enter(shard)
 
     def unclaim(self, shard: Shard) -> None:
-        """The caller has finished with the shard."""
+        """Ends the caller's claim on the shard."""
         with self._changed:
             shard.dispatch.claimed_by = None
             if self._only_use is None:
@@ -346,14 +346,14 @@ class Dispatcher:
             self._on_left(shard)
 
     def note_in_hand(self, shard: Shard, *, has_jobs: bool) -> None:
-        """Whether a consumer has jobs of it in hand, though it need not have claimed it: then it is not given up."""
+        """Notes whether a consumer has jobs of the shard in hand, claimed or not: then it is not given up."""
         with self._changed:
             shard.dispatch.is_in_hand = has_jobs
         if shard.dispatch.leaving and not has_jobs:
             self._on_left(shard)
 
     def suspend(self, shard: Shard) -> None:
-        """The caller has finished with the shard, and no thread may have it before somebody calls `unclaim`."""
+        """Ends the caller's claim on the shard, and keeps all threads from it until `unclaim` is called."""
         with self._changed:
             shard.dispatch.claimed_by = _NOBODY
             self._leave_queue(shard)  # nobody may come for another shard
@@ -361,7 +361,7 @@ class Dispatcher:
     # --- for the maintenance loop and the listener ---
 
     def assign(self, shards: Iterable[Shard]) -> None:
-        """From now on these are the shards. What a thread works just now it goes on with."""
+        """Replaces the shards. A thread goes on with the shard that it works."""
         with self._changed:
             ordered, self._by_queue = sorted(set(shards), key=place), {}
             self._places = {shard: number for number, shard in enumerate(ordered)}
@@ -372,20 +372,20 @@ class Dispatcher:
             self._changed.notify_all()  # the alarm may have been set for a shard that is no longer here
 
     def leave(self, shards: Sequence[Shard]) -> None:
-        """These are to be given up: no thread picks them any more, nor begins another batch of theirs."""
+        """Marks shards that are to be given up: no thread picks them, nor begins another batch of them."""
         with self._changed:
             for shard in shards:
                 shard.dispatch.leaving = True
 
     def stay(self, shards: Sequence[Shard]) -> None:
-        """These are to be worked (again)."""
+        """Has shards worked, again or for the first time."""
         with self._changed:
             for shard in shards:
                 shard.dispatch.leaving = False
                 self._enter(shard)
 
     def wake(self, shard: Shard, delay: float = 0.0, level: int = 0) -> None:
-        """The shard has work of that priority that is due in ``delay`` seconds, or earlier than was known."""
+        """Notes work of that priority that is due in ``delay`` seconds, if it is due earlier than was known."""
         state = shard.dispatch
         with self._changed:
             state.wakes += 1
@@ -409,7 +409,7 @@ class Dispatcher:
         paused: bool,
         levels: Mapping[int, float] | None = None,
     ) -> None:
-        """What a look at an unclaimed shard gave, unless something happened to it meanwhile."""
+        """Takes note of the state of an unclaimed shard, unless it was claimed or woken meanwhile."""
         state = shard.dispatch
         with self._changed:
             if state.claimed_by is None and state.wakes == wakes:
@@ -421,17 +421,17 @@ class Dispatcher:
                 self._enter(shard)
 
     def unclaimed(self, shards: Sequence[Shard]) -> list[tuple[Shard, int]]:
-        """Those of the shards that nobody works just now, with their wake-up counts."""
+        """The unclaimed ones among the shards, with their wake-up counts."""
         with self._changed:
             return [(shard, shard.dispatch.wakes) for shard in shards if shard.dispatch.claimed_by is None]
 
     def resting(self, shards: Sequence[Shard]) -> list[Shard]:
-        """Those of the shards of which nobody has anything in hand."""
+        """The shards that are unclaimed and have no jobs in hand."""
         with self._changed:
             return [shard for shard in shards if shard.dispatch.claimed_by is None and not shard.dispatch.is_in_hand]
 
     def close(self) -> None:
-        """From now on nothing is taken."""
+        """Hands out nothing any more."""
         with self._changed:
             self.closed = self._nudged = True
             self._changed.notify_all()

@@ -1,7 +1,7 @@
-"""The lease of one shard: the right to work it for a while, as the process that has it, or wants it, sees it.
+"""The lease of one shard: the right to work it for a while, as its holder or a process that wants it sees it.
 
-It belongs to the maintenance loop, which gets it, renews it and gives it up. Others read it: `ShardLease.current` is
-replaced, never changed.
+It belongs to the maintenance loop, which gets, renews and surrenders it. Other threads only read it:
+`ShardLease.current` is replaced, never changed.
 """
 
 import math
@@ -44,18 +44,18 @@ class LeaseDenied:
     seconds: float
     #: For good: its jobs belong to another layout of the queue.
     is_sealed: bool = False
-    #: For who moves its jobs: it has to be sealed first.
+    #: For a caller that moves its jobs: it has to be sealed first.
     is_unsealed: bool = False
-    #: Nobody has it, and more than one call restores is in flight: ask again at once. What this call has done, as in
-    #: `Lease`.
+    #: Nobody has it, and one call could not restore all that is in flight: ask again at once. What this call has done
+    #: is below, as in `Lease`.
     is_restoring: bool = False
     restored: int = 0
     poisoned: tuple[str, ...] = ()
 
 
 def seconds_since_outage(now: float, away_at: float, began_at: float, age: float) -> float:
-    """For how many seconds Redis has been back. ``now``, when it was ``away`` last, when the process ``began``:
-    monotonic; ``age``: for how many seconds its server has been running.
+    """Seconds for which Redis has been back. ``away_at``: when it was away last; ``began_at``: when the process began;
+    both monotonic, as ``now``. ``age``: seconds for which its server has been running.
 
     When it was away for longer than a lease all leases have run out though their owners live; if it came back without
     its data, the registry of nodes is gone, too. So whoever held a shard gets a head start of a third of a lease, and
@@ -67,7 +67,7 @@ def seconds_since_outage(now: float, away_at: float, began_at: float, age: float
 
 
 class ShardLease:
-    """What this process knows of the lease of a shard, and the calls about it."""
+    """The lease of a shard as far as this process knows, and the calls about it, which cite its token or nonce."""
 
     def __init__(
         self,

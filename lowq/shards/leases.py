@@ -8,12 +8,12 @@
     neither                     nothing
     to be replaced              given up, wanted or not, and got anew if wanted; no thread picks it meanwhile
 
-A lease, seen from here, lasts from *before* its last renewal was sent. Past that the threads start nothing more of
-the shard. A lease that ran out while Redis was away, and that nobody took, is resumed with the same token.
+The holder counts a lease from *before* its last renewal was sent. After its end the threads begin nothing more of the
+shard. A lease that ran out while Redis was away, and that nobody took, is resumed with the same token.
 
 A replica that becomes the primary may lack the last renewals: there a lease ends before its holder stops. So when
-another server serves a shard than before, it is left to its holder for a whole lease. The last renewal by the old
-primary came before that, and so the holder has stopped by then, unless it renews the lease at the new one.
+another server serves a shard than before, it is left to its holder for a whole lease. By then the holder has stopped,
+or it has renewed the lease at the new primary.
 """
 
 import logging
@@ -33,7 +33,6 @@ from lowq.store import Address, Call, Client
 
 log = get_log("lowq.shards")
 
-
 #: Scripts in one write.
 _WRITE = 250
 
@@ -52,9 +51,7 @@ class Leases:
         resumes: bool = False,
         clock: Clock = clock_now,
     ) -> None:
-        """``resumes``: the process has leases from before an exec, of whatever shards. They are resumed, and those that
-        are not wanted any more given up.
-        """
+        """``resumes``: the process has leases from before an exec: they are resumed, or given up if not wanted."""
         self._clock = clock
         #: The first error that concerned only some shards, since `clear_trouble`.
         self.trouble: Exception | None = None
@@ -66,7 +63,7 @@ class Leases:
         self._listener = listener
         self._lease_ttl = lease_ttl
         self._wanted: set[Shard] = set()
-        #: When to try for a wanted shard that is not held, or of which that is in doubt. Monotonic.
+        #: Monotonic time at which to try for a wanted shard that is not held, or whose lease is in doubt.
         self._tries: dict[Shard, float] = dict.fromkeys(shards, 0.0) if resumes else {}
         #: When Redis was last known to be away, monotonic.
         self._away_at = -float("inf")
@@ -109,7 +106,7 @@ class Leases:
     # --- wishes ---
 
     def want(self, shards: Iterable[Shard]) -> None:
-        """From now on the node is to hold these and no others."""
+        """Has the node hold these shards and no others."""
         wanted = set(shards)
         dropped, added = self._wanted - wanted, wanted - self._wanted
         self._wanted = wanted
@@ -124,18 +121,16 @@ class Leases:
         self._listener.forgets([shard for shard in dropped if shard.lease.current is None])
 
     def leave_sealed(self) -> None:
-        """Shards were found sealed: they are to be given up."""
+        """Gives up the shards that are sealed."""
         self.want(shard for shard in self._wanted if not shard.is_sealed)
 
     def try_for(self, shard: Shard, at: float) -> None:
-        """Its lease may be had at that monotonic time, or it is in doubt whether it is still held."""
+        """Tries for its lease at that monotonic time: it may be free then, or it is in doubt whether it is held."""
         if shard in self._wanted or shard.lease.current is not None:
             self._tries[shard] = at
 
     def replace_lease(self, shard: Shard, token: str) -> None:
-        """Its lease is to be given up and got anew, if it is still the one with that token. No thread may have claimed
-        the shard.
-        """
+        """Gives its lease up and gets another, if its token is still that one. The shard must be suspended."""
         self._to_replace[shard] = token
 
     # --- what is sent to Redis ---
@@ -274,7 +269,7 @@ class Leases:
             self._listener.waits(waiting)
 
     def _free_at(self, shard: Shard) -> float:
-        """Until when the shard is left to who held it on another server. Monotonic."""
+        """Monotonic time until which the shard is left to its holder on another server."""
         primary = self._client.address_of(shard.prefix)
         known = self._primaries.get(shard)
         if primary is not None and (known is None or known[0] != primary):
@@ -300,7 +295,7 @@ class Leases:
         self._tries[shard] = self._clock() + seconds + random.uniform(0.01, 0.05)
 
     def give_up(self) -> bool:
-        """Surrenders the shards that are not wanted any more and that no thread works; whether there were any.
+        """Surrenders the unwanted shards that no thread works. Returns whether there were any.
 
         Raises:
             RedisUnavailable
@@ -433,7 +428,7 @@ class Leases:
         if (held, wanted) == self._logged:
             return False
         changed = held != self._logged[0]
-        # Where it goes and where it has got to; the steps between, one shard after another, are for who asks for them.
+        # INFO when it begins to change and when it is complete; the steps between, shard by shard, are DEBUG.
         level = logging.INFO if held == wanted or wanted != self._logged[1] else logging.DEBUG
         self._logged = held, wanted
         others = f"; standing by for {len(self._theirs)} of other nodes" if self._theirs else ""
@@ -445,7 +440,7 @@ class Leases:
 
 
 def _raise_error(_shard: Shard, reply: Any, _sent: float = 0.0) -> None:
-    """What the end of a lease was answered with. One that is lost has ended, too."""
+    """Raises the error of a reply to the end of a lease, but for `LeaseLost`: then it has ended, too."""
     if isinstance(reply, Exception) and not isinstance(reply, LeaseLost):
         raise reply
 

@@ -19,7 +19,7 @@ A queue without limits has nothing of this, and a process without such queues no
 import secrets
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from math import inf
 from typing import NamedTuple
 
@@ -106,7 +106,7 @@ class HeldPermits:
         self.wakes = 0
         #: A call that was not answered. It is sent first, unchanged.
         self.unanswered: TakePermits | None = None
-        #: Monotonic time at which that was sent first: Redis may have heard of it then, and not since.
+        #: Monotonic time at which it was sent first: Redis may have executed it then, and not since.
         self.sent_at = 0.0
         #: Of a rate: permits that are to be given back, by slot.
         self.returned: dict[int, int] = {}
@@ -117,10 +117,7 @@ class HeldPermits:
 
 
 class QueuePermits:
-    """What a queue with limits over all nodes may begin just now. Under the lock of its dispatcher.
-
-    ``ask``: called when a batch could begin, or has ended, and `Permits` is to see to it. It does not wait.
-    """
+    """The permits of a queue. Under the lock of its dispatcher. ``ask``: nudges `Permits`; it does not wait."""
 
     #: Holds the lock while the permits are changed, and says what could begin. Wakes threads that may begin a batch
     #: after that. Set by the dispatcher.
@@ -139,7 +136,7 @@ class QueuePermits:
         # The same order everywhere: nobody has one and waits for another that somebody has who waits for the first.
         self.concurrencies = sorted((each for each in held if each.per is None), key=lambda each: each.key)
         self.rates = [each for each in held if each.per is not None]
-        #: In the order in which they are asked: what is asked later is not held while an earlier one is waited for.
+        #: In the order in which they are asked: none is held while an earlier one is waited for.
         self.held = [*self.concurrencies, *self.rates]
         #: Monotonic time from which on permits of rates were granted too long ago.
         self.starts_until = -inf
@@ -165,7 +162,7 @@ class QueuePermits:
         return not self.rates or (now < self.starts_until and all(held.slots for held in self.rates))
 
     def has_unused(self, running: int) -> bool:
-        """Whether it has more than what so many batches need."""
+        """Whether it has more than so many batches need."""
         return any(held.unused(running) > 0 for held in self.held)
 
     def begin(self) -> Allowance | None:
@@ -230,9 +227,7 @@ def _taken_from(slots: dict[int, int], jobs: int) -> list[tuple[int, int]]:
 
 
 class Permits:
-    """Gets and gives back the permits of the queues that have limits. ``shares``: of all queues; ``ttl``: seconds after
-    which the permits of a silent process are free again.
-    """
+    """Gets and gives back permits. ``ttl``: seconds after which those of a silent process are free again."""
 
     def __init__(
         self, client: Client, namespace: str, nonce: str, shares: Mapping[str, Share], ttl: float, outage: Outage, *,
@@ -266,9 +261,7 @@ class Permits:
             self._thread.start()
 
     def wake(self, channel: str, holders: str) -> None:
-        """There may be permits for these holders, or "? holder": that one waits. Nothing: it is not known what was said
-        before.
-        """
+        """There may be permits for these holders, or "? holder": that one waits. "": messages may have been lost."""
         names = holders.split()
         for queue in self.queues.values():
             for held in queue.held:
@@ -283,7 +276,7 @@ class Permits:
         self._nudge.set()
 
     def close(self) -> None:
-        """Ends the thread, and gives back what no batch needs that still runs."""
+        """Ends the thread, and gives back what no running batch needs."""
         self._closed = True
         self._nudge.set()
         if self._thread.ident is None:  # never started
@@ -294,10 +287,8 @@ class Permits:
             with queue.changing() as demand:
                 running = demand.running
             calls += [self._call(queue, held, running, 0) for held in queue.held if held.stated > running or held.waits]
-        try:
+        with suppress(LowqError):  # they run out
             self._client.run_many(calls, repeats=0)
-        except LowqError:
-            pass  # they run out
 
     # --- its own ---
 
@@ -364,7 +355,7 @@ class Permits:
         return self._next(queue, ready, answers, self._clock())
 
     def _withdraw(self, queue: QueuePermits, demand: Demand, now: float, *, is_blocked: bool) -> int:
-        """Takes from the queue what it can't use, or not any more; returns how many batches could begin."""
+        """Takes permits that it can't use from the queue; returns how many batches could begin."""
         running, ready = demand.running, demand.ready
         keeps = now - queue.granted_at < queue.keeps or queue.awaits_thread(running, now)
         if not keeps and not is_blocked and queue.has_unused(running):
@@ -375,10 +366,10 @@ class Permits:
                 queue.keeps = min(2 * queue.keeps, MOST_UNUSED_SECONDS)
         for held in queue.concurrencies:
             spare = held.count - running
-            if is_blocked or now - held.stated_at >= self._ttl:
-                spare = 0  # nothing can begin with it, or others may have it
+            if is_blocked or now - held.stated_at >= self._ttl or (held.is_contended and not keeps):
+                spare = 0  # nothing can begin with it, or others may have it, or wait for it
             elif not keeps:
-                spare = 0 if held.is_contended else ready
+                spare = ready
             held.count = min(held.count, running + spare)
         if is_blocked or now >= queue.starts_until:
             for held in queue.rates:
@@ -421,12 +412,12 @@ class Permits:
             # The reply's time: where Redis is far away, they would be given back before anybody could use them.
             queue.granted_at = received
             queue.keeps = max(0.9 * queue.keeps, queue.least_keeps)
-        if not more:
-            held.ask_at = 0.0  # it does not wait there, so nothing would wake it; and it may have given some back
+        if not more or (granted < more and held.wakes != wakes):
+            # It does not wait there, so nothing would wake it, and it may have given some back. Or it was woken by
+            # another thread, perhaps just now.
+            held.ask_at = 0.0
         elif granted < more:
             held.ask_at = sent + (ASK_AGAIN if delay is None else delay)
-            if held.wakes != wakes:  # by another thread, perhaps just now
-                held.ask_at = 0.0
         with queue.changing():
             if held.per is not None:
                 if granted:

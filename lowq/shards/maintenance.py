@@ -1,19 +1,20 @@
-"""The maintenance loop: the thread that keeps a node alive in Redis's eyes.
+"""The maintenance loop: the thread that keeps a node's membership and leases.
 
-One thread per node, with a connection of its own that waits for nothing else::
+One thread per node, with a connection of its own::
 
-    every lease_ttl / 3     renew all leases held; say that the node lives, and hear who else does
-    when nodes come or go   hear who shares the work now; want other shards, give up some
-    when its time has come  try for a wanted shard that somebody else has, or had
-    every poll_interval     ask the idle shards anew, should a wake-up have been lost
+    every lease_ttl / 3     renew all leases; send a heartbeat, whose reply names the other nodes
+    when nodes come or go   send a heartbeat; want other shards, give up some
+    when a lease runs out   try for a wanted shard of another node
+    every poll_interval     refresh the idle shards, should a wake-up have been lost
     every second            sweep the shards whose payloads or buried jobs may expire
-    every 10 ms, while jobs of a delivery are finished and another of it is being performed: acknowledge the finished
+    every 10 ms             acknowledge finished jobs of a delivery while another job of it is being performed
 """
 
 import random
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -36,9 +37,8 @@ log = get_log("lowq.shards")
 
 #: Seconds between two looks at deliveries with finished, unacknowledged jobs.
 EARLY_ACK_INTERVAL = 0.01
-#: Seconds for which a heartbeat says how late the maintenance loop ran.
+#: Window, in seconds, over which a heartbeat reports the worst lateness of the maintenance loop.
 LATE_SECONDS = 600.0
-
 #: Bounds the time that a script may take, and Lua's arguments.
 MAX_SCAN_SIZE = 2000
 #: Seconds between two sweeps of a shard.
@@ -48,8 +48,8 @@ _WRITE = 10
 #: Writes after which the maintenance loop does what else is due.
 _ROUNDS = 20
 
-#: What else is to be done from time to time: it is called with a client and the monotonic time, and returns when it is
-#: to be called again at the latest. It must not wait for other threads.
+#: Periodic work of a node or a consumer. Called with a client and the monotonic time; returns the monotonic time of the
+#: next call, at the latest. It must not wait for other threads.
 Chore = Callable[[Client, float], float]
 
 
@@ -151,10 +151,8 @@ class MaintenanceLoop:
         self._on_ready = on_ready
         self._ready = False
         self._on_fatal = on_fatal
-        #: What other threads ask for: a shard, and the monotonic time at which to try for its lease.
-        self._asked: deque[tuple[Shard, float]] = deque()
-        #: The same: shards whose leases are to be got anew, with the tokens of the present ones.
-        self._to_replace: deque[tuple[Shard, str]] = deque()
+        #: Requests of other threads about leases.
+        self._requests: deque[Callable[[], object]] = deque()
         self._members_asked = False
         self._divided = False
         self._next_renewal = 0.0
@@ -178,44 +176,43 @@ class MaintenanceLoop:
     # --- from other threads ---
 
     def lease_released(self, shard: Shard, delay: float) -> None:
-        """Somebody gives up the shard, in so many seconds: try for it then."""
+        """Has the shard tried for when its holder gives it up, in so many seconds."""
         if shard.lease.current is None:
             # No lease lasts longer than that, whatever a message says.
-            self._ask(shard, self._clock() + min(delay, self._lease_ttl))
+            self._request(partial(self._leases.try_for, shard, self._clock() + min(delay, self._lease_ttl)))
 
     def check(self, shard: Shard) -> None:
-        """A thread has learnt that the lease is lost, or doubts it: find out whose it is."""
-        self._ask(shard, 0.0)
+        """Has the lease tried for at once: a thread knows, or suspects, that it is lost."""
+        self._request(partial(self._leases.try_for, shard, 0.0))
 
-    def _ask(self, shard: Shard, at: float) -> None:
-        self._asked.append((shard, at))
+    def _request(self, do: Callable[[], object]) -> None:
+        self._requests.append(do)
         self._nudge.set()
 
     def replace_lease(self, shard: Shard, token: str) -> None:
-        """A shard that is withheld from all threads: give up the lease with that token, and get another, with a higher
-        fence. Then threads may have it.
+        """Has the lease with that token of a suspended shard given up, and another with a higher fence got. After that
+        threads may have the shard again.
         """
-        self._to_replace.append((shard, token))
-        self._nudge.set()
+        self._request(partial(self._leases.replace_lease, shard, token))
 
     def sealed(self, shard: Shard) -> None:
-        """The shard's jobs belong to another layout: it is to be given up once nothing of it is in flight."""
+        """Has the shard given up once nothing of it is in flight: its jobs belong to another layout."""
         if not shard.is_sealed:
             shard.is_sealed = True
             self._has_sealed = True
             self._nudge.set()
 
     def members_changed(self) -> None:
-        """Nodes came or went: hear which."""
+        """Has a heartbeat sent: nodes came or went."""
         self._members_asked = True
         self._nudge.set()
 
     def nudge(self) -> None:
-        """Something is to be done now: the chore, or no thread works a shard any more that is to be given up."""
+        """Has the loop look now: the chore is due, or a shard that is to be given up is free of threads."""
         self._nudge.set()
 
     def arm(self) -> None:
-        """A thread performs while finished jobs of its delivery are not acknowledged yet."""
+        """Has finished jobs acknowledged early: a thread performs another job of their delivery."""
         if not self._armed:
             self._armed = True
             self._nudge.set()
@@ -273,10 +270,8 @@ class MaintenanceLoop:
         """
         leases, begun = self._leases, self._outage.begun
         leases.clear_trouble()
-        while self._asked:
-            leases.try_for(*self._asked.popleft())
-        while self._to_replace:
-            leases.replace_lease(*self._to_replace.popleft())
+        while self._requests:
+            self._requests.popleft()()
         renewing = now >= self._next_renewal
         if renewing:
             leases.renew()
@@ -324,7 +319,8 @@ class MaintenanceLoop:
         except Exception:
             self._members_asked = True
             raise
-        self._leases.trouble = self._leases.trouble or self._membership.trouble
+        if self._membership.trouble is not None:
+            self._leases.trouble = self._leases.trouble or self._membership.trouble
         for call, reply in registered:
             served = self._on_registered(call, reply)
             if served is not None:
@@ -344,7 +340,7 @@ class MaintenanceLoop:
                 raise
 
     def _details(self) -> dict[str, Any]:
-        """What the node's entry is to say."""
+        """The details of the node's entry."""
         late, at = self._late
         return {
             **details_of(self._leases.held, self._activities(), self._clock()),
@@ -356,7 +352,7 @@ class MaintenanceLoop:
     # --- what the threads leave to it ---
 
     def _acknowledge_early(self) -> bool:
-        """Whether any thread performs with finished jobs behind it."""
+        """Acknowledges finished jobs of deliveries under way. Returns whether there are any such deliveries."""
         busy = False
         calls: list[Call[Any]] = []
         for activity in self._activities():
@@ -394,11 +390,9 @@ class MaintenanceLoop:
                     busy.append(str(performing))
             log.warning(
                 "the maintenance loop ran %.1f s late: something holds the GIL, froze the process, or Redis answers "
-                "slowly. Being performed: %s",
-                late,
-                "; ".join(busy) or "nothing",
+                "slowly. Being performed: %s", late, "; ".join(busy) or "nothing",
                 extra={"event": "maintenance_late", "seconds": late},
-            )
+            )  # fmt: skip
 
     # --- the end ---
 
@@ -454,5 +448,5 @@ class MaintenanceLoop:
             raise reply
 
     def close(self) -> None:
-        """Closes the maintenance loop's connection, after `leave`."""
+        """Closes its connection, after `leave`."""
         self._client.close()
