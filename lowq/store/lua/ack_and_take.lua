@@ -42,32 +42,6 @@ local payloads, taken_payloads = prefix .. 'payloads:', prefix .. 'taken:payload
 -- tiny payloads would fit into one reply.
 local overhead = 100
 
--- Appends the lowest payloads of a key to a job, at most max_payloads of them and, beyond the first, `room` bytes.
--- Returns their bytes, and what stopped it: nil (nothing: these are all), 'payloads' or 'bytes'. In steps of up to
--- 16, as many as should still fit: a payload may be 1 MiB and its size is not known beforehand.
-local function read_payloads(job, key, room)
-  local bytes, start, step = 0, 0, 2
-  while true do
-    local stop = math.min(start + step, max_payloads) - 1
-    local part = redis.call('ZRANGE', key, start, stop, 'WITHSCORES')
-    for i = 1, #part, 2 do
-      bytes = bytes + #part[i] + overhead
-      if bytes > room and #job > 3 then
-        return bytes - #part[i] - overhead, 'bytes'
-      end
-      job[#job + 1] = part[i]
-      job[#job + 1] = part[i + 1]
-    end
-    start = stop + 1
-    if #part < 2 or #job - 3 < 2 * start then
-      return bytes, nil
-    elseif start >= max_payloads then
-      return bytes, redis.call('ZCARD', key) > max_payloads and 'payloads' or nil
-    end
-    step = math.max(1, math.min(16, math.floor((room - bytes) / (bytes / start)) + 1))
-  end
-end
-
 local lost = check_lease(prefix, token)
 if lost then
   return lost
@@ -124,7 +98,7 @@ local inline_keys = {} -- whose payloads are in the records now
 
 -- Adds a job to the reply unless it has to wait for the next delivery. `inline`: its payload, if that is inline, and
 -- `word`: its level and when its inline payload expires, as records have it. Returns whether further ones may follow,
--- and what stopped its payloads, as `read_payloads` has it.
+-- and what stopped its payloads: nil (nothing: these are all), 'payloads' or 'bytes'.
 local function hand_out(id, key, inline, perform_at, retry_count, alone, word)
   if alone and count > 0 then
     return false
@@ -133,8 +107,10 @@ local function hand_out(id, key, inline, perform_at, retry_count, alone, word)
   if inline then
     size = #inline - string.find(inline, ' ', 1, true) + overhead
   else
+    local number, is_all
     job = { id, perform_at, retry_count }
-    size, stopped = read_payloads(job, key, max_bytes - bytes)
+    number, size, is_all = read_set(job, key, max_payloads, max_bytes - bytes, overhead)
+    stopped = not is_all and (number == max_payloads and 'payloads' or 'bytes') or nil
   end
   if count > 0 and (stopped == 'bytes' or bytes + size > max_bytes) then
     return false

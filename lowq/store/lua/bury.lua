@@ -18,13 +18,14 @@
 --
 --!flags allow-oom
 local prefix, token, delivery, not_after = KEYS[1], ARGV[2], ARGV[3], tonumber(ARGV[5])
-if token ~= '' then
-  local lost = check_lease(prefix, token)
-  if lost then
-    return lost
-  end
+local lost = token ~= '' and check_lease(prefix, token)
+if lost then
+  return lost
 end
-check_types(prefix)
+local closed, features = begin_action(prefix)
+if closed and token == '' then
+  return closed
+end
 local now = read_now()
 local items, ids = {}, {}
 local i = 6
@@ -39,20 +40,8 @@ while i <= #ARGV do
   i = i + 3 + count
 end
 local records = token ~= '' and records_of(prefix, delivery, ids) or {}
-local meta = redis.call('HMGET', prefix .. 'meta', 'features', 'sealed', 'moved', 'fed')
-local features, closed = meta[1], token == '' and check_whole(meta[2], meta[3], meta[4])
-if closed then
-  return closed
-end
-local has_ttl = uses(features, 'ttl')
-touch(prefix, { 'payloads:', 'taken:payloads:', 'morgue:payloads:' }, ids)
-if has_ttl then
-  touch(prefix, { 'expires:', 'taken:expires:' }, ids)
-end
-local has_traces = uses(features, 'traces')
-if has_traces then
-  touch(prefix, { 'traces:', 'taken:traces:' }, ids)
-end
+local has_ttl, has_traces = uses(features, 'ttl'), uses(features, 'traces')
+touch_payloads(prefix, ids, features)
 
 -- What one call merges of waiting jobs, over all its ids: it must not hold Redis for long.
 local budget = { payloads = 500, bytes = 1048576 }
@@ -140,9 +129,7 @@ local function bury_waiting(item)
   end
   redis.call('HINCRBY', prefix .. 'meta', 'buried', 1)
   redis.call('ZREM', prefix .. 'due', item.id)
-  if uses(features, 'debounce') then
-    redis.call('ZREM', prefix .. 'debounced', item.id)
-  end
+  end_debounce(prefix, item.id, features)
   forget(prefix, item.id)
   if has_traces then
     forget_traces(prefix, 'traces:', { item.id })

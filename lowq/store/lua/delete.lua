@@ -16,19 +16,13 @@
 --
 --!flags allow-oom
 local prefix, where, not_after = KEYS[1], ARGV[3], tonumber(ARGV[4])
-check_types(prefix)
-local ids = {}
-for i = 5, #ARGV do
-  ids[#ids + 1] = ARGV[i]
-end
-touch(prefix, { 'payloads:', 'morgue:payloads:' }, ids)
-local meta = redis.call('HMGET', prefix .. 'meta', 'features', 'sealed', 'moved', 'fed')
-local features, closed = meta[1], check_whole(meta[2], meta[3], meta[4])
+local closed, features = begin_action(prefix)
 if closed then
   return closed
 end
-local has_ttl, is_debounced = uses(features, 'ttl'), uses(features, 'debounce')
-local has_traces = uses(features, 'traces')
+local ids = { unpack(ARGV, 5) }
+touch(prefix, { 'payloads:', 'morgue:payloads:' }, ids)
+local has_ttl, has_traces = uses(features, 'ttl'), uses(features, 'traces')
 if has_traces then
   touch(prefix, { 'traces:' }, ids)
 end
@@ -64,9 +58,7 @@ for _, id in ipairs(ids) do
       if has_ttl then
         forget_expiry(prefix, id)
       end
-      if is_debounced then
-        redis.call('ZREM', prefix .. 'debounced', id)
-      end
+      end_debounce(prefix, id, features)
       if has_traces then
         forget_traces(prefix, 'traces:', { id })
       end
@@ -79,8 +71,6 @@ for _, id in ipairs(ids) do
   end
   reply[#reply + 1] = state
 end
-if deleted > 0 then
-  redis.call('HINCRBY', prefix .. 'meta', 'deleted', deleted)
-end
+add_to_meta(prefix, 'deleted', deleted)
 announce_room(prefix, features)
 return reply

@@ -31,10 +31,7 @@ local needs_entry = {
 local function suspects_of(ids, values)
   local found = {}
   if needs_key[what] then
-    local keys = {}
-    for i, id in ipairs(ids) do
-      keys[i] = prefix .. needs_key[what] .. id
-    end
+    local keys = keys_of(prefix, needs_key[what], ids)
     local all = redis.call('EXISTS', unpack(keys)) == #keys
     if all and what ~= 'taken' then
       return found
@@ -99,9 +96,7 @@ end
 
 local cursor, ids, values = '0', {}, {}
 if ARGV[3] == '' then
-  for i = 4, #ARGV do
-    ids[#ids + 1] = ARGV[i]
-  end
+  ids = { unpack(ARGV, 4) }
 else
   local command = (what == 'solo' and 'SSCAN')
     or (string.find(' due morgue retries expires debounced ', ' ' .. what .. ' ', 1, true) and 'ZSCAN') or 'HSCAN'

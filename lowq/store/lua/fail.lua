@@ -50,9 +50,7 @@ local function exhaust(id, record, reason)
     expire_before_merge(prefix, id, nil, now, features)
     merge_taken(prefix, id, features, now)
     redis.call('ZADD', prefix .. 'due', score_again(prefix, id, level_in(record), now), id)
-    if uses(features, 'debounce') then
-      redis.call('ZREM', prefix .. 'debounced', id)
-    end
+    end_debounce(prefix, id, features)
   end
   redis.call('HDEL', prefix .. 'taken', id)
   forget(prefix, id)
@@ -81,11 +79,7 @@ for i = 4, #ARGV, 5 do
     end
   end
 end
-if failed > 0 then
-  redis.call('HINCRBY', prefix .. 'meta', 'failed', failed)
-end
-if buried > 0 then
-  redis.call('HINCRBY', prefix .. 'meta', 'buried', buried)
-end
+add_to_meta(prefix, 'failed', failed)
+add_to_meta(prefix, 'buried', buried)
 announce_room(prefix, features)
 return reply

@@ -23,43 +23,24 @@ local most, room = tonumber(ARGV[3]), tonumber(ARGV[4])
 local has_ttl = uses(redis.call('HGET', prefix .. 'meta', 'features'), 'ttl')
 
 -- Appends to the job how many payloads the key has, and the lowest of them; or the inline one that is known already.
--- Returns how many more, and how many bytes, the reply has room for. Reads a few at a time, as their size is not known
--- beforehand.
+-- Returns how many more, and how many bytes, the reply has room for.
 local function append_payloads(job, key, inline)
   inline = inline or redis.call('MGET', key)[1]
-  if inline and not string.find(inline, ' ', 1, true) then
-    job[6], job[7], job[8] = 1, inline, 'nan'
-    return most - 1, room - #inline
-  end
   if inline then
-    local payload, score = split_inline(inline)
+    local payload, score = inline, 'nan'
+    if string.find(inline, ' ', 1, true) then
+      payload, score = split_inline(inline)
+    end
     job[6], job[7], job[8] = 1, payload, score
     return most - 1, room - #payload
   end
-  local count = redis.pcall('ZCARD', key)
-  job[6] = tonumber(count) or 0
-  if not tonumber(count) then  -- a key of another type: foreign
+  job[6] = tonumber((redis.pcall('ZCARD', key)))
+  if not job[6] then -- a key of another type: foreign
+    job[6] = 0
     return most, room
   end
-  local left, space, start, step, largest = most, room, 0, 1, 1
-  while left > 0 and space > 0 do
-    local part = redis.call('ZRANGE', key, start, start + math.min(step, left) - 1, 'WITHSCORES')
-    for i = 1, #part, 2 do
-      space = space - #part[i]
-      if space < 0 and (start > 0 or i > 1) then
-        return left, 0
-      end
-      job[#job + 1], job[#job + 2] = part[i], part[i + 1]
-      largest = math.max(largest, #part[i])
-      left = left - 1
-    end
-    if #part < 2 * step then
-      break
-    end
-    start = start + step
-    step = math.max(1, math.min(16, step * 2, math.floor(space / largest)))
-  end
-  return left, space
+  local number, bytes, is_all = read_set(job, key, most, room, 0)
+  return most - number, (is_all or number == most) and room - bytes or 0
 end
 
 local function find(id)

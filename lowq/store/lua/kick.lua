@@ -16,18 +16,12 @@
 --
 --!flags allow-oom
 local prefix, not_after = KEYS[1], tonumber(ARGV[3])
-check_types(prefix)
-local now = read_now()
-local ids = {}
-for i = 4, #ARGV do
-  ids[#ids + 1] = ARGV[i]
-end
-touch(prefix, { 'payloads:', 'morgue:payloads:' }, ids)
-local meta = redis.call('HMGET', prefix .. 'meta', 'features', 'sealed', 'moved', 'fed')
-local features, closed = meta[1], check_whole(meta[2], meta[3], meta[4])
+local closed, features = begin_action(prefix)
 if closed then
   return closed
 end
+local now, ids = read_now(), { unpack(ARGV, 4) }
+touch(prefix, { 'payloads:', 'morgue:payloads:' }, ids)
 local has_ttl, is_latest = uses(features, 'ttl'), uses(features, 'latest')
 if has_ttl then
   touch(prefix, { 'expires:' }, ids)
@@ -74,9 +68,7 @@ for _, id in ipairs(ids) do
     end
     if redis.call('EXISTS', prefix .. 'payloads:' .. id) == 1 then
       redis.call('ZADD', prefix .. 'due', now, id)
-      if uses(features, 'debounce') then
-        redis.call('ZREM', prefix .. 'debounced', id)
-      end
+      end_debounce(prefix, id, features)
     end
     if redis.call('HEXISTS', prefix .. 'taken', id) == 0 then
       forget(prefix, id)
@@ -85,9 +77,7 @@ for _, id in ipairs(ids) do
   end
   reply[#reply + 1] = state
 end
-if kicked > 0 then
-  redis.call('HINCRBY', prefix .. 'meta', 'kicked', kicked)
-end
+add_to_meta(prefix, 'kicked', kicked)
 if moved then
   wake(prefix, 0)
 end

@@ -45,9 +45,7 @@ local head = kind == 'morgue' and 'morgue:payloads:' or 'payloads:'
 local is_of_jobs = kind == 'waiting' or kind == 'morgue'
 local keys = {}
 if is_of_jobs then
-  for i, id in ipairs(ids) do
-    keys[i] = prefix .. head .. id
-  end
+  keys = keys_of(prefix, head, ids)
   if uses(features, 'ttl') or uses(ARGV[6], 'ttl') then
     touch(prefix, { 'expires:' }, ids)
   end
@@ -68,7 +66,7 @@ for word in string.gmatch(ARGV[6], '%S+') do
     features = note_feature(prefix, features, word, true)
   end
 end
-local has_ttl, is_latest, is_debounced = uses(features, 'ttl'), uses(features, 'latest'), uses(features, 'debounce')
+local has_ttl, is_latest = uses(features, 'ttl'), uses(features, 'latest')
 local expired = 0
 
 local function add_waiting(id, payload, score, expires)
@@ -127,8 +125,8 @@ local function join(id, score, extra)
   end
   if extra[5] ~= '' then
     redis.call('ZADD', prefix .. 'debounced', extra[5], id)
-  elseif is_debounced then
-    redis.call('ZREM', prefix .. 'debounced', id)
+  else
+    end_debounce(prefix, id, features)
   end
   if extra[6] ~= '' then
     local key = prefix .. 'traces:' .. id
@@ -186,9 +184,7 @@ else
   end
 end
 
-if expired > 0 then
-  redis.call('HINCRBY', key_meta, 'expired', expired)
-end
+add_to_meta(prefix, 'expired', expired)
 redis.call('HSET', key_meta, 'moved:' .. from, ARGV[3])
 if not meta[1] then
   wake(prefix, 0) -- it is worked already

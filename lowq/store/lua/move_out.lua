@@ -88,28 +88,18 @@ local function delete_page(page)
     redis.call('ZREMRANGEBYRANK', key, 0, part - 1)
     return
   end
-  local keys = {}
-  for i, id in ipairs(ids) do
-    keys[i] = prefix .. heads[kind] .. id
-  end
-  redis.call('UNLINK', unpack(keys))
+  redis.call('UNLINK', unpack(keys_of(prefix, heads[kind], ids)))
   redis.call('ZREMRANGEBYRANK', sets[kind], 0, count - 1)
   if kind == 'morgue' then
     redis.call('HDEL', prefix .. 'morgue:errors', unpack(ids))
     return
   end
   if special then
-    redis.call('ZREM', prefix .. 'retries', unpack(ids))
-    redis.call('HDEL', prefix .. 'errors', unpack(ids))
-    redis.call('SREM', prefix .. 'solo', unpack(ids))
-    redis.call('HDEL', prefix .. 'crashes', unpack(ids))
+    forget(prefix, unpack(ids))
   end
   if has_ttl then
     redis.call('ZREM', prefix .. 'expires', unpack(ids))
-    for i, id in ipairs(ids) do
-      keys[i] = prefix .. 'expires:' .. id
-    end
-    redis.call('UNLINK', unpack(keys))
+    redis.call('UNLINK', unpack(keys_of(prefix, 'expires:', ids)))
   end
   if is_debounced then
     redis.call('ZREM', prefix .. 'debounced', unpack(ids))
@@ -136,40 +126,18 @@ if page and done == step then
   redis.call('HDEL', key_meta, 'page')
 end
 
--- Appends the payloads of a set to a list, lowest scores first, as `append` does with each: at most so many, and while
--- there is room for their bytes, but at least one. Returns how many, how many bytes, and whether these are all.
-local function read_set(key, most, room, append)
-  local start, bytes, width = 0, 0, 2
-  while start < most do
-    local some = redis.call('ZRANGE', key, start, math.min(start + width, most) - 1, 'WITHSCORES')
-    local largest = 1
-    for i = 1, #some, 2 do
-      if start > 0 and bytes + #some[i] + overhead > room then
-        return start, bytes, false
-      end
-      append(some[i], some[i + 1])
-      start, bytes = start + 1, bytes + #some[i] + overhead
-      largest = math.max(largest, #some[i])
-    end
-    if #some < 2 * width then
-      return start, bytes, start >= redis.call('ZCARD', key)
-    end
-    width = math.max(1, math.min(2 * width, 64, math.floor(room / largest)))
-  end
-  return start, bytes, start >= redis.call('ZCARD', key)
-end
-
 -- The items of jobs: as many as `count` (false: as fit), of the only one `part` payloads (0: all of them). Returns the
 -- items, how many jobs these are, and the payloads of the only one that does not fit whole, or 0.
 local function read_jobs(kind, count, part)
   local jobs = redis.call('ZRANGE', sets[kind], 0, (count or most_ids) - 1, 'WITHSCORES')
-  local ids, keys, lookups = {}, {}, {}
+  local ids, lookups = {}, {}
   for i = 1, #jobs, 2 do
-    ids[#ids + 1], keys[#keys + 1] = jobs[i], prefix .. heads[kind] .. jobs[i]
+    ids[#ids + 1] = jobs[i]
   end
   if #ids == 0 then
     return {}, 0, 0
   end
+  local keys = keys_of(prefix, heads[kind], ids)
   local inlines = redis.call('MGET', unpack(keys))
   local of_waiting = kind == 'waiting'
   lookups.error = of_waiting and special and redis.call('HMGET', prefix .. 'errors', unpack(ids))
@@ -186,11 +154,7 @@ local function read_jobs(kind, count, part)
     lookups.expires = redis.call('ZMSCORE', prefix .. 'expires', unpack(ids))
   end
   if of_waiting and has_traces then
-    local traces = {}
-    for i, id in ipairs(ids) do
-      traces[i] = prefix .. 'traces:' .. id
-    end
-    lookups.traces = redis.call('MGET', unpack(traces))
+    lookups.traces = redis.call('MGET', unpack(keys_of(prefix, 'traces:', ids)))
   end
   local function found(name, i)
     return lookups[name] and lookups[name][i] or ''
@@ -226,12 +190,14 @@ local function read_jobs(kind, count, part)
     end
     local times = prefix .. 'expires:' .. id
     local limit = part > 0 and part or (count and math.huge) or 2000
-    local number, read, all = read_set(keys[i], limit, room, function(payload, score)
-      item[#item + 1], item[#item + 2] = payload, score
+    local set = {}
+    local number, read, all = read_set(set, keys[i], limit, room, overhead)
+    for j = 1, #set, 2 do
+      item[#item + 1], item[#item + 2] = set[j], set[j + 1]
       if of_waiting then
-        item[#item + 1] = lookups.expires and lookups.expires[i] and redis.call('ZSCORE', times, payload) or ''
+        item[#item + 1] = lookups.expires and lookups.expires[i] and redis.call('ZSCORE', times, set[j]) or ''
       end
-    end)
+    end
     return item, size + read, not count and not all and number or nil
   end
 

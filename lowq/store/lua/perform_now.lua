@@ -14,28 +14,19 @@
 --
 --!flags allow-oom
 local prefix, not_after = KEYS[1], tonumber(ARGV[3])
-check_types(prefix)
-local now = read_now()
-local meta = redis.call('HMGET', prefix .. 'meta', 'features', 'sealed', 'moved', 'fed')
-local closed = check_whole(meta[2], meta[3], meta[4])
+local closed, features = begin_action(prefix)
 if closed then
   return closed
 end
+local now = read_now()
 local reply, moved, superseded = {}, false, is_superseded(prefix, ARGV[2], now)
-local is_debounced = uses(meta[1], 'debounce')
 for i = 4, #ARGV do
   local id = ARGV[i]
   local perform_at = not superseded and redis.call('ZSCORE', prefix .. 'due', id)
-  local state = 0
-  local level, at
-  if perform_at then
-    level, at = split_score(perform_at)
-  end
+  local state, level, at = 0, split_score(perform_at or 0)
   if perform_at and (not not_after or at <= not_after) then
     redis.call('ZADD', prefix .. 'due', 'XX', 'LT', level * 8589934592 + now, id)
-    if is_debounced then
-      redis.call('ZREM', prefix .. 'debounced', id)
-    end
+    end_debounce(prefix, id, features)
     state, moved = 1, true
   elseif not superseded and redis.call('HEXISTS', prefix .. 'taken', id) == 1 then
     state = 3

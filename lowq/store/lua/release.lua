@@ -41,8 +41,6 @@ for i = 5, #ARGV, 3 do
   end
   reply[#reply + 1] = state
 end
-if released > 0 then
-  redis.call('HINCRBY', prefix .. 'meta', 'released', released)
-end
+add_to_meta(prefix, 'released', released)
 announce_room(prefix, features)
 return reply

@@ -25,10 +25,7 @@
 --!flags allow-oom
 local prefix, what = KEYS[1], ARGV[2]
 local now = read_now()
-local ids = {}
-for i = 3, #ARGV do
-  ids[#ids + 1] = ARGV[i]
-end
+local ids = { unpack(ARGV, 3) }
 if redis.call('HEXISTS', prefix .. 'meta', 'sealed') == 1 then
   for i = 1, #ids do
     ids[i] = 3 -- they are being moved to another layout, and nothing else changes them

@@ -23,23 +23,19 @@ local sets = {
   { 'crashes', 'hash', 'HLEN' }, { 'morgue:errors', 'hash', 'HLEN' }, { 'expires', 'zset', 'ZCARD' },
   { 'debounced', 'zset', 'ZCARD' },
 }
+local others = {
+  { 'pushed', 'list' }, { 'repeated', 'zset' }, { 'superseded', 'zset' }, { 'schedules', 'hash' }, { 'meta', 'hash' },
+  { 'lease', 'string' }, { 'consumer', 'string' },
+}
 local wrong = {}
-local function check(name, expected)
-  local kind = redis.call('TYPE', prefix .. name).ok
-  if kind ~= 'none' and kind ~= expected then
-    wrong[#wrong + 1] = name
+for _, keys in ipairs({ sets, others }) do
+  for _, key in ipairs(keys) do
+    local kind = redis.call('TYPE', prefix .. key[1]).ok
+    if kind ~= 'none' and kind ~= key[2] then
+      wrong[#wrong + 1] = key[1]
+    end
   end
 end
-for _, set in ipairs(sets) do
-  check(set[1], set[2])
-end
-check('pushed', 'list')
-check('repeated', 'zset')
-check('superseded', 'zset')
-check('schedules', 'hash')
-check('meta', 'hash')
-check('lease', 'string')
-check('consumer', 'string')
 local text = string.format('%.17g', now)
 if #wrong > 0 then
   return { text, wrong }
@@ -57,10 +53,7 @@ local reply = { text, wrong, redis.call('GET', prefix .. 'lease'), redis.call('P
 for i = 1, 18 do
   reply[#reply + 1] = meta[i]
 end
-reply[#reply + 1] = count_due(prefix, meta[19], (read_due_cutoff(prefix, now)))
-reply[#reply + 1] = sizes[1]
-reply[#reply + 1] = sizes[2]
-reply[#reply + 1] = sizes[3]
-reply[#reply + 1] = entries
-reply[#reply + 1] = find_missing_features(prefix, meta[19])
+reply[23] = count_due(prefix, meta[19], (read_due_cutoff(prefix, now)))
+reply[24], reply[25], reply[26], reply[27] = sizes[1], sizes[2], sizes[3], entries
+reply[28] = find_missing_features(prefix, meta[19])
 return reply

@@ -201,9 +201,7 @@ local function expire_in_flight(prefix, id, now, room)
   local key = prefix .. 'taken:payloads:' .. id
   promote_to_zset(key)
   local count = drop_expired(key, prefix .. 'taken:expires:' .. id, now)
-  if count > 0 then
-    redis.call('HINCRBY', prefix .. 'meta', 'expired', count)
-  end
+  add_to_meta(prefix, 'expired', count)
   if room then
     room.payloads = room.payloads - count
   end
@@ -245,10 +243,7 @@ local function expire(prefix, ids, now, most, room)
   if uses(features, 'traces') then
     touch(prefix, { 'traces:' }, ids)
   end
-  local keys = {}
-  for i, id in ipairs(ids) do
-    keys[i] = prefix .. 'payloads:' .. id
-  end
+  local keys = keys_of(prefix, 'payloads:', ids)
   local inline = redis.call('MGET', unpack(keys))
   local in_flight = redis.call('HMGET', prefix .. 'taken', unpack(ids))
   local gone, gone_keys, over, count, found = {}, {}, {}, 0, {}
@@ -313,9 +308,7 @@ local function expire(prefix, ids, now, most, room)
     redis.call('SREM', prefix .. 'solo', unpack(over))
     redis.call('HDEL', prefix .. 'crashes', unpack(over))
   end
-  if count > 0 then
-    redis.call('HINCRBY', prefix .. 'meta', 'expired', count)
-  end
+  add_to_meta(prefix, 'expired', count)
   return count, found, count < most and room > 0, room
 end
 

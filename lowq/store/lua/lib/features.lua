@@ -24,6 +24,20 @@ local function note_feature(prefix, features, word, is_used)
   return features
 end
 
+-- What waits for an id is put off no longer by more payloads.
+local function end_debounce(prefix, id, features)
+  if uses(features, 'debounce') then
+    redis.call('ZREM', prefix .. 'debounced', id)
+  end
+end
+
+-- Adds to a counter of the shard.
+local function add_to_meta(prefix, field, count)
+  if count > 0 then
+    redis.call('HINCRBY', prefix .. 'meta', field, count)
+  end
+end
+
 -- Tells those who wait for room that there is some. A push that did not fit has noted `full`.
 local function announce_room(prefix, features)
   if uses(features, 'full') then

@@ -137,6 +137,31 @@ local function merge(source, target, budget, before)
   return redis.call('EXISTS', source) == 0
 end
 
+-- Appends the lowest payloads of a set, each with its score, to a list: at most `most`, and beyond the first as many as
+-- fit into `room` bytes; each takes its own and `overhead`. Returns how many, their bytes, and whether that is all. In
+-- steps of up to 16, as many as should still fit: a payload may be 1 MiB, and its size is not known beforehand.
+local function read_set(list, key, most, room, overhead)
+  local count, bytes, step = 0, 0, 2
+  while true do
+    local wanted = math.min(count + step, most)
+    local part = redis.call('ZRANGE', key, count, wanted - 1, 'WITHSCORES')
+    for i = 1, #part, 2 do
+      local size = #part[i] + overhead
+      if count > 0 and bytes + size > room then
+        return count, bytes, false
+      end
+      list[#list + 1], list[#list + 2] = part[i], part[i + 1]
+      count, bytes = count + 1, bytes + size
+    end
+    if count < wanted then
+      return count, bytes, true
+    elseif count >= most then
+      return count, bytes, redis.call('ZCARD', key) <= most
+    end
+    step = math.max(1, math.min(16, math.floor((room - bytes) / (bytes / count)) + 1))
+  end
+end
+
 -- The payload of a key with the highest score, and that (text), or nil. `form` is as for add_payload.
 local function get_highest(key, form)
   if form == nil then

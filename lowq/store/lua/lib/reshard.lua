@@ -6,13 +6,18 @@
 --           know that the reshard has ended
 --   came    the last step in which jobs came to it before it was opened
 
--- Why jobs of the shard can't be changed by hand just now, or nil: half of an id's jobs may be elsewhere.
-local function check_whole(sealed, moved, fed)
-  if sealed and moved then
-    return redis.error_reply('SEALED ' .. sealed)
-  elseif sealed or fed then
-    return redis.error_reply('RESHARDING the jobs of the shard are being moved to another layout of the queue')
+-- How a script begins that people run on jobs. Returns why they can't be changed by hand just now, or nil: half of an
+-- id's jobs may be elsewhere; and what the shard uses (lib/features.lua).
+local function begin_action(prefix)
+  check_types(prefix)
+  local meta = redis.call('HMGET', prefix .. 'meta', 'features', 'sealed', 'moved', 'fed')
+  local closed
+  if meta[2] and meta[3] then
+    closed = redis.error_reply('SEALED ' .. meta[2])
+  elseif meta[2] or meta[4] then
+    closed = redis.error_reply('RESHARDING the jobs of the shard are being moved to another layout of the queue')
   end
+  return closed, meta[1]
 end
 
 -- All jobs that belong to a shard have come, in steps up to `came`: it is open. What comes in one of these comes late.

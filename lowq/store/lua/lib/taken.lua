@@ -133,18 +133,16 @@ local function put_back(prefix, id, record, now, perform_at, features, room)
   redis.call('HDEL', prefix .. 'taken', id)
   perform_at = perform_at or math.min(tonumber(was_due), now)
   redis.call('ZADD', prefix .. 'due', score_again(prefix, id, level_in(record), perform_at), id)
-  if uses(features, 'debounce') then
-    redis.call('ZREM', prefix .. 'debounced', id)
-  end
+  end_debounce(prefix, id, features)
   if retry_count >= 0 then
     redis.call('ZADD', prefix .. 'retries', retry_count, id)
   end
 end
 
--- Clears what is known of an id's past: its next payloads start afresh.
-local function forget(prefix, id)
-  redis.call('ZREM', prefix .. 'retries', id)
-  redis.call('HDEL', prefix .. 'errors', id)
-  redis.call('SREM', prefix .. 'solo', id)
-  redis.call('HDEL', prefix .. 'crashes', id)
+-- Clears what is known of the past of ids: their next payloads start afresh.
+local function forget(prefix, ...)
+  redis.call('ZREM', prefix .. 'retries', ...)
+  redis.call('HDEL', prefix .. 'errors', ...)
+  redis.call('SREM', prefix .. 'solo', ...)
+  redis.call('HDEL', prefix .. 'crashes', ...)
 end

@@ -49,9 +49,7 @@ local function crash(prefix, id, record, now, max_crash_count, delay, features, 
   if room then
     room.payloads, room.bytes = room.payloads + budget.payloads - 500, room.bytes + budget.bytes - 1048576
   end
-  if uses(features, 'debounce') then
-    redis.call('ZREM', prefix .. 'debounced', id)
-  end
+  end_debounce(prefix, id, features)
   redis.call('HDEL', prefix .. 'taken', id)
   if not lives then -- all of it had expired
     forget(prefix, id)

@@ -99,11 +99,7 @@ end
 
 -- Nothing is kept of these any more. `head`: 'traces:' or 'taken:traces:'.
 local function forget_traces(prefix, head, ids)
-  local keys = {}
-  for i, id in ipairs(ids) do
-    keys[i] = prefix .. head .. id
-  end
-  if #keys > 0 then
-    redis.call('UNLINK', unpack(keys))
+  if #ids > 0 then
+    redis.call('UNLINK', unpack(keys_of(prefix, head, ids)))
   end
 end

@@ -60,6 +60,15 @@ local function fits(prefix, ids, when, past, due_cutoff, times, counts)
   return result
 end
 
+-- The keys of ids.
+local function keys_of(prefix, head, ids)
+  local keys = {}
+  for i, id in ipairs(ids) do
+    keys[i] = prefix .. head .. id
+  end
+  return keys
+end
+
 -- In a cluster, touching an absent key of a slot that is being migrated aborts the script there and then, and
 -- what it wrote before stays. So one EXISTS asks for every per-id key that a script will need, before its
 -- first write: it aborts here, or nowhere.
