@@ -106,7 +106,8 @@ class Shop:
                     *args, spans = call.args[: -2 * len(RINGS)]
                     assert spans == len(RINGS)
                     slots = next(slots for width, slots in RINGS.values() if width == step)
-                    self.stage.app.client.run(call.script, call.key, *args, 1, step, slots)
+                    call.args = [*args, 1, step, slots]
+                    self.stage.app.client.call(call)
 
     def open(self) -> None:
         """Work goes on until `close`."""

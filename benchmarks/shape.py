@@ -213,7 +213,7 @@ def _classes(path: Path) -> Iterator[tuple[str, int]]:
 
 def _names_scripts(path: Path) -> bool:
     """Whether it makes a call of a script by name."""
-    return re.search(r"\bCall(\[[^\]]*\])?\(\s*\"|client\.run\(", path.read_text()) is not None
+    return re.search(r"\bCall(\[[^\]]*\])?\(\s*\"", path.read_text()) is not None
 
 
 def main() -> int:

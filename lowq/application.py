@@ -40,8 +40,8 @@ from lowq.queue import Queue
 from lowq.schedules import is_internal
 from lowq.settings import Config
 from lowq.store import SOCKET_TIMEOUT, Client
+from lowq.store.calls import time_of
 from lowq.store.keys import nodes_key
-from lowq.store.scripts import time_of
 from lowq.workers import PerformFunction, Worker
 
 C = TypeVar("C")

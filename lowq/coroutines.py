@@ -1,13 +1,18 @@
-"""Coroutines without an event loop, and coroutines in a context of their own.
+"""Coroutines without an event loop, coroutines in a context of their own, and blocking work of an event loop.
 
 Code that threads and event loops share is written once, as coroutines. In a thread, everything they await is done at
 once.
 """
 
+import _thread
+import asyncio
 from asyncio import CancelledError
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, copy_context
+from functools import partial
 from typing import Any, TypeVar
+
+from lowq.errors import RedisUnavailable
 
 T = TypeVar("T")
 
@@ -98,3 +103,56 @@ class OwnContext(Coroutine[Any, Any, T], Generator[Any, Any, T]):
 
     def close(self) -> None:
         self._run(self.cr_await.close)
+
+
+# --- blocking work of an event loop ---
+#
+# Not in the loop's executor: that belongs to the application, and all of its threads may be waiting for this. Only when
+# no thread can be started.
+
+
+async def in_own_thread(work: Callable[[], T]) -> T:
+    """Runs ``work`` in a new thread, in a copy of the caller's context. Should the caller be cancelled, it goes on."""
+    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    run_in_own_thread(partial(copy_context().run, work), partial(resolve, future))
+    return await future
+
+
+def resolve(future: "asyncio.Future[T]", result: T | None, error: BaseException | None) -> None:
+    """Gives a future its result or error, unless it was cancelled."""
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)  # type: ignore[arg-type]  # without an error there is a result
+
+
+def run_in_own_thread(work: Callable[[], T], done: Callable[[T | None, BaseException | None], object]) -> None:
+    """Runs ``work`` in a new thread, then ``done`` in the running loop with what it returned or raised. Both run in an
+    empty context: the caller's is neither seen nor kept. When the loop is closed meanwhile, ``done`` is not called.
+    """
+    loop = asyncio.get_running_loop()
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as raised:
+            error = raised
+        try:
+            loop.call_soon_threadsafe(done, result, error, context=Context())
+        except RuntimeError:
+            pass  # the loop was closed: nobody waits any more
+
+    try:
+        # Not by `threading`, which waits until the thread runs: a signal handler may raise there.
+        _thread.start_new_thread(Context().run, (run,))
+    except (
+        RuntimeError
+    ):  # the process has too many threads; those of the loop's executor are there already, if it has any
+        try:
+            loop.run_in_executor(None, Context().run, run)
+        except RuntimeError as error:
+            refusal = RedisUnavailable(f"no thread could be started to wait for Redis: {error}")
+            loop.call_soon(done, None, refusal, context=Context())

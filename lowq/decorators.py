@@ -17,7 +17,7 @@ from lowq.codec.types import annotated_type, payload_type, type_argument
 from lowq.errors import ConfigError
 from lowq.job import P
 from lowq.options import WORKER_OPTIONS, QueueOptions, takes
-from lowq.push.ticks import tick_payload
+from lowq.push.target import tick_payload
 from lowq.retry import check_apart, checked_retry_in
 from lowq.schedules import Missed, Schedule, checked_schedule, schedules_queue
 from lowq.settings import Config

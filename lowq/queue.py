@@ -17,9 +17,7 @@ from lowq.operate.actions import release_all
 from lowq.operate.commands import Commands
 from lowq.options import DURABILITY, TIMEOUT, QueueOptions
 from lowq.push.push import apush, push
-from lowq.push.shared_lookup import SharedLookup
-from lowq.push.target import Target, check_jobs, reader_of
-from lowq.push.ticks import push_ticks, tick_payload
+from lowq.push.target import SharedLookup, Target, check_jobs, push_ticks, reader_of, tick_payload
 from lowq.push.write import GRACE, limit_of_caller, no_answer
 from lowq.sharding import Layouts
 from lowq.shards.outage import Outage
@@ -330,7 +328,7 @@ class Queue(Commands, Generic[P]):
         return job_id
 
     def push_ticks(self, schedule: str, ticks: Sequence[float], record: bytes, new_record: bytes) -> bool:
-        """Pushes ticks of a schedule, for a node; see `lowq.push.ticks.push_ticks`."""
+        """Pushes ticks of a schedule, for a node; see `lowq.push.target.push_ticks`."""
         return push_ticks(self._enter_target(), schedule, ticks, record, new_record)
 
     def push_tick(self, schedule: str, planned_at: float) -> None:

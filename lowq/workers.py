@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, Unpack, overload
 
 from lowq.codec.types import PayloadType
+from lowq.coroutines import in_own_thread
 from lowq.errors import ConfigError, JobError
 from lowq.job import Job, JobDict, JobId, JobOptions, Jobs, P, Untyped, new_job
 from lowq.limits import Limit
 from lowq.observe.callbacks import Listener
 from lowq.options import WORKER_OPTIONS, QueueOptions, seconds_of
-from lowq.push.background import in_own_thread
 from lowq.queue import Queue
 from lowq.retry import BuryOn, ReleaseOn, default_retry_in
 from lowq.schedules import Schedule

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from lowq.store.scripts import load_scripts
+from lowq.store.calls import load_scripts
 
 CONFIG = Path(__file__).resolve().parent.parent / ".luacheckrc"
 

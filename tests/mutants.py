@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from lowq.store.scripts import Script, load_scripts
+from lowq.store.calls import Script, load_scripts
 
 #: `redis.call` as all that follows sees it.
 _CALL = """\

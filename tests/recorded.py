@@ -35,7 +35,7 @@ def record(
     kept = () if waits is None else _counts(WAIT_BOUNDS, waits)
     after = Counted(processed, failed, run_seconds, lengths, waits=kept, waited=waited)
     call = record_call(history_key(app.config.namespace, queue), _NOTHING, after, seconds, lag, now, inflow, slow)
-    assert app.client.run(call.script, call.key, *call.args) == 1
+    assert app.client.call(call) == 1
 
 
 def _counts(bounds: Sequence[float], found: Mapping[float, int]) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from lowq.store.scripts import load_scripts
+from lowq.store.calls import load_scripts
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "rights.md"
 #: What users are refused that the document calls optional, as ACL LOG names it.

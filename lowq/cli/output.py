@@ -34,7 +34,7 @@ from lowq.errors import (
 )
 from lowq.job import Job
 from lowq.logs import printable
-from lowq.store.scripts import time_of
+from lowq.store.calls import time_of
 
 #: Seconds between two updates of a progress line.
 PROGRESS_INTERVAL = 0.1

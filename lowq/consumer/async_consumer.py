@@ -15,8 +15,8 @@ from typing import Any, Self, TypeVar
 from lowq.consumer.consumer import Consumer
 from lowq.consumer.hand import ConsumerJob
 from lowq.consumer.takes import Caller
+from lowq.coroutines import resolve, run_in_own_thread
 from lowq.errors import ConsumerClosed
-from lowq.push.background import resolve, run_in_own_thread
 
 T = TypeVar("T")
 

@@ -43,9 +43,9 @@ from lowq.queue import Queue
 from lowq.registrations import QueueInfo
 from lowq.schedules import Record, Schedule, grace_of, schedules_queue
 from lowq.store import Call, Client, Command
+from lowq.store.calls import time_of
 from lowq.store.keys import shard_prefix
-from lowq.store.scripts import time_of
-from lowq.store.shard import PushCall
+from lowq.store.shard import PUSH
 from lowq.work.execution import current
 from lowq.workers import Worker, schedules_of
 
@@ -233,7 +233,7 @@ class QueueSchedules:
             some = names[first : first + CALL_JOBS]
             entries: list[EncodedJob] = [(encode_id(name), b'""', b"", b"") for name in some]
             arguments = push_arguments(1, entries, new_token(), b"", self._app.group.writer.keep, ANEW)
-            calls.append(PushCall(self._prefix, arguments))
+            calls.append(Call[int](PUSH, self._prefix, (), arguments))
             looks.append(look_call(self._app.config.namespace, self.queue_name, some))
         if not self._is_entered:
             calls += looks

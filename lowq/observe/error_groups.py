@@ -16,8 +16,8 @@ from lowq.backend import Backend
 from lowq.codec import decode_id
 from lowq.observe.events import Observer, QueueEvents
 from lowq.store import Call, Command, registry, untrusted
+from lowq.store.calls import time_of
 from lowq.store.keys import error_groups_key
-from lowq.store.scripts import time_of
 
 #: Groups of a queue that Redis keeps, and that are counted between two heartbeats.
 MOST_GROUPS = 200

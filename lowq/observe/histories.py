@@ -20,8 +20,8 @@ from lowq.backend import Backend
 from lowq.codec import decode_id
 from lowq.errors import ConfigError, ScriptError
 from lowq.store import Command, untrusted
+from lowq.store.calls import time_of
 from lowq.store.keys import history_key
-from lowq.store.scripts import time_of
 
 Span = Literal["hour", "day", "month"]
 SPANS: tuple[Span, ...] = get_args(Span)

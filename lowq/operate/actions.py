@@ -19,11 +19,10 @@ from lowq.operate.walk import ask, gather
 from lowq.sharding import Layout
 from lowq.shards.delivery import log_poisoned
 from lowq.shards.lease import Lease, LeaseDenied, ShardLease
-from lowq.store import REPEATS, Call, Client, Command, Refusal, may_repeat, shard_replies, untrusted
+from lowq.store import REPEATS, Call, Client, Command, Refusal, may_repeat, shard_operations, untrusted
+from lowq.store.calls import time_argument, time_of
 from lowq.store.keys import MAX_SHARDS, error_groups_key, history_key, queues_key
-from lowq.store.scripts import time_argument, time_of
-from lowq.store.shard import ShardScripts
-from lowq.store.shard_replies import DropReply
+from lowq.store.shard_operations import DropReply, ShardOperations
 
 ActionName = Literal["perform_now", "bury", "kick", "delete"]
 ACTIONS: tuple[ActionName, ...] = get_args(ActionName)
@@ -86,7 +85,7 @@ class Action(NamedTuple):
     events: QueueEvents | None = None
 
     def call(self, prefix: str, ids: Sequence[bytes], not_after: str, attempt: str) -> Call[list[int]]:
-        shard = ShardScripts(prefix)
+        shard = ShardOperations(prefix)
         if self.name == "perform_now":
             return shard.perform_now(ids, attempt, not_after, self.now)
         if self.name == "kick":
@@ -148,16 +147,16 @@ def act(client: Client, prefix: str, action: Action, ids: Sequence[bytes], not_a
                 error.done += acted.done
                 raise
             codes = list(zip(pending, reply, strict=True))
-            done = [job_id for job_id, code in codes if code == shard_replies.DONE]
+            done = [job_id for job_id, code in codes if code == shard_operations.DONE]
             if action.events is not None and action.events.follows_jobs and action.name in EVENT_KINDS:
                 action.events.jobs_changed(EVENT_KINDS[action.name], done)
-            pending = [job_id for job_id, code in codes if code == shard_replies.AGAIN]
+            pending = [job_id for job_id, code in codes if code == shard_operations.AGAIN]
             left = [
-                (decode_id(job_id), IN_FLIGHT if code == shard_replies.IN_FLIGHT else MISSING[action.name])
+                (decode_id(job_id), IN_FLIGHT if code == shard_operations.IN_FLIGHT else MISSING[action.name])
                 for job_id, code in codes
-                if code not in (shard_replies.DONE, shard_replies.AGAIN)
+                if code not in (shard_operations.DONE, shard_operations.AGAIN)
             ]
-            in_flight = reply.count(shard_replies.IN_FLIGHT)
+            in_flight = reply.count(shard_operations.IN_FLIGHT)
             acted += Acted(len(done), in_flight, len(left) - in_flight, tuple(left))
     return acted
 
@@ -341,7 +340,8 @@ def pause_queue(queue: QueueShards, pauses: bool, by: str = "", now: float | Non
     # A reshard that begins meanwhile: its new shards are as the old ones were.
     while layouts != (layouts := queue.read_layouts()):
         calls = [
-            partial(ShardScripts(prefix).pause, pauses, by[:200], now=time_argument(now)) for prefix in queue.prefixes
+            partial(ShardOperations(prefix).pause, pauses, by[:200], now=time_argument(now))
+            for prefix in queue.prefixes
         ]
         for start in range(0, len(calls), TOGETHER_PAUSED):
             for reply in attempt_all(queue.client, calls[start : start + TOGETHER_PAUSED]):
@@ -377,7 +377,7 @@ def drop_queue(queue: QueueShards) -> int:
     """
     layouts = queue.read_layouts()
     prefixes = queue.prefixes
-    for shard, reply in enumerate(ask(queue.client, [ShardScripts(each).drop(0, asks=True) for each in prefixes])):
+    for shard, reply in enumerate(ask(queue.client, [ShardOperations(each).drop(0, asks=True) for each in prefixes])):
         _refuse_in_use(queue, shard, reply)
     removed = 0
     # What is left of the layouts before sends on who comes late; nobody holds a shard of them. Shard 0, which says
@@ -387,7 +387,7 @@ def drop_queue(queue: QueueShards) -> int:
     for shard, prefix in enumerate(prefixes):
         is_gone = False
         while not is_gone:
-            dropped = attempt(queue.client, partial(ShardScripts(prefix).drop, DROP_JOBS))
+            dropped = attempt(queue.client, partial(ShardOperations(prefix).drop, DROP_JOBS))
             _refuse_in_use(queue, shard, dropped)
             removed += dropped.removed
             is_gone = dropped.is_gone

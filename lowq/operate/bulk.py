@@ -42,9 +42,8 @@ from lowq.operate.jobs import MAX_PAGE_BYTES, look_up
 from lowq.operate.queues import QueueShards
 from lowq.operate.walk import FURTHER_LEVELS, Scan, Walk, ask, bound, scan_shards
 from lowq.store import Call, Client
-from lowq.store.scripts import time_of
-from lowq.store.shard import ShardScripts
-from lowq.store.shard_replies import BoundsReply, ScanReply
+from lowq.store.calls import time_of
+from lowq.store.shard_operations import BoundsReply, ScanReply, ShardOperations
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +196,7 @@ class _Bulk:
 
     def _look_at(self, places: Sequence[tuple[str, int | None]], now: str) -> list[_Shard]:
         low, high = bound(self._wanted.low), bound(self._wanted.high)
-        calls = [ShardScripts(prefix).bulk_bounds(self._base, low, high, level, now) for prefix, level in places]
+        calls = [ShardOperations(prefix).bulk_bounds(self._base, low, high, level, now) for prefix, level in places]
         replies = ask(self._queue.client, calls, 100)
         return [_Shard(prefix, reply, level) for (prefix, level), reply in zip(places, replies, strict=True)]
 
@@ -385,7 +384,7 @@ class _Bulk:
         judged = part.not_after is None and self._before is not None
         # Whether something was pushed is asked after the ids: what was read before is older, then.
         further = (
-            [ShardScripts(shard.prefix).bulk_bounds("due", "+inf", "+inf", now=self._action.now)] if judged else []
+            [ShardOperations(shard.prefix).bulk_bounds("due", "+inf", "+inf", now=self._action.now)] if judged else []
         )
         while not walk.finished and looked < part.most:
             calls: list[Call[Any]] = [walk.call(limit, self._action.now), *further]

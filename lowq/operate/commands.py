@@ -25,7 +25,7 @@ from lowq.operate.queries import Queries
 from lowq.operate.reshard import reshard
 from lowq.operate.walk import Search
 from lowq.options import kind
-from lowq.store.scripts import time_argument
+from lowq.store.calls import time_argument
 
 #: Jobs of the morgue that `Commands.kick_oldest` looks for at once.
 OLDEST_TOGETHER = 1000

@@ -39,7 +39,7 @@ from lowq.sharding import Layout
 from lowq.shards.lease import LeaseDenied
 from lowq.store import Refusal, registry, untrusted
 from lowq.store.keys import MAX_SHARDS, nodes_key, queues_key, shard_prefix
-from lowq.store.shard import ShardScripts
+from lowq.store.shard_operations import ShardOperations
 
 #: Milliseconds that a lease without an end is given when the lease_ttl of its owner is not known: longer than any, so
 #: that an owner that lives renews it before.
@@ -284,7 +284,7 @@ class Examination:
         for item in sick:
             argument = self._seen.shards_count(item.place) if code == "meta_lost" else ENDLESS_LEASE
             if code != "meta_lost" or self._seen.within(item.place):
-                scripts = ShardScripts(item.place.prefix(self._namespace))
+                scripts = ShardOperations(item.place.prefix(self._namespace))
                 self._client.call(scripts.repair_shard(code, str(argument)))
         after = read_shard_snapshots(self._client, self._namespace, [item.place for item in sick])
         return sum(code not in item.integrity_errors() for item in after.values())

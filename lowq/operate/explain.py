@@ -19,10 +19,9 @@ from lowq.registrations import QueueInfo
 from lowq.retry import MAX_RETRY_COUNT
 from lowq.sharding import Layouts
 from lowq.store import Call, Client, Command, untrusted
+from lowq.store.calls import time_of
 from lowq.store.keys import limit_key, nodes_key
-from lowq.store.scripts import time_of
-from lowq.store.shard import ShardScripts
-from lowq.store.shard_replies import Flight, WhyReply
+from lowq.store.shard_operations import Flight, ShardOperations, WhyReply
 
 #: How many slots a rate has within its time: see ``take_permits.lua``.
 _SLOTS = 400
@@ -368,7 +367,7 @@ def _describe(queue: QueueShards, ids: Sequence[bytes], now: float | None) -> It
         for job_id in ids:
             yield from everywhere_calls(queue, job_id, now, layouts)
             for prefix in queue.prefixes_of(job_id, layouts):
-                yield from (ShardScripts(prefix).why(job_id, now), ShardScripts(prefix).stats(now))
+                yield from (ShardOperations(prefix).why(job_id, now), ShardOperations(prefix).stats(now))
 
     layouts, registries, replies = _ask_all(queue, calls_of)
     both = len(layouts.all)
@@ -392,7 +391,8 @@ def _describe(queue: QueueShards, ids: Sequence[bytes], now: float | None) -> It
 def read_why(queue: QueueShards, job_id: bytes, now: float | None) -> Why:
     """Why this id is not being performed right now."""
     layouts, registries, replies = _ask_all(
-        queue, lambda layouts: [ShardScripts(prefix).why(job_id, now) for prefix in queue.prefixes_of(job_id, layouts)]
+        queue,
+        lambda layouts: [ShardOperations(prefix).why(job_id, now) for prefix in queue.prefixes_of(job_id, layouts)],
     )
     whys = list(replies)
     number = _decisive(whys)

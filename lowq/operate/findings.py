@@ -15,9 +15,9 @@ from lowq.backend import Backend
 from lowq.clock import duration
 from lowq.errors import RedisRefused, RedisUnavailable, ScriptError
 from lowq.store import Client, parse_info
+from lowq.store.calls import time_of
 from lowq.store.keys import nodes_key
 from lowq.store.registry import rights
-from lowq.store.scripts import time_of
 
 Severity = Literal["ok", "warning", "error"]
 #: Ids that a finding names at most; its count is the number of all.

@@ -26,8 +26,7 @@ from lowq.registrations import QueueInfo
 from lowq.sharding import Layout, queue_of_layout, shard_of
 from lowq.store import Call, Client
 from lowq.store.keys import FORMAT, SHARD_KEYS, place_of, shard_prefix
-from lowq.store.shard import ShardScripts
-from lowq.store.shard_replies import AGAIN, DONE, ExamineReply, SnapshotReply
+from lowq.store.shard_operations import AGAIN, DONE, ExamineReply, ShardOperations, SnapshotReply
 
 #: Seconds that a shard's clock may be ahead of the server's: it runs ahead by a microsecond for each job of a push.
 CLOCK_TOLERANCE = 2.0
@@ -139,7 +138,7 @@ def read_shard_snapshots(
         RedisUnavailable, RedisRefused, ScriptError
     """
     listed = list(places)
-    calls = [ShardScripts(place.prefix(namespace)).snapshot(now) for place in listed]
+    calls = [ShardOperations(place.prefix(namespace)).snapshot(now) for place in listed]
     replies = zip(listed, ask(client, calls, SNAPSHOTS_TOGETHER), strict=True)
     return {place: ShardSnapshot(**vars(reply), place=place) for place, reply in replies}
 
@@ -433,8 +432,8 @@ class JobScanner:
                 pending = [job_id for job_id, state in zip(pending, states, strict=True) if state == AGAIN]
         return repaired
 
-    def _scripts(self, place: Place) -> ShardScripts:
-        return ShardScripts(place.prefix(self.namespace))
+    def _scripts(self, place: Place) -> ShardOperations:
+        return ShardOperations(place.prefix(self.namespace))
 
 
 def literally(text: str) -> str:

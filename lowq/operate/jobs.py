@@ -23,7 +23,7 @@ from lowq.operate.walk import JobPlace, Search, ask
 from lowq.settings import Config
 from lowq.sharding import Layouts
 from lowq.store import Call, untrusted
-from lowq.store.shard import ShardScripts
+from lowq.store.shard_operations import ShardOperations
 
 #: Payloads, and bytes of payloads and errors, of one reply; a single payload always fits.
 MAX_PAYLOADS = 1000
@@ -70,7 +70,7 @@ def look_up(
 
 def fetch_call(prefix: str, where: str, ids: Sequence[bytes], now: float | None) -> Call[list[Any]]:
     """Asks for jobs, as many as fit into a reply."""
-    return ShardScripts(prefix).fetch_jobs(ids, where, MAX_PAYLOADS, MAX_BYTES, now)
+    return ShardOperations(prefix).fetch_jobs(ids, where, MAX_PAYLOADS, MAX_BYTES, now)
 
 
 # --- an id, everywhere ---

@@ -30,9 +30,10 @@ from lowq.operate.queues import (
 from lowq.operate.walk import read_stats
 from lowq.sharding import Layout, Layouts
 from lowq.store import Call, Client, NotConfirmed, Wait, slot_of
+from lowq.store.calls import time_of
 from lowq.store.keys import queues_key
-from lowq.store.scripts import time_of
 from lowq.store.shard import PrepareReply, ShardScripts
+from lowq.store.shard_operations import ShardOperations
 
 log = get_log("lowq.reshard")
 
@@ -369,7 +370,7 @@ class LayoutSwitch:
         while True:
             if paused != written:
                 at, by = written = paused
-                yield from self.run_confirmed([ShardScripts(prefix).pause(bool(at), by, now=at) for prefix in fed])
+                yield from self.run_confirmed([ShardOperations(prefix).pause(bool(at), by, now=at) for prefix in fed])
             paused = self._find_pause()
             if paused == written:
                 return replies

@@ -12,8 +12,8 @@ from lowq.observe.histories import BOUNDS, TotalTimes, total_times
 from lowq.operate.queues import all_queues
 from lowq.operate.walk import read_stats
 from lowq.store import Client, untrusted
+from lowq.store.calls import time_of
 from lowq.store.keys import MAX_SHARDS, is_queue_name, nodes_key
-from lowq.store.scripts import time_of
 
 
 class RunningBatch(TypedDict):

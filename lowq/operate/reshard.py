@@ -43,8 +43,7 @@ from lowq.sharding import Layout, Layouts
 from lowq.shards.delivery import log_poisoned
 from lowq.shards.lease import LeaseDenied, ShardLease, seconds_since_outage
 from lowq.store import Call, Command, Subscription
-from lowq.store.shard import MoveInReply, OpenReply, SealReply, ShardScripts
-from lowq.store.shard_replies import MoveReply
+from lowq.store.shard import MoveInReply, MoveReply, OpenReply, SealReply, ShardScripts
 
 log = get_log("lowq.reshard")
 

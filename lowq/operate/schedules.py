@@ -13,9 +13,10 @@ from lowq.registrations import QueueInfo
 from lowq.schedules import Record, Schedule, grace_of, is_internal, queue_of_schedules, schedules_queue
 from lowq.sharding import Layouts
 from lowq.store import Call, Command, untrusted
+from lowq.store.calls import time_of
 from lowq.store.keys import shard_prefix
-from lowq.store.scripts import time_of
 from lowq.store.shard import ShardScripts
+from lowq.store.shard_operations import ShardOperations
 
 #: Times that a change is tried anew, when somebody else has changed the record meanwhile.
 _TRIES = 20
@@ -45,7 +46,7 @@ def pause_schedule(backend: Backend, queue: str, name: str, pauses: bool, by: st
 
 def look_call(namespace: str, queue: str, names: list[str]) -> Call[Any]:
     """Has the nodes look at the time tables of these schedules now, and not only at the next tick."""
-    return ShardScripts(shard_prefix(namespace, schedules_queue(queue), 0)).perform_now(
+    return ShardOperations(shard_prefix(namespace, schedules_queue(queue), 0)).perform_now(
         [name.encode() for name in names]
     )
 

@@ -14,8 +14,7 @@ from lowq.operate.walk import STATS_TOGETHER, Silent, answers, ask, ask_some
 from lowq.sharding import Layouts
 from lowq.store import Call, Command, untrusted
 from lowq.store.keys import nodes_key
-from lowq.store.shard import ShardScripts
-from lowq.store.shard_replies import StatsReply
+from lowq.store.shard_operations import ShardOperations, StatsReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +187,7 @@ def overview(backend: Backend) -> list[QueueOverview]:
     infos = queues(backend)
     names = node_names(backend)
     of_each = [QueueShards(backend, info.name).prefixes_in(info.layouts) for info in infos]
-    calls = [ShardScripts(prefix).stats(None) for prefix in chain(*of_each)]
+    calls = [ShardOperations(prefix).stats(None) for prefix in chain(*of_each)]
     answered = answers(backend.client, calls, STATS_TOGETHER)
     found: list[QueueOverview] = []
     for info, prefixes in zip(infos, of_each, strict=True):
@@ -215,7 +214,7 @@ def read_queue(
         UnknownQueueError, RedisUnavailable, RedisRefused, ScriptError
     """
     layouts = queue.presumed_layouts
-    calls: list[Call[Any]] = [ShardScripts(prefix).stats(now) for prefix in queue.prefixes_in(layouts)]
+    calls: list[Call[Any]] = [ShardOperations(prefix).stats(now) for prefix in queue.prefixes_in(layouts)]
     calls.append(entry_call(queue.namespace, queue.name))
     missing: Silent = {}
     *replies, raw = ask_some(queue.client, calls, STATS_TOGETHER, None if silent is None else missing)
@@ -303,7 +302,7 @@ def read_statistics(queue: QueueShards, now: float | None) -> Statistics:
     """
     reads: list[Call[Any]] = []
     for prefix in queue.prefixes:
-        reads += [ShardScripts(prefix).stats(now), Command(prefix, "HMGET", f"{prefix}meta", *_COUNTERS)]
+        reads += [ShardOperations(prefix).stats(now), Command(prefix, "HMGET", f"{prefix}meta", *_COUNTERS)]
     replies = list(ask(queue.client, reads, STATS_TOGETHER))
     take, release, kick, delete = map(sum, zip(*(map(untrusted.count, row) for row in replies[1::2]), strict=True))
     found = _totals(replies[::2])

@@ -20,10 +20,8 @@ from typing import NamedTuple, TypeVar
 from lowq.errors import RedisUnavailable, ScriptError
 from lowq.operate.job_filter import JobFilter, encode_pattern, ids_per_call
 from lowq.store import Call, Client, untrusted
-from lowq.store.calls import R_co
-from lowq.store.scripts import time_argument
-from lowq.store.shard import ShardScripts
-from lowq.store.shard_replies import ExamineReply, Position, RangeReply, ScanReply, StatsReply
+from lowq.store.calls import R_co, time_argument
+from lowq.store.shard_operations import ExamineReply, Position, RangeReply, ScanReply, ShardOperations, StatsReply
 
 #: Calls that go out together. Redis works what one client wrote in one piece, so these must be short as a whole:
 #: a walk takes well under a millisecond, a scan two or three, statistics some 20 microseconds a shard, and a command
@@ -87,7 +85,7 @@ def read_stats(client: Client, prefixes: Sequence[str], now: float | None) -> li
     Raises:
         RedisUnavailable, RedisRefused, ScriptError
     """
-    return list(ask(client, [ShardScripts(prefix).stats(now) for prefix in prefixes], STATS_TOGETHER))
+    return list(ask(client, [ShardOperations(prefix).stats(now) for prefix in prefixes], STATS_TOGETHER))
 
 
 K = TypeVar("K", bound=Hashable)
@@ -153,7 +151,7 @@ class Scan(NamedTuple):
     def call(self, prefix: str, cursor: bytes, now: str) -> Call[ScanReply]:
         """Asks for the next ids of a shard. It looks at about 1,000, fewer for a dear pattern."""
         wanted = [encode_pattern(self.pattern), self.order.encode(), self.when.encode(), self.past.encode()]
-        return ShardScripts(prefix).scan(self.base, cursor, wanted, ids_per_call(self.pattern), now)
+        return ShardOperations(prefix).scan(self.base, cursor, wanted, ids_per_call(self.pattern), now)
 
 
 # --- walks ---
@@ -190,7 +188,7 @@ class Walk:
     def call(self, limit: int, now: str) -> Call[RangeReply]:
         value, job_id = self._position
         level = "" if self._level is None else self._level
-        return ShardScripts(self.prefix).range_page([*self._head, limit, value, job_id, *self._tail, level], now)
+        return ShardOperations(self.prefix).range_page([*self._head, limit, value, job_id, *self._tail, level], now)
 
     def took(self, page: RangeReply) -> bool:
         """Takes note of the reply to `call`. Returns whether it was the first to tell that there are further levels."""
@@ -271,7 +269,7 @@ class Search:
 
     def _few_fail(self) -> bool:
         """Whether all failed jobs are looked through sooner than those among all scheduled ones are found."""
-        calls = [ShardScripts(prefix).stats(self.now) for prefix in self.queues]
+        calls = [ShardOperations(prefix).stats(self.now) for prefix in self.queues]
         stats = list(ask(self.client, calls, STATS_TOGETHER))
         return sum(item.retries for item in stats) * 4 < sum(item.length - item.due for item in stats)
 

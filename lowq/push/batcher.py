@@ -8,22 +8,22 @@
     coroutine -+
     coroutine -+-> waiting -> the same -------------------------> by the event loop itself, one write at a time
 
-While a write is under way the next one gathers, so nobody waits for others to come. Jobs of several callers for one
-shard share a script call: each caller has its own outcome, because a script takes all jobs of its call or none, and
-when it refuses for a reason that may be one caller's (an id whose keys somebody else has written), the calls are made
-again caller by caller.
+While a write is under way the next one gathers; no push waits for others to come. Jobs of several callers for one
+shard share a script call. A script takes all jobs of its call or none. If it refuses them for a reason that may be one
+caller's (an id whose keys another program has written), the calls are made again caller by caller, so each caller has
+its own outcome.
 
-Each primary of a cluster has writes of its own, side by side with the others', and a flusher. A push whose jobs are for
-several of them is a request to each. So have pushes that wait for replicas or the disk: those that meet wait together,
-behind their calls in the same write, and nobody else waits for them.
+Each primary of a cluster has its own writes and flusher, and a push to several primaries is a request to each. Pushes
+that wait for replicas or the disk have writes of their own, too: those that meet wait together, behind their calls in
+the same write.
 
-What holds when somebody is interrupted (a signal handler or a cancellation may raise between any two instructions):
+A signal handler or a cancellation may raise between any two instructions of a caller. Then this holds:
 
 - No caller sends for others. The flusher is a thread of its own, in which nothing is raised; a loop's writes are sent
-  by its callbacks. So who is interrupted harms only itself.
-- Who gives up, at the end of its ``push_timeout`` or because it was interrupted, marks its request as abandoned. An
-  abandoned request is not sent any more, nor repeated. If it is under way its jobs may be in.
-- A request that its caller could not even mark is dropped when its time is up.
+  by its callbacks. An interrupted caller harms only its own push.
+- A caller that gives up, at the end of its ``push_timeout`` or because it was interrupted, marks its request as
+  abandoned. An abandoned request is neither sent nor repeated. If it is under way its jobs may be in.
+- A request whose caller could not even mark it is dropped when its time is up.
 - A thread's right to push directly belongs to an object of its own. It is free again when that object is gone.
 """
 
@@ -38,10 +38,9 @@ from collections.abc import Awaitable, Callable
 from contextvars import Context
 from typing import Any, TypeVar
 
-from lowq.push.background import OnDemandThread, release
 from lowq.push.calls import Part, Request
 from lowq.push.event_loop import EventLoopPushes, LoopRequest, Server
-from lowq.push.router import Router
+from lowq.push.router import OnDemandThread, Router, release
 from lowq.push.write import GRACE, Write, Writer
 from lowq.store import Client, Durability, Wait
 
@@ -86,7 +85,7 @@ class ThreadPushes:
         self._flusher = OnDemandThread(self._flush)
 
     def begin(self, request: ThreadRequest) -> None:
-        """Sends it and waits, if nobody else pushes; otherwise has the flusher send it with others."""
+        """Sends the request and waits, if no other thread pushes; otherwise leaves it to the flusher."""
         # A push to several servers goes to all of them at once: its caller would send to one after the other.
         is_busy = request.whole is not None or self._is_crowded or self._waiting or self._direct() is not None
         # Where no thread runs any more but this one, or none can be started, each sends for itself.
@@ -98,7 +97,7 @@ class ThreadPushes:
         # Two threads that come at the same moment may both have the right, which does no harm.
         right = DirectPush()
         self._direct = weakref.ref(right)
-        request.give_up_at = request.deadline  # it waits for nobody: its time is that of its attempts
+        request.give_up_at = request.deadline  # not behind others: its time is that of its attempts
         try:
             write = Write(self._writer, [request])
             write.share_calls()
@@ -110,8 +109,8 @@ class ThreadPushes:
             del right  # an exception would keep it as long as somebody keeps the exception
 
     def wait(self, request: ThreadRequest, extra: float = 0.0) -> None:
-        """Waits until the outcome of each part is known. ``extra``: seconds beyond its time, but not its batch's, in
-        which what is under way may end.
+        """Waits until the outcome of each part is known. ``extra``: seconds beyond its time, but not beyond its
+        batch's, for a call that is under way to end.
         """
         while not request.is_settled:
             ends = min(request.give_up_at + extra, request.deadline) + GRACE
@@ -143,7 +142,7 @@ class ThreadPushes:
             self._is_crowded = len(write.requests) >= CROWD
             if self._is_crowded:
                 time.sleep(REST)
-                is_crowded = bool(self._waiting)  # nobody came: the next one is alone
+                is_crowded = bool(self._waiting)  # none came: the next one is alone
             return 0.0
         finally:
             self._is_crowded = is_crowded
@@ -156,14 +155,13 @@ class GroupCommit:
         self, client: Client, push_timeout: float, wait: Wait | None = None, root: "GroupCommit | None" = None
     ) -> None:
         self.client = client
-        #: Whose durable pushes these are, and which knows what is under way in event loops, or this.
+        #: The group of these durable pushes, which knows the event loops; or this one.
         self._root = root or self
         self.router: Router = Router(client) if root is None else root.router
         self.writer = Writer(client, push_timeout, wait, self.router)
         #: Seconds that a caller waits.
         self.seconds = push_timeout + self.writer.waits_for
-        #: Those that wait for more than Redis's answer, by what that is: writes of their own, so that nobody waits for
-        #: what others have asked for.
+        #: Pushes that wait for more than Redis's answer: writes of their own, so that no other push waits for that.
         self._durable: dict[Durability, GroupCommit] = {}
         self._has_several_primaries = client.has_several_primaries
         self.reset()
@@ -268,8 +266,8 @@ class GroupCommit:
     # --- servers ---
 
     def _by_server(self, request: R) -> dict[Server, R]:
-        """The request as one to each server that its parts are for. Each server has writes of its own, so that one that
-        hangs keeps nobody else waiting. When slots have moved, a write may be for another server: then it takes longer.
+        """Server -> the request for the parts that belong there. Each server has its own writes, so one that hangs
+        delays no push to another. If slots have moved, a write reaches another server, and takes longer.
         """
         parts: dict[Server, list[Part]] = {}
         for part in request.parts:

@@ -1,10 +1,10 @@
-"""What is sent: parts of pushes, the script calls that they share, and the requests whose callers wait for the outcome.
+"""Requests, whose callers wait for the outcome; parts of them, one per shard; and script calls that parts share.
 
 ::
 
     waiting --- taken into a write ---> sent --- all outcomes are set ---> the caller is woken
        |                                 |   |        ^
-       |                                 |   +--------+ what was refused for now is sent again, see `router.py`
+       |                                 |   +--------+ refused for now: sent again, see `router.py`
        +---------- abandoned ------------+   its caller was interrupted or cancelled, or its time is up
 
 An abandoned request is neither sent nor repeated. If it was sent already, its jobs may be in.
@@ -23,13 +23,15 @@ from lowq.codec import EncodedJob
 from lowq.errors import PayloadError, RedisUnavailable
 from lowq.sharding import Layout
 from lowq.store import Call, NotConfirmed, Refusal, caller_deadline
-from lowq.store.shard import PushCall
+from lowq.store.shard import PUSH
 
 E = TypeVar("E", bound=BaseException)
-#: What became of a part. True: it is in. False: the record of its schedule is another one, so nothing was written. An
+#: The outcome of a part. True: it is in. False: the record of its schedule is another one, so nothing was written. An
 #: error: it is not in, or with `RedisUnavailable` it may be. Success is always set, so a part that was left out by
 #: mistake never counts as pushed.
 Outcome = Union[bool, Exception, "Settled"]
+#: The error of an abandoned request that may have been sent.
+GIVEN_UP = "the push was given up before Redis had confirmed it"
 #: How many arguments of the script a job has: id and payload, with its score and time, with its ttl and priority.
 PLAIN, TIMED, EXTENDED = 2, 4, 6
 
@@ -51,8 +53,8 @@ class Target(Protocol):
 
 
 class Part:
-    """Jobs of one push for one shard, that go in one script call. ``jobs``: as they were given; ``words``: what the
-    script is told of the queue's options; ``hops``: how many layouts it has followed.
+    """Jobs of one push for one shard and one script call. ``jobs``: as they were given; ``words``: the queue's options
+    for the script; ``hops``: how many layouts it has followed.
     """
 
     __slots__ = ("hops", "items", "jobs", "layout", "prefix", "shard", "target", "words")
@@ -91,9 +93,9 @@ class Part:
 
 @dataclass(slots=True, eq=False)
 class Settled:
-    """What became of parts that were refused and sent again, divided or to other shards."""
+    """The outcomes of parts that were refused and sent again, divided or to other shards."""
 
-    #: What was sent, with its outcome.
+    #: Parts that were sent, with their outcomes.
     pairs: list[tuple[Part, bool | Exception]] = field(default_factory=list)
     #: Jobs for which there was no room.
     left: list[Mapping[str, Any]] = field(default_factory=list)
@@ -107,28 +109,17 @@ class Request:
     """
 
     __slots__ = (
-        "abandoned",
-        "again",
-        "deadline",
-        "give_up_at",
-        "is_limited_by_batch",
-        "jobs_count",
-        "outcomes",
-        "parts",
-        "room_until",
-        "size",
-        "waiter",
-        "was_taken",
-        "whole",
-    )
+        "abandoned", "again", "deadline", "give_up_at", "is_limited_by_batch", "jobs_count", "outcomes", "parts",
+        "room_until", "size", "waiter", "was_taken", "whole",
+    )  # fmt: skip
 
     def __init__(self, parts: list[Part], jobs_count: int, size: int, seconds: float, room_until: float = 0.0) -> None:
         self.parts = parts
         self.jobs_count = jobs_count
         self.size = size
         self.room_until = room_until
-        #: When its caller gives up, monotonic, not later than at the deadline of the batch that it performs; and
-        #: whether that deadline is what limits it.
+        #: When its caller gives up, monotonic: at the latest at the deadline of the batch that it performs; and whether
+        #: that deadline limits it.
         self.give_up_at = time.monotonic() + seconds
         self.deadline = caller_deadline()
         self.is_limited_by_batch = self.deadline < self.give_up_at
@@ -149,8 +140,7 @@ class Request:
 
     def some(self, parts: list[Part]) -> Self:
         """A request for some of the parts. The outcomes are those of this request, too."""
-        jobs, size = sum(len(part.items) for part in parts), sum(len(item[1]) for part in parts for item in part.items)
-        other = type(self)(parts, jobs, size, 0.0, self.room_until)
+        other = type(self)(parts, *sizes_of(parts), 0.0, self.room_until)
         other.give_up_at, other.deadline = self.give_up_at, self.deadline
         other.is_limited_by_batch = self.is_limited_by_batch
         other.outcomes = self.outcomes
@@ -158,8 +148,8 @@ class Request:
         return other
 
     def is_abandoned(self) -> bool:
-        """Whether nobody waits for the outcome, or not for long: its time is up. A caller that was interrupted before
-        it could say anything is found by that, too.
+        """Whether its caller waits no longer, or its time is up. The time also finds a caller that was interrupted
+        before it could mark the request.
         """
         is_given_up = self.abandoned or (self.whole is not None and self.whole.abandoned)
         return is_given_up or self.give_up_at <= time.monotonic()
@@ -193,7 +183,7 @@ class Request:
 
 
 class Owner(Protocol):
-    """Whoever wants to know the outcome of a part."""
+    """A request, or refused parts of one: gets the outcomes of its parts."""
 
     @property
     def outcomes(self) -> "dict[Part, Outcome]": ...
@@ -201,7 +191,7 @@ class Owner(Protocol):
     def is_abandoned(self) -> bool: ...
 
 
-class SharedCall(PushCall):
+class SharedCall(Call[int]):
     """A script call that parts of several requests for one shard share. ``after``: the token of the call that must have
     come before; empty: none.
     """
@@ -209,7 +199,7 @@ class SharedCall(PushCall):
     __slots__ = ("after", "first", "members", "token")
 
     def __init__(self, owner: Owner, part: Part, after: bytes) -> None:
-        super().__init__(part.prefix)
+        super().__init__(PUSH, part.prefix, ())
         #: A part that says where it goes, and with which words.
         self.first = part
         self.after = after
@@ -225,14 +215,13 @@ class SharedCall(PushCall):
         self.data = push_arguments(first.layout.shards_count, items, self.token, self.after, keep, first.words)
 
     def is_wanted(self) -> bool:
-        # It leaves without the jobs of abandoned requests: their callers may have pushed something else for the same id
-        # meanwhile, and what comes late would come after that. Redis knows the call by its token: if it was carried
-        # out it is not carried out again, whatever is in a repeat.
+        # It leaves without the jobs of abandoned requests: their callers may have pushed other payloads for the same id
+        # meanwhile, which these must not follow. Redis knows the call by its token: once it was carried out, a repeat
+        # changes nothing, whatever is in it.
         wanted = []
         for member in self.members:
             if member[0].is_abandoned():  # its caller may still be there to see the error
-                given_up = RedisUnavailable("the push was given up before Redis had confirmed it")
-                member[0].outcomes[member[1]] = given_up
+                member[0].outcomes[member[1]] = RedisUnavailable(GIVEN_UP)
             else:
                 wanted.append(member)
         is_smaller = len(wanted) < len(self.members)
@@ -243,15 +232,15 @@ class SharedCall(PushCall):
             self.data[2] = was_repeated
         return bool(wanted)
 
-    def repeated_call(self) -> Call[Any] | None:
-        """The call again, after its reply was lost; None: nobody wants it any more."""
-        self.data[2] = b"1"  # has Redis look whether it carried the call out already
-        return self if self.members else None
-
     def fail(self, error: Exception) -> None:
         """Sets the error as the outcome of all its parts."""
         for owner, part in self.members:
             owner.outcomes[part] = copy_of(error)
+
+
+def sizes_of(parts: Sequence[Part]) -> tuple[int, int]:
+    """How many jobs they have, and how many bytes of payloads."""
+    return sum(len(part.items) for part in parts), sum(len(item[1]) for part in parts for item in part.items)
 
 
 def new_token() -> bytes:
@@ -261,7 +250,7 @@ def new_token() -> bytes:
 def push_arguments(
     shards_count: int, items: Sequence[EncodedJob], token: bytes, after: bytes, keep: bytes, words: bytes
 ) -> list[bytes]:
-    """What a call of the script is given. ``keep``: seconds for which Redis remembers it. ``words``: of the queue's
+    """The arguments of the script `push`. ``keep``: seconds for which Redis remembers the call; ``words``: the queue's
     options.
     """
     data = [b"", token, b"", b"%d" % shards_count, b"%d" % PLAIN + words, keep, after]
@@ -279,8 +268,8 @@ def push_arguments(
 
 
 def pushed_items(data: Sequence[bytes]) -> Iterator[tuple[bytes, bytes, bytes, bytes, bytes, bytes]]:
-    """The counterpart of `push_arguments`: id, payload, score, time, ttl and priority of each job, ``b""`` for what it
-    does not say, also of those that the queue's options say.
+    """The counterpart of `push_arguments`: id, payload, score, time, ttl and priority of each job, ``b""`` for those
+    that neither the job nor the queue's options say.
     """
     width, *options = data[4].split()
     words = dict(option.split(b"=", 1) for option in options)
@@ -293,7 +282,7 @@ def pushed_items(data: Sequence[bytes]) -> Iterator[tuple[bytes, bytes, bytes, b
 
 
 def copy_of(error: E) -> E:
-    """A copy, for one of several callers: whoever raises an error adds a traceback to it."""
+    """A copy for one of several callers: raising an error adds a traceback to it."""
     try:
         copied = copy.copy(error)
     except Exception:  # some class that can't be copied
@@ -328,7 +317,7 @@ def is_out_of_turn(result: object) -> TypeGuard[Refusal]:
 
 
 def wrong_scores(part: Part, refusal: Refusal) -> PayloadError:
-    """What the caller is told of a part that `is_misscored`."""
+    """The error for a part that `is_misscored`."""
     kind, *positions = refusal.detail.split()
     job = part.jobs[int(positions[0]) if positions else 0]
     if kind == "missing":

@@ -11,12 +11,12 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from lowq.push.background import run_in_own_thread
+from lowq.coroutines import run_in_own_thread
 from lowq.push.calls import Request
 from lowq.push.router import Router
 from lowq.push.write import GRACE, Write, Writer
 from lowq.store import Deadline, LoopConnection
-from lowq.store.deadline import conclude
+from lowq.store.calls import conclude
 
 #: Seconds between attempts to make a loop's connection after one has failed: at first, and at most.
 CONNECT_PAUSES = (1.0, 60.0)
@@ -55,7 +55,7 @@ class LoopRequest(Request):
         try:
             self.waiter.get_loop().call_soon_threadsafe(self.wake_caller, context=Context())
         except RuntimeError:
-            pass  # the loop was closed: nobody waits any more
+            pass  # the loop was closed, and its coroutines with it
 
 
 class EventLoopPushes:
@@ -67,7 +67,7 @@ class EventLoopPushes:
     def __init__(self, router: Router) -> None:
         self._router = router
         self._by_destination: dict[tuple[Writer, Server], ServerPushes] = {}
-        #: What each of them has waiting or under way: queues and ids. Kept while there are several, and read anew
+        #: The queues and ids that each of them has waiting or under way. Kept while there are several, and read anew
         #: whenever a write has ended.
         self._under_way: dict[ServerPushes, set[tuple[str, bytes]]] = {}
         #: Held requests and where they go, in the order in which they were begun; and their queues and ids.
@@ -84,7 +84,7 @@ class EventLoopPushes:
             request.end()
 
     async def push_to_several(self, writer: Writer, requests: Mapping[Server, LoopRequest]) -> None:
-        """The same for what goes to several servers."""
+        """The same for a push to several servers."""
         for request in requests.values():
             request.expect()
         try:
@@ -97,7 +97,7 @@ class EventLoopPushes:
                 request.end()
 
     def _begin(self, writer: Writer, server: Server, request: LoopRequest) -> None:
-        """Sends it, behind what was begun before for the same ids."""
+        """Sends the request, behind those that were begun before for the same ids."""
         pushes = self._by_destination.get((writer, server))
         if pushes is None:
             pushes = self._by_destination[writer, server] = ServerPushes(writer, server, self._router, self._release)
@@ -123,7 +123,7 @@ class EventLoopPushes:
             self._held_keys |= keys
 
     def _release(self, pushes: "ServerPushes") -> None:
-        """Sends what is held no longer. It is called whenever a write has ended."""
+        """Sends held requests whose ids are free. Called whenever a write has ended."""
         if len(self._by_destination) == 1:
             return
         self._under_way[pushes] = pushes.keys()
@@ -159,8 +159,8 @@ class ServerPushes:
     on a connection of its own that is made after the second write; while there is none, or something has to be
     repeated, a thread does it. ``server``: a primary of a cluster.
 
-    What the loop calls later is called in an empty context: it serves all callers, and would keep what the context of
-    one of them refers to.
+    Callbacks of the loop run in an empty context: they serve all callers, and would keep the context of one of them
+    alive.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class ServerPushes:
         #: Not before then another one is made, monotonic; and seconds until then, should it fail, too.
         self._connect_at = -math.inf
         self._connect_pause = CONNECT_PAUSES[0]
-        #: When what was sent on it is given up, monotonic.
+        #: When the attempt on it is given up, monotonic.
         self._attempt_ends = math.inf
         self._sent_writes = 0
         #: When `_check` is to be called next, monotonic, and the number of that call: older ones do nothing. A handle,
@@ -196,7 +196,7 @@ class ServerPushes:
         self._scheduled = False
 
     def set_alarm(self, request: LoopRequest) -> None:
-        """Has it end in time whether or not it was added."""
+        """Ends the request in time, whether or not it was added."""
         if request.alarm is None:
             seconds = request.give_up_at + GRACE - time.monotonic()
             loop = asyncio.get_running_loop()
@@ -257,7 +257,7 @@ class ServerPushes:
             write.share_calls()
             self._sent_writes += 1
             connection = self._connection
-            if client.is_embedded or not write.calls:  # all may come behind what was refused
+            if client.is_embedded or not write.calls:  # all may come behind refused ones
                 with suppress(Exception):  # the callers are told
                     write.send()
                 asyncio.get_running_loop().call_soon(self._end_write, write, context=Context())
@@ -327,7 +327,7 @@ class ServerPushes:
                 self._refused.append(request)
         self._ended.clear()
 
-    # --- what blocks ---
+    # --- blocking work ---
 
     def _in_thread(self, write: Write[LoopRequest], work: Callable[[], object]) -> None:
         self._attempt_ends = math.inf
@@ -372,8 +372,8 @@ class ServerPushes:
     # --- time ---
 
     def _check(self, number: int) -> None:
-        """Ends what has waited for too long. It comes back as long as there is something to wait for. So it also finds
-        what a signal handler has left behind that raised in the middle of one of our callbacks.
+        """Ends requests that have waited for too long. Comes back while there are any, so it also ends those that a
+        callback has left behind in which a signal handler raised.
         """
         if number != self._check_number:
             return
@@ -407,7 +407,7 @@ class ServerPushes:
             self.give_up(request)
 
     def give_up(self, request: LoopRequest) -> None:
-        """Its time is up, or it will not be sent."""
+        """Ends a request whose time is up, or that will not be sent."""
         if not request.waiter.done():
             self._writer.give_up(request)
             request.wake_caller()
@@ -420,7 +420,7 @@ class ServerPushes:
             if now >= request.give_up_at + GRACE:
                 self.give_up(request)
         if self._under_way is not None and all(now >= request.give_up_at + GRACE for request in self._sent):
-            # Nobody waits for it any more, nor is anything of it repeated: the next ones need not wait for it, either.
+            # It has no caller left and nothing of it is repeated, so the next write need not wait for it.
             self._under_way = None
             self._attempt_ends = math.inf
             if self._connection is not None:

@@ -19,8 +19,8 @@ from itertools import chain, islice
 from typing import Any, TypeVar
 from zlib import crc32
 
-from lowq.codec import EncodedJob, encode_job
-from lowq.coroutines import plain
+from lowq.codec import encode_job
+from lowq.coroutines import in_own_thread
 from lowq.errors import (
     JobError,
     NotReplicated,
@@ -31,11 +31,10 @@ from lowq.errors import (
     TimeLimitExceeded,
 )
 from lowq.job import Jobs
-from lowq.middleware import all_async, wrap
+from lowq.middleware import all_async
 from lowq.observe.events import observed_push
-from lowq.push.background import in_own_thread
 from lowq.push.batcher import ThreadRequest
-from lowq.push.calls import Outcome, Part, Request, Settled, is_misscored, is_out_of_turn, wrong_scores
+from lowq.push.calls import Outcome, Part, Request, Settled, is_misscored, is_out_of_turn, sizes_of, wrong_scores
 from lowq.push.event_loop import LoopRequest
 from lowq.push.target import Target, as_iterable, of_queue
 from lowq.push.write import PUSH_BYTES, PUSH_JOBS, Write, missed_deadline, room_until
@@ -43,8 +42,9 @@ from lowq.store import NotConfirmed
 
 #: Jobs that are validated and written together.
 CHUNK_JOBS = 5000
-#: Bytes of payloads that end a chunk early: bounds memory, and what is lost when a connection breaks.
+#: Bytes of payloads that end a chunk early: bounds memory, and the loss when a connection breaks.
 CHUNK_BYTES = 8 * 2**20
+R = TypeVar("R", bound=Request)
 T = TypeVar("T")
 
 
@@ -60,22 +60,20 @@ def push(
             are in and carries the rest. Inside of ``perform`` also when the deadline of the batch has passed, which is
             as if Redis did not answer, and ``__cause__`` is a `TimeLimitExceeded`.
         QueueFull: there was no room for the rest of the jobs.
-        NotReplicated: jobs are in, and what the target's durability is to wait for was not confirmed in time.
+        NotReplicated: jobs are in, but not confirmed in time as the target's durability wants it.
         ShardsCountError: the queue exists with another number of shards; nothing was written.
     """
     if target.events.observers:
         with observed_push(target.events.observers, target.queue, jobs) as observed:
             observed.accepted = push(target.observed(observed.trace), jobs, on_progress, timeout)
         return observed.accepted
-    part = target.single(jobs) if type(jobs) is dict and on_progress is None else None
-    if part is None:
+    request = None
+    if type(jobs) is dict and on_progress is None:
+        request = _single_request(ThreadRequest, target, jobs, timeout)
+    if request is None:
         return Push(target, jobs, on_progress, timeout).run()
-    until = room_until(timeout) if timeout else 0.0
-    request = ThreadRequest([part], 1, len(part.items[0][1]), target.group.seconds, until)
-    if request.is_limited_by_batch:
-        Push(target, [], None).check_goes_on(part.jobs)
     target.group.push(request)
-    if request.outcomes[part] is True and not target.events.follows_jobs:
+    if request.outcomes[request.parts[0]] is True and not target.events.follows_jobs:
         return 1
     return Push(target, [], None).result_of(request)
 
@@ -83,37 +81,65 @@ def push(
 async def apush(
     target: Target, jobs: Jobs, on_progress: Callable[[int], object] | None = None, timeout: float | None = None
 ) -> int:
-    """As `push`, from a coroutine. A small push is encoded here and sent by the event loop. What may take long runs in
-    a thread: sync client middlewares, an iterable that is not a list or tuple, and all that is not small.
+    """As `push`, from a coroutine. A small push is encoded here and sent by the event loop. Sync client middlewares, an
+    iterable that is not a list or tuple, and a large push may take long: they run in a thread.
 
-    When it is cancelled before it was sent, nothing is written. What is under way may be in, and no chunk follows.
+    If it is cancelled before it was sent, nothing is written. A chunk that is under way may be in, and none follows.
     """
     if target.events.observers:
         with observed_push(target.events.observers, target.queue, jobs) as observed:
             observed.accepted = await apush(target.observed(observed.trace), jobs, on_progress, timeout)
         return observed.accepted
-    part = target.single(jobs) if type(jobs) is dict and on_progress is None else None
-    if part is None:
+    request = None
+    if type(jobs) is dict and on_progress is None:
+        request = _single_request(LoopRequest, target, jobs, timeout)
+    if request is None:
         return await Push(target, jobs, on_progress, timeout).arun()
-    until = room_until(timeout) if timeout else 0.0
-    request = LoopRequest([part], 1, len(part.items[0][1]), target.group.seconds, until)
-    if request.is_limited_by_batch:
-        Push(target, [], None).check_goes_on(part.jobs)
     await target.group.apush(request)
-    if request.outcomes[part] is True and not target.events.follows_jobs:
+    if request.outcomes[request.parts[0]] is True and not target.events.follows_jobs:
         return 1
     return Push(target, [], None).result_of(request)
+
+
+def _single_request(kind: type[R], target: Target, job: dict[str, Any], timeout: float | None) -> R | None:
+    """The request that the push of a single job is. None: a middleware is to see it, or it is too large to go with
+    others.
+
+    Raises:
+        JobError, PayloadError. PushError: the deadline of the caller's batch has passed.
+    """
+    if target.config.client_middlewares:
+        return None
+    try:
+        encoded = encode_job(
+            job, target.dump, target.config.max_payload_bytes, target.rest, is_typed=target.payload_type is not None,
+            read_score=target.read_score,
+        )  # fmt: skip
+    except JobError as error:
+        raise of_queue(target.queue, error) from error.__cause__
+    if len(encoded[1]) > PUSH_BYTES:
+        return None
+    routes = target.routes
+    if routes.sealed:
+        layout, shard, clock = routes.find(encoded[0])
+        words = target.words_for(layout, clock)
+    else:
+        layout, words = routes.layouts.current, target.words
+        shard = crc32(encoded[0]) % layout.shards_count
+    prefix = target.prefixes.get((layout.epoch, shard)) or target.prefix(layout, shard)
+    part = Part(target, layout, shard, prefix, [encoded], [job], words)
+    until = room_until(timeout) if timeout else 0.0
+    request = kind([part], 1, len(encoded[1]), target.group.seconds, until)
+    if request.is_limited_by_batch:
+        Push(target, [], None).check_goes_on(part.jobs)
+    return request
 
 
 class Push:
     """A push of any number of jobs, from one source."""
 
     def __init__(
-        self,
-        target: Target,
-        jobs: Jobs,
-        on_progress: Callable[[int], object] | None,
-        timeout: float | None = None,
+        self, target: Target, jobs: Jobs, on_progress: Callable[[int], object] | None, timeout: float | None = None
     ) -> None:
         self._target = target
         self._jobs = as_iterable(target.queue, jobs)
@@ -125,26 +151,20 @@ class Push:
         self._put_back: list[Mapping[str, Any]] = []
         #: Whether the source may have more.
         self._more = True
-        #: What the source raised.
+        #: The error of the source.
         self._source_error: BaseException | None = None
-        #: Jobs, and bytes of payloads, of the parts that were prepared last.
-        self._prepared_jobs = self._prepared_bytes = 0
         #: Monotonic time until which room is waited for.
         self._room_until = room_until(timeout) if timeout else 0.0
-        #: What was sent last by a thread; and whether the coroutine that waits for that was cancelled.
+        #: The last request of a thread; and whether the coroutine that waits for it was cancelled.
         self._request: ThreadRequest | None = None
         self._cancelled = False
 
     def run(self) -> int:
         """Pushes all, and returns how many payloads were accepted. It blocks."""
         parts, chunk = self._prepare(self._read())
-        if not parts or not self._is_small():
+        if not parts or not self._is_small(parts):
             return self._send_chunks(parts, chunk)
-        self.check_goes_on(chunk)
-        seconds = self._target.group.seconds
-        request = self._begin(
-            ThreadRequest(parts, self._prepared_jobs, self._prepared_bytes, seconds, self._room_until)
-        )
+        request = self._begin(self._small_request(ThreadRequest, parts, chunk))
         self._target.group.push(request)
         return self.result_of(request)
 
@@ -152,36 +172,36 @@ class Push:
         """As `run`, from a coroutine."""
         middlewares = self._target.config.client_middlewares
         # Nothing of a longer one is read or encoded here: that would keep all other coroutines waiting.
-        is_short = self._listed and len(self._jobs) <= PUSH_JOBS  # type: ignore[arg-type]  # what is listed has a length
+        is_short = self._listed and len(self._jobs) <= PUSH_JOBS  # type: ignore[arg-type]  # a list or tuple has a length
         if middlewares and all_async(middlewares):
             return await self._arun_wrapped(is_short)
         if middlewares or not is_short:
             parts, chunk = await self._in_thread(lambda: self._prepare(self._read()))
-            if self._is_small():  # a thread for each of many that wait would be too many
+            if self._is_small(parts):  # a thread for each of many that wait would be too many
                 return await self._asend(parts, chunk)
             return await self._in_thread(partial(self._send_chunks, parts, chunk))
         jobs = self._read()
-        parts, count = self._encode(jobs, PUSH_BYTES)
+        parts, count = self._target.encode(jobs, PUSH_BYTES)
         if count < len(jobs):  # large payloads
             self._put_back = jobs
             return await self._in_thread(self.run)
         return await self._asend(parts, jobs)
 
     async def _arun_wrapped(self, is_short: bool) -> int:
-        """With async middlewares, which run in the caller's task. What blocks or takes long is done in threads, one
-        step after the other. So no thread ever waits for the event loop: the loop may be closed meanwhile, and what it
-        is to do may need a thread when all of them wait.
+        """With async middlewares, which run in the caller's task. Steps that block or take long run in threads, one
+        after the other, so that no thread waits for the event loop: the loop may be closed meanwhile, or need a thread
+        itself when all of them wait.
         """
         chunk = self._read() if is_short else await self._in_thread(self._read)
         is_first = True
         while chunk:
             try:
-                parts = await self._wrapped_async(chunk)
+                parts = await self._target.aprepare(chunk)
             except Exception as error:
                 if is_first:
                     raise
                 raise self.error(chunk, error) from error
-            if is_first and self._is_small():
+            if is_first and self._is_small(parts):
                 return await self._asend(parts, chunk)
             await self._in_thread(partial(self._send_chunk, parts, chunk))
             chunk = await self._in_thread(self._read)
@@ -192,10 +212,8 @@ class Push:
         """Sends a small push by the event loop."""
         if not parts:  # there was none, or the source raised, or a middleware has removed all
             return self._result()
-        self.check_goes_on(chunk)
-        group = self._target.group
-        request = LoopRequest(parts, self._prepared_jobs, self._prepared_bytes, group.seconds, self._room_until)
-        await group.apush(request)
+        request = self._small_request(LoopRequest, parts, chunk)
+        await self._target.group.apush(request)
         return self.result_of(request)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
@@ -207,21 +225,16 @@ class Push:
                 self._request.abandoned = True
             raise
 
-    def prepare_all(self) -> list[Part]:
-        """The parts for all jobs, which are few."""
-        middlewares, jobs = self._target.config.client_middlewares, self._read()
-        if middlewares and all_async(middlewares):
-            return asyncio.run(self._wrapped_async(jobs))
-        return self._prepare(jobs)[0]
+    def _is_small(self, parts: list[Part]) -> bool:
+        """Whether these are all that there is, and can go together with pushes of others."""
+        if self._more or self._put_back:
+            return False
+        count, size = sizes_of(parts)
+        return count <= PUSH_JOBS and size <= PUSH_BYTES
 
-    def _is_small(self) -> bool:
-        """Whether all that there is was prepared, and can go together with pushes of others."""
-        return (
-            not self._more
-            and self._prepared_jobs <= PUSH_JOBS
-            and self._prepared_bytes <= PUSH_BYTES
-            and not self._put_back
-        )
+    def _small_request(self, kind: type[R], parts: list[Part], chunk: list[Mapping[str, Any]]) -> R:
+        self.check_goes_on(chunk)
+        return kind(parts, *sizes_of(parts), self._target.group.seconds, self._room_until)
 
     def _begin(self, request: ThreadRequest) -> ThreadRequest:
         self._request = request
@@ -229,13 +242,13 @@ class Push:
         return request
 
     def _send_chunks(self, parts: list[Part], chunk: list[Mapping[str, Any]]) -> int:
-        """Sends what was prepared, and what follows it."""
+        """Sends prepared parts, and all chunks that follow."""
         group, found = self._target.group, self._target.found
         while chunk:
             self.check_goes_on(chunk)
             # The producer's own code runs while Redis works: the source, middlewares, codec. It may well push or look
-            # something up, so the connection is lent: with all of them held by threads that wait for one more,
-            # nobody would get on. Not when nothing follows, as with a single job: lending takes two locks.
+            # something up, so the connection is lent: all of them could be held by threads that wait for one more.
+            # Not when nothing follows, as with a single job: lending takes two locks.
             lend = self._more or bool(self._put_back)
             next_parts: list[Part] = []
             refusal: Exception | None = None
@@ -265,7 +278,7 @@ class Push:
         return self._result()
 
     def _send_chunk(self, parts: list[Part], chunk: list[Mapping[str, Any]]) -> None:
-        """Sends what was prepared, and nothing else."""
+        """Sends prepared parts, and no more."""
         self.check_goes_on(chunk)
         write = self._write(parts)
         self._target.group.settle(write, write.start()())
@@ -279,7 +292,7 @@ class Push:
         return write
 
     def check_goes_on(self, chunk: list[Mapping[str, Any]]) -> None:
-        """Raises if the caller was cancelled, or its batch's deadline has passed. ``chunk``: what was to be sent."""
+        """Raises if the caller was cancelled, or its batch's deadline has passed. ``chunk``: jobs to be sent."""
         if self._cancelled:
             raise asyncio.CancelledError
         late = missed_deadline()
@@ -287,14 +300,14 @@ class Push:
             raise self.error(chunk, late) from late
 
     def _result(self) -> int:
-        """What the push returns, or raises, when all was sent that its source gave."""
+        """Returns the number of accepted payloads, or raises the error of the source."""
         if self._source_error is not None:
             raise self._source_error
         return self._accepted
 
     def _read(self) -> list[Mapping[str, Any]]:
-        """The next chunk: what was put back, or of the source. A chunk in which the source raises is not pushed, those
-        before it are.
+        """Reads the next chunk: jobs that were put back, or of the source. A chunk in which the source raises is not
+        pushed, those before it are.
         """
         chunk, self._put_back = self._put_back, []
         if not chunk and self._source_error is None:
@@ -311,74 +324,22 @@ class Push:
         """
         if not chunk:
             return [], chunk
-        middlewares = self._target.config.client_middlewares
-        if not middlewares:
-            parts, count = self._encode(chunk, CHUNK_BYTES)
-            self._put_back = chunk[count:]
-            return parts, chunk[:count]
-        wrapped: list[Part] = []
-
-        async def encode(jobs: list[Mapping[str, Any]]) -> None:
-            wrapped.extend(self._encode(jobs, math.inf)[0])
-
-        # A list of their own, which they may change: when one of them raises, the rest is what was given.
-        plain(wrap(middlewares, self._target.worker, encode, is_async=False))(list(chunk))
-        return wrapped, chunk
-
-    async def _wrapped_async(self, chunk: list[Mapping[str, Any]]) -> list[Part]:
-        """The parts for the jobs of a chunk, with async middlewares around."""
-        wrapped: list[Part] = []
-
-        async def encode(jobs: list[Mapping[str, Any]]) -> None:
-            work = partial(self._encode, jobs, math.inf)
-            wrapped.extend((work() if len(jobs) <= PUSH_JOBS else await in_own_thread(work))[0])
-
-        middlewares = self._target.config.client_middlewares
-        await wrap(middlewares, self._target.worker, encode, is_async=True)(list(chunk))
-        return wrapped
-
-    def _encode(self, chunk: list[Mapping[str, Any]], most_bytes: float) -> tuple[list[Part], int]:
-        """The parts for the jobs of the chunk, and how many jobs that are."""
-        target = self._target
-        dump, limit, rest, read_score = target.dump, target.config.max_payload_bytes, target.rest, target.read_score
-        is_typed, routes = target.payload_type is not None, target.routes
-        current = routes.layouts.current
-        shards_count, find = current.shards_count, routes.find if routes.sealed else None
-        # By shard of the current layout; while that is being left, by all that `Routes.find` says.
-        groups: dict[Any, tuple[list[EncodedJob], list[Mapping[str, Any]]]] = {}
-        count = size = 0
-        for job in chunk:
-            try:
-                encoded = encode_job(job, dump, limit, rest, is_typed=is_typed, read_score=read_score)
-            except JobError as error:
-                raise of_queue(target.queue, error) from error.__cause__
-            place = crc32(encoded[0]) % shards_count if find is None else find(encoded[0])
-            group = groups.get(place)
-            if group is None:
-                group = groups[place] = ([], [])
-            group[0].append(encoded)
-            group[1].append(job)
-            count += 1
-            size += len(encoded[1])
-            if size >= most_bytes:
-                break
-        parts: list[Part] = []
-        for place, (items, originals) in groups.items():
-            layout, shard, clock = (current, place, b"") if find is None else place
-            parts += target.parts(layout, shard, items, originals, clock)
-        self._prepared_jobs, self._prepared_bytes = count, size
-        return parts, count
+        if self._target.config.client_middlewares:
+            return self._target.prepare(chunk), chunk
+        parts, count = self._target.encode(chunk, CHUNK_BYTES)
+        self._put_back = chunk[count:]
+        return parts, chunk[:count]
 
     def result_of(self, request: Request) -> int:
-        """What the push returns, or raises, when this request was all of it."""
+        """Returns or raises as the push does whose only request this was."""
         self._conclude(request, [])
         return self._result()
 
     def _conclude(self, request: Request, following: list[Mapping[str, Any]]) -> None:
-        """Counts what became of the parts. ``following`` was read from the source and not yet sent.
+        """Counts the outcomes of the parts. ``following`` was read from the source and not yet sent.
 
         Raises:
-            PushError, QueueFull, NotReplicated; what Redis refused when nothing was accepted before.
+            PushError, QueueFull, NotReplicated; the refusal itself when nothing was accepted before.
         """
         left: list[Mapping[str, Any]] = []
         pairs: list[tuple[Part, Outcome | None]] = []
@@ -413,7 +374,7 @@ class Push:
                     unsafe.append((part, outcome))
                 continue
             failed.append(part)
-            # Unless somebody has said so, it may be in or not.
+            # Without an outcome it may be in or not.
             error = outcome if isinstance(outcome, Exception) else RedisUnavailable("the outcome is not known")
             if is_misscored(error):
                 error = wrong_scores(part, error)
@@ -453,7 +414,7 @@ class Push:
         return list(rest) if self._listed else rest
 
     def _remaining(self) -> Iterator[Mapping[str, Any]]:
-        # A source that raised ends there. Who pushes the rest must not take that for the end of all jobs.
+        # A source that raised ends there. A caller that pushes the rest must not take that for the end of all jobs.
         if self._source_error is not None:
             raise self._source_error
         yield from self._source

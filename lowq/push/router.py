@@ -1,4 +1,4 @@
-"""Sends again what Redis has refused for now: jobs for which there was no room, or whose shard is sealed.
+"""Sends jobs again that Redis has refused for now: there was no room for them, or their shard is sealed.
 
 ::
 
@@ -7,21 +7,22 @@
                     |       +-> sealed: goes to the shards where it belongs now
                     +---------------+
 
-One thread does so for all callers of a queue, in the order in which they pushed: as long as jobs of an id are not in,
-whatever comes later for that id stays behind them, also of other callers: `Write.share_calls` looks at `by_id`.
-A call is carried out as a whole or not at all, so a repeat after a lost reply can't count anything twice.
+One thread does so for all callers of a queue, in the order in which they pushed. As long as jobs of an id are not in,
+later pushes of that id stay behind them, also those of other callers (`Write.share_calls`). A call is carried out as a
+whole or not at all, so a repeat after a lost reply can't count anything twice.
 """
 
+import _thread
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from lowq import clock
 from lowq.errors import LowqError, RedisRefused, RedisUnavailable
-from lowq.push.background import OnDemandThread
 from lowq.push.calls import (
+    GIVEN_UP,
     Outcome,
     Part,
     Request,
@@ -32,17 +33,17 @@ from lowq.push.calls import (
     is_full,
     is_misrouted,
     is_out_of_turn,
-)
+)  # fmt: skip
 from lowq.push.write import Write, Writer, interrupted
 from lowq.store import Client, NotConfirmed, Refusal, Subscription
 
-#: Seconds after which those who wait for room ask again at the latest.
+#: Seconds after which pushes that wait for room are sent again at the latest.
 ASK_AGAIN = 1.0
 #: Jobs of a shard that ask again at once: most of them won't fit.
 TOGETHER = 100
 #: Script calls that are sent at once.
 MOST_CALLS = 250
-#: Seconds that anybody waits for the lock of a `Resender`.
+#: Seconds that the lock of a `Resender` is waited for.
 BRIEFLY = 0.05
 #: Seconds for which a thread stays that has nothing more to send. Many queues may be used for the first time at once.
 IDLE = 0.1
@@ -50,10 +51,70 @@ IDLE = 0.1
 MAX_LAYOUTS = 100
 
 
-class RefusedPush:
-    """Parts of a request that are not in yet, in order. ``known``: what is known of some of them, as of parts that were
-    just sent.
+class OnDemandThread:
+    """A thread that exists only while it has something to do. It calls ``work`` whenever it is woken, and again after
+    the seconds that ``work`` returns: 0 at once, None not before it is woken. ``idle``: seconds until it ends then.
+
+    Nobody waits for its locks: a signal handler may wake it after interrupting any of these lines.
     """
+
+    def __init__(self, work: Callable[[], float | None], idle: float = 5.0) -> None:
+        self._work = work
+        self._idle = idle
+        #: Released when there is something to do.
+        self._woken = threading.Lock()
+        self._woken.acquire()
+        #: Held by the thread that runs.
+        self._running = threading.Lock()
+
+    def start(self) -> bool:
+        """Starts the thread unless it runs. False: none runs, and none can be started."""
+        if not self._running.locked():
+            # Not by `threading`, which waits until the thread runs: a caller that is interrupted there would not know
+            # whether one was started. Of several that are started at the same moment one stays.
+            try:
+                _thread.start_new_thread(self._run, ())
+            except RuntimeError:  # the process has too many threads
+                return self._running.locked()
+        return True
+
+    def wake(self) -> bool:
+        """Has ``work`` called soon, also for work that was added just before. False: there is no thread for it."""
+        release(self._woken)
+        return self.start()  # the one that there was may have ended just before
+
+    def _run(self) -> None:
+        # Whoever adds work after `_running` was released starts a thread. What was added just before is found here:
+        # this thread goes on, unless another one runs by now.
+        while self._running.acquire(blocking=False):
+            try:
+                while True:
+                    seconds = self._work()
+                    if seconds == 0:
+                        continue
+                    was_woken = self._woken.acquire(timeout=self._idle if seconds is None else seconds)
+                    if seconds is None and not was_woken:
+                        break
+            except BaseException:
+                self._running.release()
+                if not self._woken.locked():  # work that was added while this thread ends is for a successor
+                    self.start()
+                raise
+            self._running.release()
+            if not self._woken.acquire(blocking=False):
+                break
+
+
+def release(lock: threading.Lock) -> None:
+    """Releases a lock that may have been released already."""
+    try:
+        lock.release()
+    except RuntimeError:
+        pass
+
+
+class RefusedPush:
+    """Parts of a request that are not in yet, in order. ``known``: outcomes of some of them."""
 
     def __init__(self, writer: Writer, request: Request, parts: list[Part], known: Mapping[Part, Outcome]) -> None:
         self.writer = writer
@@ -61,7 +122,7 @@ class RefusedPush:
         self.parts = parts
         self._all_parts = tuple(parts)
         self.ids = frozenset(item[0] for part in parts for item in part.items)
-        #: The outcomes of what was sent last.
+        #: The outcomes of the parts that were sent last.
         self.outcomes = dict(known)
         #: Parts for which there was no room.
         self.full: set[Part] = set()
@@ -76,7 +137,7 @@ class RefusedPush:
         return self._all_parts[0] in self.request.outcomes or self.request.is_abandoned()
 
     def end(self) -> None:
-        """Tells the caller what became of it, when nothing is left to be sent."""
+        """Tells the caller the outcomes, when nothing is left to be sent."""
         outcomes = self.request.outcomes
         first, *others = self._all_parts
         if outcomes.setdefault(first, self.settled) is self.settled:  # else its caller has just given it up
@@ -86,8 +147,8 @@ class RefusedPush:
             self.request.wake_caller_from_thread()
 
     def note_outcomes(self, now: float) -> None:
-        """Takes out what is settled, and divides or reroutes what was refused. When something of a shard has failed for
-        good, the rest of the push that is for it is not sent: it must not overtake that, should it be pushed again.
+        """Takes out settled parts, and divides or reroutes refused ones. Once a part has failed for good, the rest of
+        the push that is for its shard is not sent: it must not overtake that part, should the caller push it again.
         """
         known, self.outcomes = self.outcomes, {}
         if not known:
@@ -106,7 +167,9 @@ class RefusedPush:
             elif outcome is None:
                 parts.append(part)
             elif is_full(outcome):
-                parts += self._divide(part, outcome.detail)
+                left, fit = part.split(sorted(map(int, outcome.detail.split())))
+                self.full.add(left)
+                parts += [left] if fit is None else [left, fit]
                 refused.add(part.prefix)
             elif is_misrouted(outcome):
                 try:
@@ -122,12 +185,6 @@ class RefusedPush:
                 failed[part.prefix] = outcome
         self.settled.pairs += [(part, failed[part.prefix]) for part in parts if part.prefix in failed]
         self.parts = [part for part in parts if part.prefix not in failed]
-
-    def _divide(self, part: Part, positions: str) -> list[Part]:
-        """What did not fit, and the rest, which is to be sent."""
-        left, fit = part.split(sorted(map(int, positions.split())))
-        self.full.add(left)
-        return [left] if fit is None else [left, fit]
 
     def _reroute(self, part: Part, refusal: Refusal, now: float) -> list[Part]:
         """Parts for the shards where the jobs belong now."""
@@ -151,8 +208,8 @@ class RefusedPush:
         return rerouted
 
     def hand_back(self, kept: set[bytes]) -> None:
-        """Its time to wait for room is over: ends it, unless something of it can still be sent. ``kept``: ids of what
-        other callers pushed before and that waits.
+        """Ends it, as its time to wait for room is over, unless a part of it can still be sent. ``kept``: ids of
+        earlier pushes that wait.
         """
         kept = set(kept)
         for part in self.parts:
@@ -164,29 +221,25 @@ class RefusedPush:
 
     def give_up(self) -> None:
         """Its caller waits no longer."""
-        for part in self.parts:
-            if part in self.full:
-                self.settled.left += part.jobs
-            else:
-                reason = RedisUnavailable("the push was given up before Redis had confirmed it")
-                self.settled.pairs.append((part, reason))
+        self.settled.left += [job for part in self.parts if part in self.full for job in part.jobs]
+        self.settled.pairs += [(part, RedisUnavailable(GIVEN_UP)) for part in self.parts if part not in self.full]
         self.parts = []
 
 
 class Resender:
-    """The refused pushes of a queue. Safe for threads; all but `add` and `has` is done in a thread of its own."""
+    """The refused pushes of a queue. Safe for threads; all but `add` is done in a thread of its own."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        #: Of what follows. Nobody waits for it for long, and goes on without: a signal handler may push that has
-        #: interrupted who holds it. What may go wrong then is that a set of `by_id` is dropped as it is filled.
+        #: Guards the next two. It is waited for briefly, and then done without: a signal handler that pushes may have
+        #: interrupted its holder. At worst a set of `by_id` is dropped as it is filled.
         self._lock = threading.RLock()
         #: In the order in which they came; the values mean nothing. Others add, the thread takes out.
         self._pushes: dict[RefusedPush, None] = {}
         #: Id -> those of them that have it.
         self.by_id: dict[bytes, set[RefusedPush]] = {}
         self._thread = OnDemandThread(self._work, IDLE)
-        #: Hears where there is room, while somebody waits for it.
+        #: Hears where there is room, while a push waits for some.
         self._listener = OnDemandThread(self._listen, IDLE)
         self._subscription: Subscription | None = None
         #: Prefixes of the shards in which room is waited for.
@@ -195,7 +248,7 @@ class Resender:
         self._free: deque[str] = deque()
 
     def add(self, push: RefusedPush) -> None:
-        """Has it sent again, behind those that were added before."""
+        """Adds a push, which is sent again behind those that were added before."""
         try:
             with self._locked_briefly():
                 for job_id in push.ids:
@@ -206,8 +259,8 @@ class Resender:
             raise
         if not self._thread.wake():
             self._remove(push)
-            reason = RedisUnavailable("no thread could be started to send again what Redis had refused")
-            push.outcomes = dict.fromkeys(push.parts, reason)
+            no_thread = RedisUnavailable("no thread could be started to send again what Redis had refused")
+            push.outcomes = dict.fromkeys(push.parts, no_thread)
             push.note_outcomes(clock.now())
             push.end()
 
@@ -268,7 +321,7 @@ class Resender:
                     if part in push.full or kept.issuperset(part.ids()):
                         kept.update(part.ids())
             else:
-                self._remove(push)  # first of all: who pushes the id next need not come behind it any more
+                self._remove(push)  # first: the next push of the id need not come behind it any more
                 push.end()
         return goes_on
 
@@ -278,7 +331,7 @@ class Resender:
         """
         free = {self._free.popleft() for _ in range(len(self._free))}
         asked: Counter[str] = Counter()
-        #: Ids of which something stays, and what was chosen last for the others.
+        #: Ids of which jobs stay, and the call that was chosen last for each of the others.
         staying: set[bytes] = set()
         chosen: dict[bytes, tuple[Writer, SharedCall]] = {}
         batch: list[tuple[RefusedPush, SharedCall]] = []
@@ -330,14 +383,14 @@ class Resender:
             return 0.1
         if event is None:
             self._free.extend(rooms)
-        elif event[0] in ("message", "subscribe"):  # what became free before is found by asking once more
+        elif event[0] in ("message", "subscribe"):  # room that became free before is found by asking once more
             self._free.append(event[1].removesuffix("room"))
         self._thread.wake()
         return 0.0
 
 
 class Router(dict[str, Resender]):
-    """What sends again the refused pushes of a queue, by queue; each is made when it is needed."""
+    """Queue -> its `Resender`, made when it is needed."""
 
     def __init__(self, client: Client) -> None:
         super().__init__()
@@ -347,7 +400,7 @@ class Router(dict[str, Resender]):
         return self.setdefault(queue, Resender(self._client))
 
     def take(self, writer: Writer, request: Request, *, by_caller: bool = False) -> None:
-        """Has sent again what has no outcome yet, behind what was refused before; its caller is woken at the end.
+        """Sends parts without an outcome again, behind those that were refused before, and wakes the caller at the end.
         ``by_caller``: whether the request's own caller calls this.
         """
         parts: list[Part] = []
@@ -366,12 +419,10 @@ class Router(dict[str, Resender]):
         until = max(time.monotonic(), request.room_until) + writer.timeout + writer.waits_for
         until += len(parts) // MOST_CALLS * writer.timeout  # each write has its time
         request.give_up_at = min(until, request.deadline)
-        push = RefusedPush(
-            writer, request, parts, {part: why for part, why in request.again.items() if why is not None}
-        )
+        known = {part: why for part, why in request.again.items() if why is not None}
+        push = RefusedPush(writer, request, parts, known)
         if by_caller:
-            # Here, not in the other thread: this one may have a lock that is needed to read the registry, and be in a
-            # signal's handler.
+            # Not in the other thread: this one may hold a lock that reading the registry needs, in a signal handler.
             push.note_outcomes(clock.now())
         if push.parts:
             self[parts[0].target.queue].add(push)
@@ -380,7 +431,7 @@ class Router(dict[str, Resender]):
 
 
 def _send(batch: Sequence[tuple[RefusedPush, SharedCall]]) -> None:
-    """Sends calls and notes what became of them."""
+    """Sends calls and notes their outcomes."""
     by_writer: dict[Writer, list[tuple[RefusedPush, SharedCall]]] = {}
     for push, call in batch:
         by_writer.setdefault(push.writer, []).append((push, call))
@@ -388,8 +439,7 @@ def _send(batch: Sequence[tuple[RefusedPush, SharedCall]]) -> None:
         write = Write(writer, [push.request for push, _ in some])
         write.calls = [call for _, call in some]
         try:
-            results = write.start()()
-            write.repeat_unanswered(results)
+            write.repeat_unanswered(results := write.start()())
         except Exception as error:
             results = [copy_of(interrupted(error)) for _ in some]
         for (push, call), result in zip(some, results, strict=True):

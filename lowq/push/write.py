@@ -1,4 +1,4 @@
-"""A write: requests that leave together, the attempts to have them answered, and what becomes of each of them."""
+"""A write: requests that leave together, the attempts to have them answered, and the outcome of each of their parts."""
 
 import math
 import time
@@ -19,7 +19,7 @@ from lowq.push.calls import (
     is_misrouted,
     is_misscored,
     is_out_of_turn,
-)
+)  # fmt: skip
 from lowq.store import (
     SOCKET_TIMEOUT,
     Client,
@@ -30,7 +30,7 @@ from lowq.store import (
     caller_deadline,
     deadlines,
     may_repeat,
-)
+)  # fmt: skip
 from lowq.store.translate import without_password
 
 #: Jobs, and bytes of payloads, of a push that others may join. A larger one has a write of its own.
@@ -42,8 +42,8 @@ WRITE_JOBS = 250
 WRITE_BYTES = 2**20
 #: Seconds before each repeat of a call that got no answer.
 PAUSES = (0.0, 0.1)
-#: How many times push_timeout, at least how many times the socket timeout, Redis remembers a call, so that it knows a
-#: repeat; and after how many of them none is sent any more. What is between is for the way there.
+#: In push_timeouts, or socket timeouts if those are longer: how long Redis remembers a call, so that it knows a repeat;
+#: and after how long none is sent any more. The difference is for the way there.
 KEPT, REPEATED = 3, 2
 #: Seconds that a caller waits for its outcome beyond its own push_timeout, as both end at the same time.
 GRACE = 0.05
@@ -60,16 +60,16 @@ class Refused(Protocol):
 
 
 class Writer:
-    """How writes are sent: on which client, for how long they are tried, and what servers are to confirm."""
+    """How writes are sent: the client, the time for their attempts, and the confirmation to wait for."""
 
     def __init__(self, client: Client, push_timeout: float, wait: Wait | None, refused: Mapping[str, Refused]) -> None:
         self.client = client
         self.timeout = push_timeout
-        #: What servers are to confirm of each write, see `lowq.store.deadline`; and seconds that this may take, on
-        #: top of the rest.
+        #: The confirmation of each write by its server, see `lowq.store.calls`; and seconds that it may take, on top of
+        #: the rest.
         self.wait = wait
         self.waits_for = 0.0 if wait is None else wait.seconds
-        #: What is sent again, by queue.
+        #: Queue -> pushes that are sent again.
         self.refused = refused
         # Redis remembers calls for at least as long as connections wait by themselves.
         self.patience = max(push_timeout, SOCKET_TIMEOUT)
@@ -88,7 +88,7 @@ class Writer:
 
 
 class Write(Generic[R]):
-    """Requests that leave together. It is sent once; what got no answer is repeated."""
+    """Requests that leave together. Calls without an answer are repeated."""
 
     __slots__ = ("_deadlines", "_is_short", "_sent_at", "calls", "deadline", "requests", "writer")
 
@@ -114,13 +114,13 @@ class Write(Generic[R]):
                 if self.requests and (jobs > WRITE_JOBS or size > WRITE_BYTES):
                     break
                 self.requests.append(request)
-            # Only now, when it is in the write: an interruption in between loses none. What is sent twice merges.
+            # Only now, when it is in the write: an interruption in between loses none. Jobs that are sent twice merge.
             waiting.popleft()
 
     def share_calls(self) -> None:
         """Makes one call for each shard. Pushes that disagree about the queue's options, and parts of one push, have
-        calls of their own, of which none is carried out unless the one before it was. What would overtake something
-        that was refused before goes behind that, when the write has ended: it has ids that may be in the calls, too.
+        calls of their own, of which none is carried out unless the one before it was. A part that would overtake
+        refused jobs of an id goes behind them when the write has ended, as its other ids may be in the calls.
         """
         last: dict[str, SharedCall] = {}
         behind: set[tuple[str, bytes]] = set()
@@ -175,18 +175,19 @@ class Write(Generic[R]):
         """Sends the calls and waits; then each part has an outcome, or is to be sent again. It blocks.
 
         Raises:
-            What nobody expected: what has no outcome yet may be in or not, and so its callers are told.
+            Unexpected errors: parts without an outcome may be in or not, and their callers are told so.
         """
         try:
             if self.calls:
-                self.settle(self.start()())
+                client, wait = self.writer.client, self.writer.wait
+                self.settle(client.start(self.calls, deadline=self.begin(), wait=wait)())
         except BaseException as error:
             self.fail(error)
             raise
 
     def settle(self, results: list[Any]) -> None:
-        """Repeats what got no answer; then sets the outcome of each part, or notes that it is to be sent again. It
-        blocks if there is an error.
+        """Repeats calls without an answer; then sets the outcome of each part, or notes that it is to be sent again.
+        Blocks if there is an error.
         """
         for result in results:
             if isinstance(result, Exception):
@@ -195,11 +196,13 @@ class Write(Generic[R]):
         #: Tokens of calls that were carried out.
         answered: set[bytes] = set()
         for call, result in zip(self.calls, results, strict=True):
-            if not is_failure(result):
-                answered.add(call.token)
             if not isinstance(result, Exception):
+                answered.add(call.token)
                 for owner, part in call.members:
                     owner.outcomes[part] = bool(result)
+            elif isinstance(result, NotConfirmed):
+                answered.add(call.token)
+                call.fail(result)
             elif is_misrouted(result) or (is_full(result) and len(call.members) == 1):
                 for owner, part in call.members:
                     _again(owner, part, result)
@@ -216,22 +219,24 @@ class Write(Generic[R]):
                 call.fail(result)
 
     def fail(self, error: BaseException) -> None:
-        """Ends it with what nobody expected: what has no outcome yet may be in or not."""
+        """Ends it with an unexpected error: parts without an outcome may be in or not."""
         reason = interrupted(error)
         for request in self.requests:
             request.fail(copy_of(reason))
 
     def repeat_unanswered(self, results: list[Any]) -> None:
-        """Repeats what got no answer, as long as Redis knows a repeat, and puts the results in its place."""
+        """Repeats calls without an answer, as long as Redis knows a repeat, and replaces their results."""
         for pause in PAUSES:
             again = self._unanswered(results)
             if not again or clock.now() - self._sent_at > REPEATED * self.writer.patience:
                 break
             self.deadline = next(self._deadlines)
             time.sleep(pause)  # a part of the time of that attempt
-            calls = {i: call for i in again if (call := self.calls[i].repeated_call()) is not None}
+            calls = {i: self.calls[i] for i in again if self.calls[i].members}  # others have no caller left
             if not calls:
                 break
+            for call in calls.values():
+                call.data[2] = b"1"  # has Redis look whether it carried the call out already
             client, wait = self.writer.client, self.writer.wait
             repeated = client.start(list(calls.values()), deadline=self.deadline, wait=wait)()
             for i, result in zip(calls, repeated, strict=True):
@@ -249,7 +254,7 @@ class Write(Generic[R]):
 
     def _unanswered(self, results: list[Any]) -> list[int]:
         """The calls that are to be repeated: those without an answer, and those that were refused because one of them
-        had to come before. Not what comes after a call that was refused for good: its time has not come.
+        had to come before. Not those behind a call that was refused for good.
         """
         again: list[int] = []
         refused: set[tuple[str, int]] = set()
@@ -284,18 +289,18 @@ def _follows_failure(owner: Owner, part: Part, *, is_lost: bool) -> bool:
 
 def _is_of_others(call: SharedCall, result: Exception) -> bool:
     """Whether the members of a call that has failed may fare better by themselves: jobs of some did not fit, or have
-    the wrong kind of scores. Or a script failed: it may have met the keys of one id that somebody else has written.
-    What it wrote before, if anything, merges with what is written now.
+    the wrong kind of scores. Or a script failed: it may have met the keys of one id that another program has written.
+    Payloads that it wrote before merge with those that are written now.
     """
     return (
         len(call.members) > 1
-        and not isinstance(result, RedisUnavailable | RedisRefused | NotConfirmed)
+        and not isinstance(result, RedisUnavailable | RedisRefused)
         and (not isinstance(result, Refusal) or is_full(result) or is_misscored(result))
     )
 
 
 def interrupted(error: BaseException) -> Exception:
-    """What callers are told of an error that nobody expected."""
+    """An unexpected error as callers get it."""
     if isinstance(error, LowqError):
         return error
     reason = RedisUnavailable(f"the push was interrupted: {error!r:.200}")
@@ -304,7 +309,7 @@ def interrupted(error: BaseException) -> Exception:
 
 
 def limit_of_caller(push_timeout: float) -> tuple[float, bool]:
-    """Seconds that whoever calls this waits for its push, and whether the deadline of its batch is what limits it."""
+    """Seconds that the caller waits for its push, and whether the deadline of its batch limits it."""
     left = max(caller_deadline() - time.monotonic(), 0.0)
     return (left, True) if left <= push_timeout else (push_timeout, False)
 
@@ -315,7 +320,7 @@ def room_until(timeout: float) -> float:
 
 
 def limit_in_words(push_timeout: float, *, of_batch: bool) -> str:
-    """How long somebody has waited."""
+    """How long a caller has waited."""
     return "until the deadline of the batch" if of_batch else f"for push_timeout={push_timeout:g} s"
 
 

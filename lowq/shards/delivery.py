@@ -21,8 +21,7 @@ from lowq.logs import describe, get_log
 from lowq.observe.events import JobEventKind
 from lowq.shards.lease import Lease, ShardLease
 from lowq.store import Call
-from lowq.store.shard import TakeLimits
-from lowq.store.shard_replies import EXPIRED, POISONED, TakeReply
+from lowq.store.shard import EXPIRED, POISONED, TakeLimits, TakeReply
 
 log = get_log("lowq.shards")
 

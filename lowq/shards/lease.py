@@ -16,8 +16,7 @@ from lowq.codec import decode_id
 from lowq.errors import ShardsCountError
 from lowq.observe.events import QueueEvents
 from lowq.store import Call, Client, Refusal
-from lowq.store.shard import Reshard, ShardScripts
-from lowq.store.shard_replies import AcquireReply, RenewReply
+from lowq.store.shard import AcquireReply, RenewReply, Reshard, ShardScripts
 
 
 @dataclass(frozen=True, slots=True)

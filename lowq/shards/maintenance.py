@@ -31,7 +31,7 @@ from lowq.shards.shard import Activity, PendingAcks, Shard
 from lowq.shards.splitter import Members
 from lowq.store import Call, Client
 from lowq.store.registry import Registration
-from lowq.store.shard_replies import SweepReply
+from lowq.store.shard import SweepReply
 
 log = get_log("lowq.shards")
 

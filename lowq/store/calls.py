@@ -1,28 +1,142 @@
-"""Calls: runs of scripts, and plain commands; and the pipeline that takes some of them to a server and back."""
+"""Scripts, calls of them, and how long a caller waits: for an answer (`Deadline`), and until a replica or the disk has
+what was written (`Wait`).
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Generic, TypeVar
+Redis gets one Lua script per transition, of ``lua/``, with the functions of ``lua/lib/`` that it needs: each costs time
+whenever the script runs. A script names Redis's script flags in a line ``--!flags a,b``. Functions that it seldom needs
+it names in lines ``--!rarely a b``: they, and what only they call, are made when it calls ``rarely()``, which returns
+them in that order.
+"""
+
+import hashlib
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from math import inf
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from redis import exceptions
 
-from lowq.errors import RedisRefused, RedisUnavailable, ScriptError
-from lowq.store.connection import encode, pack, read_reply, set_timeout
-from lowq.store.deadline import Deadline, Wait, conclude
-from lowq.store.pool import Pool
+from lowq.errors import ConfigError, LowqError, RedisRefused
+from lowq.store.connection import ask, encode, pack
+from lowq.store.translate import is_forbidden
+
+#: A function of the library with the comment above it, from the start of a line to its ``end`` there.
+_FUNCTION = re.compile(r"(?:^--[^\n]*\n)*^local function (\w+)\(.*?^end$", re.MULTILINE | re.DOTALL)
+_COMMENT = re.compile(r"--[^\n]*")
+_CALLED = re.compile(r"\b(\w+)\(")
+_RARELY = re.compile(r"^--!rarely (.+)$", re.MULTILINE)
+_FLAGS = re.compile(r"^--!flags (\S+)$", re.MULTILINE)
+#: A command that a script calls, or that reaches a call by a variable. Scripts do without commands called by `pcall`.
+_COMMAND = re.compile(r"redis\.call\(\s*'(\w+)'|'([HSZ]SCAN|HLEN|[SZ]CARD|ZMSCORE|HMGET|ZREM|SREM|HDEL)'")
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One transition, ready to be loaded."""
+
+    name: str
+    source: str
+    #: Flags for the ``#!lua`` line, such as ``allow-oom``.
+    flags: str
+
+    def for_server(self, *, shebang: bool) -> tuple[bytes, bytes]:
+        """Source and SHA1. fakeredis rejects the ``#!lua`` line, without which there are no flags."""
+        head = f"#!lua flags={self.flags}\n" if self.flags else "#!lua\n"
+        source = ((head if shebang else "") + self.source).encode()
+        return source, hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
+
+    def commands(self) -> frozenset[str]:
+        """The commands that it needs."""
+        return _commands_of(self.source)
+
+
+@cache
+def load_scripts() -> dict[str, Script]:
+    """All transitions by name, each with the functions of the library that it needs before it."""
+    folder = resources.files("lowq.store") / "lua"
+    library = {
+        function[1]: function[0]
+        for item in sorted((folder / "lib").iterdir(), key=lambda entry: entry.name)
+        if item.name.endswith(".lua")
+        for function in _FUNCTION.finditer(item.read_text(encoding="utf-8"))
+    }
+    scripts = {}
+    for item in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        if not item.name.endswith(".lua"):
+            continue
+        text = item.read_text(encoding="utf-8")
+        flags = _FLAGS.search(text)
+        name = item.name.removesuffix(".lua")
+        scripts[name] = Script(name, _assemble(text, library), flags[1] if flags else "")
+    return scripts
+
+
+@cache
+def _commands_of(source: str) -> frozenset[str]:
+    return frozenset(name for found in _COMMAND.findall(source) for name in found if name)
+
+
+def _assemble(text: str, library: Mapping[str, str]) -> str:
+    """A script with the functions of the library that it needs before it."""
+    names = " ".join(_RARELY.findall(text)).split()
+    others = {name: function for name, function in library.items() if name not in names}
+    needed: dict[str, str] = {}
+    _find_needed(text, others, needed)
+    if not names:
+        return "\n\n".join([*needed.values(), text])
+    all_needed: dict[str, str] = {}
+    _find_needed(text, library, all_needed)
+    rest = [function for name, function in all_needed.items() if name not in needed]
+    returned = ",\n  ".join(", ".join(names[i : i + 4]) for i in range(0, len(names), 4))
+    made = "\n\n".join(["local rarely = function()", *rest, f"return {returned}\nend"])
+    return "\n\n".join([*needed.values(), made, text])
+
+
+def _find_needed(text: str, library: Mapping[str, str], needed: dict[str, str]) -> None:
+    """Adds the functions that a text calls, behind those that they call: Lua knows a local function only below it."""
+    for name in _CALLED.findall(_COMMENT.sub("", text)):
+        if name in library and name not in needed and library[name] is not text:
+            _find_needed(library[name], library, needed)
+            needed[name] = library[name]
+
+
+def time_of(reply: Sequence[bytes]) -> float:
+    """Unix time, seconds, from the reply to the command TIME."""
+    seconds, microseconds = reply
+    return int(seconds) + int(microseconds) / 1e6
+
+
+def time_argument(now: float | None) -> str:
+    """An explicit time as scripts take it; '' is the server's own.
+
+    Raises:
+        ConfigError: it is no finite number.
+    """
+    if now is None:
+        return ""
+    given: object = now
+    if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
+        raise ConfigError(f"now={given!r:.100}: it is Unix time, seconds")
+    return repr(float(given))
+
+
+# --- calls ---
 
 #: An argument of a script.
 Argument = str | bytes | int | float
 #: The reply to a call, with its fields named.
 R_co = TypeVar("R_co", covariant=True)
 
-#: Bytes of calls that are written at once. Of more, each call has a timeout of its own, as a slow line takes its time.
-MAX_WRITE = 2**20
-
 
 class Call(Generic[R_co]):
-    """One run of a script. ``key`` routes it; ``args`` may still be changed until it is sent. ``data`` is what follows
-    them: a push has thousands of arguments, which need not be looked at one by one. ``read`` names the fields of its
-    reply; None: the reply is as it is. ``only_if``: whether somebody still wants it; None: yes.
+    """One run of a script. ``key`` routes it; ``args`` may still be changed until it is sent. ``data`` are further
+    arguments, encoded: a push has thousands, which need not be looked at one by one. ``read`` names the fields of the
+    reply; None: the reply stays as it is. ``only_if`` tells whether it is still wanted; None: it is.
     """
 
     __slots__ = ("args", "data", "key", "only_if", "read", "script")
@@ -44,9 +158,7 @@ class Call(Generic[R_co]):
         self.only_if: Callable[[], bool] | None = None
 
     def is_wanted(self) -> bool:
-        """Whether somebody still wants it. Called each time right before it is sent, on whatever connection; what it is
-        after that is sent.
-        """
+        """Whether it is still wanted. Called right before each time that it is sent, and may change it."""
         return self.only_if is None or self.only_if()
 
     def pack(self, scripts: Mapping[str, tuple[bytes, bytes]]) -> bytes:
@@ -70,132 +182,216 @@ class Command(Call[Any]):
         return pack(tuple(encode([self.script, *self.args])))
 
 
-class Pipeline:
-    """Calls to one server in one write, and their replies. Whoever has sent it receives it, or gives it up.
+class Rights:
+    """The commands that the user may run on a server. Redis is asked once, and again after it has refused a command."""
 
-    ``calls``: each with its position among the ``results``; ``wait``: what the server is to confirm behind them;
-    ``prelude``: is called with the connection before anything is sent.
+    __slots__ = ("_is_granted", "_refused", "_script", "may_lack")
+
+    def __init__(self, script: bytes, *, is_granted: bool) -> None:
+        """``script``: the SHA1 of the one that asks; ``is_granted``: there are no users."""
+        self._script = script
+        self._is_granted = is_granted
+        self.forget()
+
+    def forget(self) -> None:
+        """Has the next call ask Redis, which has refused the user a command."""
+        #: script -> commands that it needs and the user may not run; None: that is to be asked.
+        self._refused: dict[str, list[str]] | None = None
+        #: Whether the user may lack rights that a script needs, as far as is known.
+        self.may_lack = not self._is_granted
+
+    def check(self, connection: Any, calls: Iterable[Call[Any]]) -> None:
+        """Checks that the user may run all commands of these scripts on their keys: one that Redis refused after its
+        first write would leave a transition half done.
+
+        Raises:
+            RedisRefused: nothing was sent.
+        """
+        refused = self._refused
+        for call in calls:
+            if type(call) is Command:
+                continue
+            if refused is None or call.script in refused:
+                refused = self._ask(connection, call.key)
+                self.may_lack = bool(refused)  # first: another thread that forgets both meanwhile sets it again
+                self._refused = refused
+            if commands := refused.get(call.script):
+                raise RedisRefused(
+                    f"Redis does not allow what lowq needs (docs/rights.md): {call.script} on {call.key} needs "
+                    f"{' '.join(f'+{name.lower()}' for name in commands)}; nothing was written"
+                )
+
+    def _ask(self, connection: Any, key: str) -> dict[str, list[str]]:
+        needed = {name: script.commands() for name, script in load_scripts().items()}
+        names = sorted(frozenset[str]().union(*needed.values()))
+        reply = ask(connection, b"EVALSHA", self._script, b"1", key.encode(), *encode(names))
+        if isinstance(reply, Exception):
+            raise reply
+        refused = {name.decode() for name in reply}
+        return {name: sorted(commands & refused) for name, commands in needed.items() if commands & refused}
+
+    def allows(self, script: str) -> bool:
+        """Whether the user is known to have the rights that a script needs."""
+        return self._is_granted or (self._refused is not None and script not in self._refused)
+
+
+# --- deadlines ---
+
+#: A push waits for: none: Redis's answer; replicated: that a replica has it, too; fsynced: that it is on the disk.
+Durability = Literal["none", "replicated", "fsynced"]
+DURABILITIES: tuple[Durability, ...] = ("none", "replicated", "fsynced")
+
+#: Seconds by which the server's answer to a `Wait` comes before the caller's own time is up.
+MARGIN = 0.05
+
+
+class Limited(Protocol):
+    """An action of a caller that has to end in time."""
+
+    @property
+    def deadline(self) -> float | None:
+        """``time.monotonic``; None: it may take as long as it likes."""
+        ...
+
+
+#: The action of the caller that has to end in time, if there is one: no timeout waits longer than for that.
+caller_limit: ContextVar[Limited | None] = ContextVar("lowq_caller_limit", default=None)
+
+
+def caller_deadline() -> float:
+    """Until when the caller can wait, ``time.monotonic``; infinite: for ever."""
+    limit = caller_limit.get()
+    deadline = None if limit is None else limit.deadline
+    return inf if deadline is None else deadline
+
+
+class Deadline:
+    """So many seconds from now, or from the last progress: an answer, or the moment from which on a caller waits. At
+    the latest ``until``.
     """
 
-    __slots__ = ("_calls", "_connection", "_is_lent", "_results", "_wait", "deadline", "error", "has_errors", "pool")
+    __slots__ = ("_end", "_until", "seconds")
 
-    def __init__(
-        self, pool: Pool, calls: list[tuple[int, Call[Any]]], results: list[Any], deadline: Deadline | None,
-        wait: Wait | None,
-    ) -> None:  # fmt: skip
-        self.pool = pool
-        self.deadline = deadline
-        #: What kept the server from answering: redis-py's error, or one of ours.
-        self.error: Exception | None = None
-        #: Whether there is any error among the results.
-        self.has_errors = False
-        self._calls = calls
-        self._results = results
-        self._wait = wait
-        self._connection: Any = None
-        self._is_lent = False
+    def __init__(self, seconds: float, until: float = inf) -> None:
+        self.seconds = seconds
+        self._until = until
+        self._end = min(time.monotonic() + seconds, until)
 
-    def send(self, *, prelude: Callable[[Any], object] | None = None, lend: bool = False) -> None:
-        """Writes the calls. An error is kept for `receive`. ``lend``: the connection does not count as in use until
-        then, as foreign code runs.
-        """
-        pool, wait = self.pool, self._wait
-        try:
-            connection = self._connection = pool.checkout(self.deadline)
-            if prelude is not None:
-                prelude(connection)
-            if pool.may_lack_rights:
-                pool.check_rights(connection, [(c.script, c.key) for _, c in self._calls if type(c) is not Command])
-            if wait is not None:
-                pool.check_wait(connection, wait)
-            # Only now that there is a connection: that may have taken long.
-            wanted = [item for item in self._calls if item[1].is_wanted()]
-            if len(wanted) < len(self._calls):
-                self._give_up_unwanted(wanted)
-            packed = [call.pack(pool.scripts) for _, call in wanted]
-            if wait is not None and packed:
-                packed.append(pack(wait.command(self.deadline)))
-            if packed:
-                if len(packed) > 1 and sum(map(len, packed)) <= MAX_WRITE:
-                    packed = [b"".join(packed)]
-                connection.send_packed_command(packed, check_health=False)
-        except (exceptions.RedisError, RedisUnavailable, RedisRefused) as error:
-            self.error = error
-        if lend:
-            self._lend()
+    def restart(self, extra: float = 0.0) -> None:
+        """``extra``: seconds more, until the next progress."""
+        self._end = min(time.monotonic() + self.seconds + extra, self._until)
 
-    def _give_up_unwanted(self, wanted: list[tuple[int, Call[Any]]]) -> None:
-        positions = {position for position, _ in wanted}
-        for position, _ in self._calls:
-            if position not in positions:
-                self._results[position] = RedisUnavailable("it was given up before it was sent")
-        self._calls, self.has_errors = wanted, True
+    def bounded(self, seconds: float, margin: float) -> float:
+        """So many seconds, or those until ``until`` without the margin, if that is less."""
+        return min(seconds, self._until - margin - time.monotonic())
 
-    def receive(self) -> None:
-        """Puts the replies, with their fields named, into their places among the results, and gives the connection
-        back. A call without a reply gets the error.
-        """
-        results, deadline = self._results, self.deadline
-        for position, call in self._calls:
-            if self.error is None:
-                try:
-                    if deadline is not None:
-                        set_timeout(self._connection, deadline.left())
-                    reply = read_reply(self._connection)
-                    if deadline is not None:
-                        deadline.restart()
-                except exceptions.RedisError as error:
-                    self.error = error
-                else:
-                    if isinstance(reply, Exception):
-                        self.has_errors = True
-                    elif call.read is not None:
-                        try:
-                            reply = call.read(reply)
-                        # Of this call alone: the others' replies are behind it. Not what a signal handler raises.
-                        except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
-                            reply = ScriptError(f"{call.script} on {call.key}: its reply can't be read: {error!r:.200}")
-                            self.has_errors = True
-                    results[position] = reply
-                    continue
-            results[position] = self.error
-        if self._wait is not None and self._calls:
-            self._receive_confirmation(self._wait)
-        if self.error is not None:
-            self.has_errors = True
-        self.close(is_whole=True)
+    @property
+    def passed(self) -> bool:
+        return time.monotonic() >= self._end
 
-    def _receive_confirmation(self, wait: Wait) -> None:
-        self.has_errors = True  # perhaps: `NotConfirmed` is one
-        if not self._is_lent:
-            self._lend()  # it may take long, and must not keep those from writing who wait for nothing
-        positions = [position for position, _ in self._calls]
-        if self.error is None:
-            try:
-                self.pool.limit_confirmation(self._connection, self.deadline, wait)
-                conclude(self._results, positions, wait, read_reply(self._connection))
-                if self.deadline is not None:
-                    self.deadline.restart()
-                return
-            except exceptions.RedisError as error:
-                self.error = error
-        # They were carried out, and by whom is lost if that was the end of the server: whoever serves now is asked.
-        for position in positions:
-            if not isinstance(self._results[position], Exception):
-                self._results[position] = self.error
+    def left(self) -> float:
+        """Seconds, and a moment at least: no timeout at all is something else."""
+        return max(self._end - time.monotonic(), 0.001)
 
-    def _lend(self) -> None:
-        if self._connection is not None:
-            self._is_lent = True
-            self.pool.lend(self._connection)
 
-    def close(self, *, is_whole: bool) -> None:
-        """Gives the connection back. ``is_whole``: no reply is left on it; otherwise it is closed."""
-        # Forgotten first, so that it is never given back twice, whatever interrupts this.
-        connection, self._connection = self._connection, None
-        if connection is None or (self._is_lent and not self.pool.take_back(connection)):
-            return
-        if is_whole and self.error is None:
-            self.pool.release(connection)
-        else:
-            self.pool.release_closed(connection)
+def deadlines(seconds: float, attempts: int, until: float | None = None) -> Iterator[Deadline]:
+    """For each attempt half of the time that is left, so that a connection that was cut without a word is not the only
+    one that is tried; the last one has the rest. It lasts until the monotonic time ``until`` at most; None: as long as
+    the caller can wait, see `caller_limit`.
+    """
+    if until is None:
+        until = caller_deadline()
+    if until < inf:
+        seconds = min(seconds, max(until - time.monotonic(), 0.0))
+    for left in range(attempts - 1, -1, -1):
+        if left:
+            seconds /= 2
+        yield Deadline(seconds, until)
+
+
+# --- confirmations ---
+#
+# WAIT and WAITAOF concern the last write of the connection that asks, and with it all earlier writes of the server: the
+# stream to replicas, and that to the file, is one. So the wait goes on the same connection, behind calls that have
+# written: without a write before it, it is answered at once and means nothing. Therefore `push` writes also when it
+# finds that it was carried out before (see `remember_repeat`).
+
+
+class Wait:
+    """That a server is to confirm its last writes, within so many seconds. ``replicas``: how many have to have them."""
+
+    __slots__ = ("durability", "replicas", "seconds")
+
+    def __init__(self, durability: Durability, seconds: float, replicas: int = 1) -> None:
+        self.durability = durability
+        self.seconds = seconds
+        self.replicas = replicas
+
+    def command(self, deadline: Deadline | None) -> tuple[bytes, ...]:
+        """The command that asks for it. Its answer comes before the callers' time is up."""
+        seconds = self.seconds if deadline is None else deadline.bounded(self.seconds, MARGIN)
+        milliseconds = b"%d" % max(int(seconds * 1000), 1)  # 0 would be for ever
+        replicas = b"%d" % self.replicas
+        return (b"WAIT", replicas, milliseconds) if self._is_for_replicas else (b"WAITAOF", b"1", b"0", milliseconds)
+
+    @property
+    def probe(self) -> tuple[bytes, ...]:
+        """A command that tells whether the server can do it. It takes a millisecond at most."""
+        return (b"WAIT", b"0", b"1") if self._is_for_replicas else (b"WAITAOF", b"1", b"0", b"1")
+
+    @property
+    def _is_for_replicas(self) -> bool:
+        return self.durability == "replicated"
+
+    def confirmations(self, reply: Any) -> int:
+        """How many replicas, or disks, have it."""
+        return int(reply if self._is_for_replicas else reply[0])
+
+
+class NotConfirmed(LowqError):
+    """A call was carried out, and its server did not confirm it in time. ``reply``: that of the call;
+    ``confirmations``: how many replicas, or disks, have it; ``reason``: why the server could not say that.
+    """
+
+    def __init__(self, reply: Any, wait: Wait, confirmations: int, reason: str = "") -> None:
+        super().__init__(f"not confirmed as {wait.durability} within {wait.seconds:g} s")
+        self.reply = reply
+        self.wait = wait
+        self.confirmations = confirmations
+        self.reason = reason
+
+
+def refusal_of(wait: Wait, reply: Any) -> RedisRefused | None:
+    """Why a server that answers so to `Wait.probe` can't confirm anything; None: it can, or it is a replica, which
+    takes no writes either.
+    """
+    if not isinstance(reply, exceptions.ResponseError) or "replica instances" in str(reply):
+        return None
+    what, text = f"durability={wait.durability!r}", str(reply)
+    if text.lower().startswith("unknown command") and wait.durability == "fsynced":
+        why = "it has no command WAITAOF, which comes with Redis 7.2 and Valkey 7.2; or it hides the command"
+    elif "appendonly is disabled" in text:
+        why = "it has no append-only file: set appendonly yes"
+    elif is_forbidden(reply):
+        why = f"its user may not do that (docs/rights.md): {text}"
+    else:
+        why = text
+    return RedisRefused(f"the server can't confirm {what}, so nothing was written: {why}")
+
+
+def conclude(results: list[Any], positions: Sequence[int], wait: Wait, reply: Any) -> None:
+    """Replaces the replies to calls that the answer to the wait behind them does not confirm."""
+    if isinstance(reply, Exception):
+        for i in positions:
+            if not isinstance(results[i], Exception):
+                # A primary that has become a replica meanwhile: the calls are repeated where the new one is.
+                lost = str(reply).startswith("UNBLOCKED") or "replica instances" in str(reply)
+                results[i] = (
+                    exceptions.ConnectionError(str(reply)) if lost else NotConfirmed(results[i], wait, 0, str(reply))
+                )
+        return
+    confirmations = wait.confirmations(reply)
+    if confirmations < wait.replicas:
+        for i in positions:
+            if not isinstance(results[i], Exception):
+                results[i] = NotConfirmed(results[i], wait, confirmations)

@@ -11,10 +11,9 @@ from redis import exceptions
 
 from lowq import clock
 from lowq.errors import START_REDIS, LowqError, RedisRefused, RedisUnavailable, ScriptError
-from lowq.store.calls import Argument, Call, Command, Pipeline, R_co
+from lowq.store.calls import Call, Command, Deadline, R_co, Wait, deadlines
 from lowq.store.connection import LoopConnection, ask, fits_loop, pack, parse_info
-from lowq.store.deadline import Deadline, Wait, deadlines
-from lowq.store.pool import Pool
+from lowq.store.pool import Pipeline, Pool
 from lowq.store.pubsub import Subscription
 from lowq.store.topology import Address
 from lowq.store.translate import UNANSWERED, translate
@@ -34,13 +33,7 @@ class Client:
     """
 
     def __init__(
-        self,
-        url: str,
-        *,
-        size: int,
-        timeout: float,
-        socket_timeout: float = SOCKET_TIMEOUT,
-        store: Any = None,
+        self, url: str, *, size: int, timeout: float, socket_timeout: float = SOCKET_TIMEOUT, store: Any = None
     ) -> None:
         self.url = url
         self._topology = topology_of(url, size, timeout, socket_timeout, store)
@@ -49,10 +42,6 @@ class Client:
         _clients.add(self)
 
     # --- scripts ---
-
-    def run(self, script: str, key: str, *args: Argument) -> Any:
-        """Runs one script; its reply is as it is. Otherwise as `call`."""
-        return self.call(Call[Any](script, key, args))
 
     def call(self, call: Call[R_co], *, timeout: float | None = None) -> R_co:
         """Runs one script and returns its named reply. ``timeout`` is as for `run_many`.
@@ -105,8 +94,8 @@ class Client:
     ) -> Callable[[], list[Any]]:
         """Sends scripts, once; the function returned waits for the replies. It must be called, once. ``lend``: foreign
         code runs meanwhile, so the connections don't count as in use, and the time doesn't count for the deadline.
-        ``wait``: what each server is to confirm once it has carried out its calls, see `lowq.store.deadline`; those
-        of a server that did not get a `NotConfirmed`. ``pool``: as of `run_many`.
+        ``wait``: the confirmation that each server is to give behind its calls; without it, they get a `NotConfirmed`.
+        ``pool``: as of `run_many`.
         """
         if not calls:
             return list
@@ -155,7 +144,7 @@ class Client:
         return groups
 
     def _note(self, pipeline: Pipeline) -> None:
-        """Whoever comes next for a primary that did not answer asks the cluster first who has its slots now."""
+        """Notes whether a primary answered: if not, the next call to it asks the cluster first where its slots are."""
         if pipeline.error is not None:
             self._topology.failed(pipeline.pool, pipeline.error, pipeline.deadline)
         elif self._topology.is_partial:
@@ -164,8 +153,8 @@ class Client:
     def repair(
         self, calls: Sequence[Call[Any]], results: list[Any], deadline: Deadline | None, wait: Wait | None = None
     ) -> None:
-        """Sends again what can be put right at once, and leaves an error of ours for everything else that went wrong.
-        What can be put right: scripts were flushed, a slot has moved.
+        """Sends calls again whose error can be put right at once: scripts were flushed, a slot has moved. Makes the
+        other errors ours.
         """
         for position, result in enumerate(results):
             if isinstance(result, Exception):
@@ -209,7 +198,7 @@ class Client:
             error = results[0]
         translated = self._translate(error, call)
         if isinstance(translated, RedisRefused) and (known := topology.known_pool(call.key)) is not None:
-            known.forget_rights()
+            known.rights.forget()
         return translated
 
     @property
@@ -252,12 +241,12 @@ class Client:
         return None
 
     def allows(self, script: str, server: Address | None = None) -> bool:
-        """Whether the user is known to have what a script needs on that server. What `pack` makes is not checked."""
-        return self._topology.pool_at(server).allows(script)
+        """Whether the user is known to have the rights for a script on that server. `pack` does not check them."""
+        return self._topology.pool_at(server).rights.allows(script)
 
     def follow(self) -> None:
-        """For those who send on connections of their own: these break as others do when sentinels name another primary.
-        It does not block.
+        """Has a connection of `connect_for_loop` that is about to be used break, like all others, when sentinels name
+        another primary. It does not block.
         """
         self._topology.follow()
 
@@ -268,7 +257,7 @@ class Client:
         wait: Wait | None = None,
         deadline: Deadline | None = None,
     ) -> bytes:
-        """Calls as one server gets them, on a cluster that primary, and what it is to confirm behind them."""
+        """Calls as a server gets them, on a cluster that primary, and behind them the wait for its confirmation."""
         pool = self._topology.pool_at(server)
         packed = [call.pack(pool.scripts) for call in calls]
         if wait is not None:
@@ -367,7 +356,7 @@ class Client:
             raise self._translate(error, None) from error
 
     def server_info(self) -> dict[str, str]:
-        """What INFO says of a server; empty for the embedded store.
+        """The fields of INFO; empty for the embedded store.
 
         Raises:
             RedisUnavailable. RedisRefused: the user may not ask for it, for one.
@@ -398,10 +387,10 @@ class Client:
         what_to_do = f"; {START_REDIS.format('redis_url')}"
         if "does not answer" in (text := str(translated)) and not text.endswith(what_to_do):
             pool = self._topology.known_pool("" if call is None else call.key)
-            if not (self.is_known or (pool is not None and pool.has_answered)):
+            if not (self.is_known or (pool is not None and pool.is_prepared)):
                 translated = RedisUnavailable(text.rstrip(".") + what_to_do)
         if translated is not error:
-            # What it was, without where: the frames of the connection are many, and say nothing to whoever pushes.
+            # Without its traceback: the frames of the connection are many, and tell the caller nothing.
             translated.__cause__, error.__context__ = error.with_traceback(None), None
         if isinstance(translated, ScriptError) and call is not None:
             translated.key = call.key or None

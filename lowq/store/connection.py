@@ -1,7 +1,7 @@
 """One connection: how it is made, written and read, by threads and by an event loop, without a thread in between.
 
-Host names are looked up in threads of their own: the system gives a name server many seconds to answer, and nobody may
-have to wait for that who only wants to connect anew.
+Host names are looked up in threads of their own: the system gives a name server many seconds to answer, and a
+connection that is only made anew must not wait for that.
 """
 
 import asyncio
@@ -89,7 +89,7 @@ def speaks_resp3(connection: Any) -> bool:
 
 
 def as_resp2(reply: Any) -> Any:
-    """What RESP2 has for a reply of RESP3, which answers plain commands with maps, sets, numbers and booleans. Scripts
+    """A reply of RESP3 as RESP2 has it. RESP3 answers plain commands with maps, sets, numbers and booleans. Scripts
     answer the same under both.
     """
     if isinstance(reply, bytes | None):
@@ -120,7 +120,7 @@ def set_timeout(connection: Any, seconds: float | None) -> None:
     plain = connection._sock  # redis-py has no public way to it, and the embedded store's is no socket
     if isinstance(plain, socket.socket):
         present = plain.gettimeout()
-        # Each setting asks the kernel. Mostly it is what it was, but for some microseconds.
+        # Each setting asks the kernel. Mostly it is the same but for some microseconds.
         if present is None or seconds is None or abs(present - seconds) > seconds / 100:
             plain.settimeout(seconds)
 
@@ -137,7 +137,7 @@ class _LookUp:
 
     def __init__(self, name: _Name) -> None:
         self._name = name
-        # No lock of Python's own, see `lowq.store.pool`: each who waits has a queue.
+        # No lock of Python's own, see `lowq.store.pool`: each caller that waits has a queue.
         self._waiting: deque[SimpleQueue[None]] = deque()
         self._result: Addresses | OSError | None = None
 
@@ -165,7 +165,7 @@ class _LookUp:
         return self._result
 
 
-#: What was found last.
+#: The addresses that were found last.
 _known: dict[_Name, Addresses] = {}
 _under_way: dict[_Name, _LookUp] = {}
 
@@ -258,8 +258,8 @@ Done = Callable[[list[Any], Exception | None], object]
 
 
 def fits_loop(connection: Any) -> bool:
-    """Whether a loop can have this connection: a plain socket, and hiredis to parse what comes in pieces. TLS may have
-    to read in order to write, and the embedded store has no socket.
+    """Whether a loop can have this connection: a plain socket, and hiredis to parse replies in pieces. TLS may have to
+    read in order to write, and the embedded store has no socket.
     """
     return hiredis is not None and type(getattr(connection, "_sock", None)) is socket.socket  # no public way
 
@@ -267,8 +267,8 @@ def fits_loop(connection: Any) -> bool:
 class LoopConnection:
     """One round trip at a time. Belongs to the event loop that uses it first, and to its thread.
 
-    It holds no reference to the loop: who keeps it beside its loop must not keep the loop alive by that. It is closed
-    with its loop, at the latest when nobody refers to that any more.
+    It holds no reference to the loop, so that an owner beside the loop does not keep the loop alive. It is closed with
+    its loop, at the latest when that is garbage.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -296,11 +296,11 @@ class LoopConnection:
         self._missing, self._replies, self._done = count, [], done
         try:
             if not self._registered:
-                self._registered = True  # first: what was not added can be removed as well
+                self._registered = True  # first: a reader that was not added can be removed as well
                 # Garbage together with the loop, a socket may come before the connection that would close it.
                 self._end_of_loop = weakref.finalize(loop, self._connection.disconnect)
                 self._end_of_loop.atexit = False
-                # In an empty context: the reader stays, and would keep what the context of one caller refers to.
+                # In an empty context: the reader stays, and would keep the context of one caller alive.
                 Context().run(loop.add_reader, self._fd, self._read)
             try:
                 sent = self._socket.send(packed)
@@ -371,7 +371,7 @@ class LoopConnection:
         except hiredis.ProtocolError as error:
             self.fail(exceptions.InvalidResponse(str(error)))
         except BaseException:
-            # A signal handler raised, perhaps between two steps: what was read may be lost. The loop logs it, or ends.
+            # A signal handler raised, perhaps between two steps: replies may be lost. The loop logs it, or ends.
             self.fail(exceptions.ConnectionError("interrupted while reading"))
             raise
 

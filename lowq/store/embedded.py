@@ -19,7 +19,7 @@ from lowq.store.pool import Pool
 
 #: Seconds after which messages of a subscription are looked for.
 _PUSH_INTERVAL = 0.01
-#: What clients of a real server ask it for before anything else.
+#: The reply to INFO, which clients of a real server ask for first.
 _INFO = b"# Server\r\nredis_version:7.0.0\r\nredis_mode:standalone\r\n"
 
 
@@ -105,11 +105,11 @@ class _Server(socketserver.ThreadingTCPServer):
                 pass  # it ended by itself
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away in the middle is nobody's error."""
+        """Ignores a client that went away in the middle."""
 
 
 def _serve_connection(request: socket.socket, _address: Any, server: _Server) -> None:
-    # A connection of its own: which database is selected and what is subscribed to belongs to the client.
+    # A connection of its own: the selected database and the subscriptions belong to the client.
     fake = server.pool.connect()
     fake.connect()
     try:
@@ -185,7 +185,7 @@ class _Connection:
 
 
 def take_command(buffer: bytearray) -> list[bytes] | None:
-    """The first command of what a client sent, which is taken off the buffer; None: it is not complete.
+    """Takes the first command of a client off the buffer; None: it is not complete.
 
     Raises:
         ValueError: that is no array of bulk strings.

@@ -1,46 +1,43 @@
 """Connections to one server, each prepared before its first use: version checked, scripts loaded.
 
-A signal handler may raise anywhere: the usual timeout by SIGALRM, Ctrl-C. The connection that was used then is dropped.
-It is given back only when it is certain that no reply is left on it, or that it is closed, so nobody ever gets a reply
-that was another call's. The pool knows its connections by weak references: one that was dropped frees its place when
-nobody refers to it. There is no lock, as a handler that pushes could wait for what it has interrupted.
+A signal handler may raise anywhere: the usual timeout by SIGALRM, Ctrl-C. The connection in use is dropped then. A
+connection is given back only when it is certain that no reply is left on it, or that it is closed, so no call gets the
+reply to another. The pool knows its connections by weak references: a dropped one frees its place when it is garbage.
+There is no lock, as a handler that pushes could wait for the code that it has interrupted.
 """
 
 import gc
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from redis import exceptions
+
 from lowq import clock
-from lowq.errors import RedisRefused, RedisUnavailable
-from lowq.store.connection import ask, encode, pack, parse_info, read_reply, set_timeout
-from lowq.store.deadline import Deadline, Wait, refusal_of
-from lowq.store.scripts import load_scripts
+from lowq.errors import RedisRefused, RedisUnavailable, ScriptError
+from lowq.store.calls import Call, Deadline, Rights, Wait, conclude, load_scripts, refusal_of
+from lowq.store.connection import ask, pack, parse_info, read_reply, set_timeout
 from lowq.store.translate import is_forbidden
 
+#: Bytes of calls that are written at once. Of more, each call has a timeout of its own, as a slow line takes its time.
+MAX_WRITE = 2**20
 OLDEST_REDIS = (7, 0)
-#: Seconds after which whoever waits for a connection looks whether one was lost, which wakes nobody.
+#: Seconds after which a caller that waits for a connection looks for lost ones, which wake no caller.
 LOOK_AGAIN = 0.1
 
 
 class Pool:
-    """Connections to one server. At most ``size`` exist; whoever finds none free waits ``timeout`` seconds.
+    """Connections to one server. At most ``size`` exist; a caller that finds none free waits ``timeout`` seconds.
 
     Safe for threads. Taking and giving back costs no lock while connections are free: deque's ends are atomic.
     """
 
     def __init__(
-        self,
-        connect: Callable[[], Any],
-        size: int,
-        timeout: float,
-        *,
-        shebang: bool,
-        is_of_cluster: bool = False,
+        self, connect: Callable[[], Any], size: int, timeout: float, *, shebang: bool, is_of_cluster: bool = False
     ) -> None:
         self.connect = connect
         self._size = size
@@ -58,16 +55,14 @@ class Pool:
         # The connections that count, in use or not, in the order in which they came: the first ``size`` of them stay. A
         # dict's methods are atomic.
         self._counted: dict[weakref.ref[Any], None] = {}
-        #: Something is put here when a connection was given back, for one of those who wait.
+        #: An item for each connection that was given back wakes a caller that waits.
         self._returned: SimpleQueue[None] = SimpleQueue()
-        self._prepared = False
+        #: Whether its server has answered, and has the scripts.
+        self.is_prepared = False
         #: Whether a connection may have another timeout than its own.
         self._has_limits = False
-        #: Whether the user may lack rights that a script needs, as far as is known.
-        self.may_lack_rights = self._shebang
-        #: script -> commands that it needs and the user may not run; None: that is to be asked (again).
-        self._refused: dict[str, list[str]] | None = None
-        #: What the server was asked for and can confirm.
+        self.rights = Rights(self.scripts["rights"][1], is_granted=not self._shebang)
+        #: The durabilities that the server was asked for and can confirm.
         self._confirms: set[str] = set()
 
     def checkout(self, deadline: Deadline | None = None) -> Any:
@@ -80,7 +75,7 @@ class Pool:
         try:
             connection = self._idle.pop()
         except IndexError:
-            connection = None  # and out of this block, or it would be the context of what is raised next
+            connection = None  # and out of this block, or it would be the context of the next error
         if connection is None:
             connection = self._make_or_wait(self._timeout if deadline is None else min(self._timeout, deadline.left()))
         try:
@@ -88,7 +83,7 @@ class Pool:
                 self._connect(connection, deadline)
             if deadline is not None or self._has_limits:
                 self._limit(connection, deadline)
-            if not self._prepared:
+            if not self.is_prepared:
                 self._prepare(connection)
                 self._limit(connection, deadline)  # that took a part of it
         except BaseException:
@@ -115,7 +110,7 @@ class Pool:
         connection = self.connect()
         try:
             self._connect(connection, deadline)
-            if not self._prepared:
+            if not self.is_prepared:
                 self._prepare(connection)
         except BaseException:
             connection.disconnect()
@@ -234,7 +229,7 @@ class Pool:
     def release_closed(self, connection: Any) -> None:
         """Gives a connection back that broke, or whose use was interrupted; it connects anew when it is used next."""
         connection.disconnect()
-        self.release(connection)  # not when that was interrupted: whoever got it might read somebody else's reply
+        self.release(connection)  # not when that was interrupted: the next call might read the reply to another
 
     def lend(self, connection: Any) -> None:
         """The caller's connection doesn't count for a while: it waits for a reply while foreign code runs, which may
@@ -255,11 +250,10 @@ class Pool:
 
     def _prepare(self, connection: Any) -> None:
         """Checks the server's version and loads all scripts, in one write."""
-        commands = [pack((b"SCRIPT", b"LOAD", source)) for source, _ in self.scripts.values()]
-        first = 0
-        if self._shebang:
-            known = [pack((b"INFO", b"server")), pack((b"SCRIPT", b"EXISTS", self.scripts["acquire"][1]))]
-            commands, first = known + commands, len(known)
+        commands = [pack((b"INFO", b"server")), pack((b"SCRIPT", b"EXISTS", self.scripts["acquire"][1]))]
+        commands = commands if self._shebang else []
+        first = len(commands)
+        commands += [pack((b"SCRIPT", b"LOAD", source)) for source, _ in self.scripts.values()]
         connection.send_packed_command([b"".join(commands)], check_health=False)
         answers = [read_reply(connection) for _ in commands]
         # The version first: an old server fails to load the scripts, too.
@@ -268,59 +262,22 @@ class Pool:
         for reply in answers[first:]:
             if isinstance(reply, Exception):
                 raise reply
-        self._prepared = True
-
-    @property
-    def has_answered(self) -> bool:
-        """Whether its server has answered: it is the right one."""
-        return self._prepared
-
-    def check_rights(self, connection: Any, scripts: Iterable[tuple[str, str]]) -> None:
-        """Checks that the user may run all commands of these scripts on their keys: one that Redis refused after its
-        first write would leave a transition half done. Redis is asked once, and again after it has refused something.
-
-        Raises:
-            RedisRefused: nothing was sent.
-        """
-        refused = self._refused
-        for script, key in scripts:
-            if refused is None or script in refused:
-                refused = self._ask_rights(connection, key)
-                self.may_lack_rights = bool(refused)  # first: another thread that forgets both meanwhile sets it again
-                self._refused = refused
-            if commands := refused.get(script):
-                raise RedisRefused(
-                    f"Redis does not allow what lowq needs (docs/rights.md): {script} on {key} needs "
-                    f"{' '.join(f'+{name.lower()}' for name in commands)}; nothing was written"
-                )
-
-    def _ask_rights(self, connection: Any, key: str) -> dict[str, list[str]]:
-        needed = {name: script.commands() for name, script in load_scripts().items()}
-        names = sorted(frozenset[str]().union(*needed.values()))
-        reply = ask(connection, b"EVALSHA", self.scripts["rights"][1], b"1", key.encode(), *encode(names))
-        if isinstance(reply, Exception):
-            raise reply
-        refused = {name.decode() for name in reply}
-        return {name: sorted(commands & refused) for name, commands in needed.items() if commands & refused}
-
-    def allows(self, script: str) -> bool:
-        """Whether the user is known to have what a script needs."""
-        return not self._shebang or (self._refused is not None and script not in self._refused)
-
-    def forget_rights(self) -> None:
-        """Redis has refused the user something: the next call asks it what."""
-        self._refused, self.may_lack_rights = None, self._shebang
+        self.is_prepared = True
 
     def _note_server(self, info: Any, loaded: Any) -> None:
         """``info``: the reply to INFO; ``loaded``: that to SCRIPT EXISTS.
 
         Raises:
-            RedisRefused: it is too old, or part of a cluster that the URL doesn't name. What else than a lack of rights
-                keeps it from answering.
+            RedisRefused: it is too old, or part of a cluster that the URL doesn't name. Its error, but for a lack of
+                rights.
         """
         if not isinstance(info, Exception):
             fields = parse_info(info)
-            _check_version(fields)
+            version = fields.get("redis_version", "")
+            if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < OLDEST_REDIS:
+                raise RedisRefused(
+                    f"the server is Redis {version or 'of unknown version'}; lowq needs Redis 7.0 or Valkey 7.2"
+                )
             mode = fields.get("redis_mode") or fields.get("server_mode")  # Valkey's name
             if mode == "cluster" and not self._is_of_cluster:
                 # It may serve the first shards that are asked for, and not those that come later.
@@ -335,13 +292,13 @@ class Pool:
         self.started_at = clock.now() if loaded == [0] else -float("inf")
 
     def load(self, connection: Any) -> None:
-        """Loads all scripts anew: somebody has flushed them, or the server is another one."""
-        self._prepared = False
+        """Loads all scripts anew: they were flushed, or the server is another one."""
+        self.is_prepared = False
         self._confirms = set()
         self._prepare(connection)
 
     def check_wait(self, connection: Any, wait: Wait) -> None:
-        """Asks the server, once, whether it can confirm what is to be waited for: before anything is written.
+        """Asks the server, once, whether it can give this confirmation: before anything is written.
 
         Raises:
             RedisRefused: it can't.
@@ -356,7 +313,7 @@ class Pool:
             self._confirms.add(wait.durability)
 
     def close(self) -> None:
-        """Closes the connections that nobody uses; others are made when needed."""
+        """Closes the connections that are not in use; others are made when needed."""
         while True:
             try:
                 connection = self._idle.pop()
@@ -367,8 +324,126 @@ class Pool:
             self._wake()
 
 
-def _check_version(info: dict[str, str]) -> None:
-    version = info.get("redis_version", "")
-    parts = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if parts < OLDEST_REDIS:
-        raise RedisRefused(f"the server is Redis {version or 'of unknown version'}; lowq needs Redis 7.0 or Valkey 7.2")
+class Pipeline:
+    """Calls to one server in one write, and their replies. The caller that has sent it receives it, or closes it.
+
+    ``calls``: each with its position among the ``results``; ``wait``: the confirmation to wait for behind them.
+    """
+
+    __slots__ = ("_calls", "_connection", "_is_lent", "_results", "_wait", "deadline", "error", "has_errors", "pool")
+
+    def __init__(
+        self, pool: Pool, calls: list[tuple[int, Call[Any]]], results: list[Any], deadline: Deadline | None,
+        wait: Wait | None,
+    ) -> None:  # fmt: skip
+        self.pool = pool
+        self.deadline = deadline
+        #: Why the server did not answer: redis-py's error, or one of ours.
+        self.error: Exception | None = None
+        #: Whether there is any error among the results.
+        self.has_errors = False
+        self._calls = calls
+        self._results = results
+        self._wait = wait
+        self._connection: Any = None
+        self._is_lent = False
+
+    def send(self, *, prelude: Callable[[Any], object] | None = None, lend: bool = False) -> None:
+        """Writes the calls. An error is kept for `receive`. ``prelude``: is called with the connection before anything
+        is sent; ``lend``: the connection does not count as in use until `receive`, as foreign code runs.
+        """
+        pool, wait = self.pool, self._wait
+        try:
+            connection = self._connection = pool.checkout(self.deadline)
+            if prelude is not None:
+                prelude(connection)
+            if pool.rights.may_lack:
+                pool.rights.check(connection, [call for _, call in self._calls])
+            if wait is not None:
+                pool.check_wait(connection, wait)
+            # Only now that there is a connection: that may have taken long.
+            wanted = [item for item in self._calls if item[1].is_wanted()]
+            if len(wanted) < len(self._calls):
+                for position in {position for position, _ in self._calls}.difference(at for at, _ in wanted):
+                    self._results[position] = RedisUnavailable("it was given up before it was sent")
+                self._calls, self.has_errors = wanted, True
+            packed = [call.pack(pool.scripts) for _, call in wanted]
+            if wait is not None and packed:
+                packed.append(pack(wait.command(self.deadline)))
+            if packed:
+                if len(packed) > 1 and sum(map(len, packed)) <= MAX_WRITE:
+                    packed = [b"".join(packed)]
+                connection.send_packed_command(packed, check_health=False)
+        except (exceptions.RedisError, RedisUnavailable, RedisRefused) as error:
+            self.error = error
+        if lend:
+            self._lend()
+
+    def receive(self) -> None:
+        """Puts the replies, with their fields named, into their places among the results, and gives the connection
+        back. A call without a reply gets the error.
+        """
+        results, deadline = self._results, self.deadline
+        for position, call in self._calls:
+            if self.error is None:
+                try:
+                    if deadline is not None:
+                        set_timeout(self._connection, deadline.left())
+                    reply = read_reply(self._connection)
+                    if deadline is not None:
+                        deadline.restart()
+                except exceptions.RedisError as error:
+                    self.error = error
+                else:
+                    if isinstance(reply, Exception):
+                        self.has_errors = True
+                    elif call.read is not None:
+                        try:
+                            reply = call.read(reply)
+                        # Of this call alone: the others' replies are behind it. Errors of signal handlers pass.
+                        except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+                            reply = ScriptError(f"{call.script} on {call.key}: its reply can't be read: {error!r:.200}")
+                            self.has_errors = True
+                    results[position] = reply
+                    continue
+            results[position] = self.error
+        if self._wait is not None and self._calls:
+            self._receive_confirmation(self._wait)
+        if self.error is not None:
+            self.has_errors = True
+        self.close(is_whole=True)
+
+    def _receive_confirmation(self, wait: Wait) -> None:
+        self.has_errors = True  # perhaps: `NotConfirmed` is one
+        if not self._is_lent:
+            self._lend()  # it may take long, and must not keep others from writing
+        positions = [position for position, _ in self._calls]
+        if self.error is None:
+            try:
+                self.pool.limit_confirmation(self._connection, self.deadline, wait)
+                conclude(self._results, positions, wait, read_reply(self._connection))
+                if self.deadline is not None:
+                    self.deadline.restart()
+                return
+            except exceptions.RedisError as error:
+                self.error = error
+        # They were carried out, but are lost if the server has ended: the calls are repeated where its successor is.
+        for position in positions:
+            if not isinstance(self._results[position], Exception):
+                self._results[position] = self.error
+
+    def _lend(self) -> None:
+        if self._connection is not None:
+            self._is_lent = True
+            self.pool.lend(self._connection)
+
+    def close(self, *, is_whole: bool) -> None:
+        """Gives the connection back. ``is_whole``: no reply is left on it; otherwise it is closed."""
+        # Forgotten first, so that it is never given back twice, whatever interrupts this.
+        connection, self._connection = self._connection, None
+        if connection is None or (self._is_lent and not self.pool.take_back(connection)):
+            return
+        if is_whole and self.error is None:
+            self.pool.release(connection)
+        else:
+            self.pool.release_closed(connection)

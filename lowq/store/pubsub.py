@@ -10,8 +10,8 @@ channel's slot, and not to all servers. On a server that is in no cluster it is 
        +--- its slot moved, the connection broke, an error ---- subscribed <----+
 
 There is one connection to each primary that has some of the channels. Only the thread that reads touches them, and it
-never waits for a single primary: one that hangs delays no message of another. What may have been missed while a channel
-had no connection is made up for by whoever reads: every confirmation is an event.
+never waits for a single primary: one that hangs delays no message of another. Messages may be missed while a channel
+has no connection. Every confirmation is an event, upon which the reader looks for itself.
 """
 
 import random
@@ -36,7 +36,7 @@ from lowq.store.topology import Topology
 #: Seconds of silence after which a connection is asked whether it still lives, and of further silence after which it
 #: is taken for dead: one that was cut without a word looks like one on which nothing happens.
 SILENCE, GRACE = 10.0, 5.0
-#: What events are called here: as of any pub/sub.
+#: The names of events: as of any pub/sub.
 KINDS = {"ssubscribe": "subscribe", "sunsubscribe": "unsubscribe", "smessage": "message"}
 #: Seconds, and as many again at random at most, before the next attempt after one has failed.
 PAUSE = 0.1
@@ -106,18 +106,18 @@ class Subscription:
         """``fail``: redis-py's error as one of ours."""
         self._topology = topology
         self._fail = fail
-        #: What is to change: whether these channels are wanted.
+        #: Changes to be made: whether these channels are wanted.
         self._changes: deque[tuple[bool, list[str]]] = deque()
         self._closed = threading.Event()
-        #: Held by the thread that reads, and for good by whoever closes the connections.
+        #: Held by the thread that reads, and for good once the connections are closed.
         self._reading = threading.Lock()
         #: A byte in it wakes the thread that reads.
         self._waker, self._woken = socket.socketpair()
-        # Also those of a subscription that nobody has closed.
+        # Also those of a subscription that was not closed.
         weakref.finalize(self, _close_sockets, self._waker, self._woken).atexit = False
         self._waker.setblocking(False)
         self._woken.setblocking(False)
-        #: What threads have done: a pool and a connection of it, or why there is none. Without a pool: the nodes were
+        #: The results of threads: a pool and a connection of it, or why there is none. Without a pool: the nodes were
         #: asked.
         self._done: deque[tuple[Pool | None, Any, Exception | None]] = deque()
         # Of the thread that reads, from here on. Channels, and those of them that no connection has.
@@ -165,13 +165,13 @@ class Subscription:
                 if self._events:
                     continue
                 error, self._error = self._error, None
-                # While one primary is away those who ask it for something else report it.
+                # While one primary is away, other calls to it report that.
                 if error is not None and (not self._links or isinstance(error, exceptions.ResponseError)):
                     raise self._fail(error) from error
                 now = time.monotonic()
                 if now >= until:
                     break
-                # A thread that connects may hang, while somebody else has learnt of another primary.
+                # A thread that connects may hang, while other calls have found another primary.
                 self._wait(min(until - now, PAUSE if self._homeless else LOOK_AGAIN))
             return None
         finally:
@@ -221,7 +221,7 @@ class Subscription:
         elif kind == "sunsubscribe":
             if link.pending and not link.pending[0][0] and channel in link.pending[0][1]:
                 link.answered(channel)
-            elif channel in link.channels:  # nobody asked for that: its slot has moved
+            elif channel in link.channels:  # unasked: its slot has moved
                 self._is_outdated = True
                 link.channels.discard(channel)
                 self._look_for([channel])
@@ -256,7 +256,7 @@ class Subscription:
     # --- connections ---
 
     def _settle(self) -> None:
-        """Brings what is subscribed to closer to what is wanted."""
+        """Brings the subscriptions closer to the wanted ones."""
         while self._done:
             self._take_done(*self._done.popleft())
         while self._changes:
@@ -319,7 +319,7 @@ class Subscription:
                 self._lose(link)
 
     def _in_thread(self, pool: Pool | None, work: Callable[[], Any]) -> None:
-        """Does what blocks in a thread of its own. ``pool``: to which it connects."""
+        """Does blocking work in a thread of its own. ``pool``: the one that it connects to."""
 
         def run() -> None:
             result, failure = None, None
@@ -375,7 +375,7 @@ class Subscription:
         self._close()
 
     def _close(self) -> None:
-        """Does so unless a thread reads, which does it then: whoever is last."""
+        """Closes the connections, unless a thread reads, which does it when it ends."""
         if self._reading.acquire(blocking=False):
             for link in self._links.values():
                 link.connection.disconnect()

@@ -1,13 +1,13 @@
-"""What Redis keeps beside the shards: a call for each script of queues, nodes, sessions, limits and histories, and of
-what people do. The ``key`` is one of `lowq.store.keys`. What a script does, what it answers, and
-why it may be repeated stands at the top of its file in ``lua/``.
+"""The keys beside the shards: a call for each script of queues, nodes, sessions, limits, histories and the dashboard.
+
+The ``key`` is one of `lowq.store.keys`. The top of a script's file in ``lua/`` says what it does and answers, and why
+it may be repeated.
 """
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from lowq.store.calls import Argument, Call
-from lowq.store.scripts import time_argument
+from lowq.store.calls import Argument, Call, time_argument
 
 
 def rights(key: str, commands: Sequence[str]) -> Call[list[bytes]]:
@@ -93,7 +93,7 @@ def session(key: str, instance: str, seconds: float | None) -> Call[SessionReply
 
 
 class PermitsReply(NamedTuple):
-    """What was granted of a limit."""
+    """Permits that were granted of a limit."""
 
     granted: int
     #: How many other holders wait.
@@ -110,8 +110,8 @@ class PermitsReply(NamedTuple):
 
 
 class TakePermits(Call[PermitsReply]):
-    """``per``: seconds, of a rate; ``number``: of the call, a repeat has the same; ``has``: what the holder still
-    needs, or of a rate what it gives back unused, "slot count" for each slot.
+    """Asks for permits. ``per``: seconds, of a rate; ``number``: of the call, a repeat has the same; ``has``: permits
+    that the holder still needs, or of a rate those that it gives back unused, "slot count" for each slot.
     """
 
     __slots__ = ("has", "want")
@@ -128,7 +128,7 @@ class TakePermits(Call[PermitsReply]):
 
 
 def count(key: str, counted: Sequence[Argument], now: float | None = None) -> Call[int]:
-    """Adds what a node did for a queue to the queue's history."""
+    """Adds the work of a node for a queue to the queue's history."""
     return Call("count", key, [time_argument(now), *counted])
 
 
@@ -144,7 +144,7 @@ class RecordErrors(Call[list[bytes]]):
         self.groups = groups
 
 
-# --- what people do ---
+# --- the dashboard ---
 
 
 def audit_append(key: str, entry: str, kept: int, replaces: str = "") -> Call[int]:

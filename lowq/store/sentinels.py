@@ -17,25 +17,25 @@ import redis
 from redis import exceptions
 from redis.sentinel import MasterNotFoundError
 
+from lowq.store.calls import Deadline
 from lowq.store.connection import TcpConnection, ask, start_thread
-from lowq.store.deadline import Deadline
 from lowq.store.pool import Pool
 from lowq.store.topology import Address
 
 #: Seconds between two times that a sentinel is asked, at most; and at most as long as it does not answer.
 ASK_PAUSES = (1.0, 8.0)
-#: Seconds between two times at which they are asked at once, as somebody has to connect.
-HURRY_PAUSE = 0.25
-#: Seconds for which what a sentinel has said counts.
+#: Seconds between two times at which they are asked at once, as a connection is to be made.
+WAKE_PAUSE = 0.25
+#: Seconds for which the answer of a sentinel counts.
 FRESH = 3 * ASK_PAUSES[0]
 #: Seconds without any use of the primary after which they are not asked any more.
 IDLE = 60.0
-#: Seconds that the first answer after such a time is waited for: what is known may be long out of date.
+#: Seconds that the first answer after such a time is waited for: the known primary may be long out of date.
 PATIENCE = 0.25
 
 
-class Word(NamedTuple):
-    """What a sentinel says of the primary."""
+class Answer(NamedTuple):
+    """The answer of a sentinel: the primary."""
 
     address: Address
     #: Grows with each failover.
@@ -43,39 +43,38 @@ class Word(NamedTuple):
 
 
 #: Asks a sentinel. None: it knows of no primary just now.
-Ask = Callable[[], Word | None]
+Ask = Callable[[], Answer | None]
 
 
 class _Sentinel:
     def __init__(self, make_ask: Callable[[], Ask]) -> None:
         self.make_ask = make_ask
         self.ask = make_ask()
-        self.word: Word | None = None
-        self.heard_at = -float("inf")
+        self.answer: Answer | None = None
+        self.answered_at = -float("inf")
         self.failure: Exception | None = None
         #: How often it has answered, or failed to.
         self.asked = 0
-        #: Something is put here when it is to be asked at once. No lock of Python's own, see `lowq.store.pool`.
-        self.hurries: SimpleQueue[None] = SimpleQueue()
+        #: An item has it asked at once. No lock of Python's own, see `lowq.store.pool`.
+        self.wake_ups: SimpleQueue[None] = SimpleQueue()
         self.thread: threading.Thread | None = None
 
 
 class FollowedPrimary:
     """All connections of this process to the primary of a service. They end when another server becomes the primary.
 
-    Each sentinel is asked by a thread of its own, once in a while also when all is well: a primary that only its
-    clients reach knows nothing of another one, it goes on to answer, and all that it is told is lost when it becomes a
-    replica. A call waits for no sentinel, unless none has named the primary yet. As long as none answers, it stays the
-    one that it was. Safe for threads.
+    Each sentinel is asked by a thread of its own, also when all is well: a primary that is cut off from the others goes
+    on to answer its clients, and loses their writes when it becomes a replica. A call waits for no sentinel, unless
+    none has named the primary yet. While none answers, the known primary stays. Safe for threads.
 
-    They may disagree: one that is cut off names the old one. The majority of all counts; without one, the word after
-    the most failovers, if that is not older than the one that was followed last.
+    Sentinels may disagree: one that is cut off names the old primary. The majority of all counts. Without one, the
+    answer with the highest epoch counts, unless it is older than the one that was followed last.
     """
 
     def __init__(
         self, service: str, make_asks: Sequence[Callable[[], Ask]], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """``make_asks``: for each sentinel what makes the function that asks it."""
+        """``make_asks``: for each sentinel a function that makes the one that asks it."""
         self._service = service
         self._clock = clock
         self._make_asks = make_asks
@@ -90,7 +89,7 @@ class FollowedPrimary:
     def reset(self) -> None:
         """Forgets the threads: after a fork they are the parent's."""
         self._sentinels = [_Sentinel(make_ask) for make_ask in self._make_asks]
-        self._used_at = self._hurried_at = -float("inf")
+        self._used_at = self._woken_at = -float("inf")
         #: Held while threads are started; reentrant, as a signal handler may push.
         self._starting = threading.RLock()
         #: Held by the threads that ask, which no signal interrupts.
@@ -117,7 +116,7 @@ class FollowedPrimary:
             self._wait(PATIENCE, any)
 
     def find(self, seconds: float | None) -> Address:
-        """Where to connect to. ``seconds``: None: as long as the sentinels have for an answer.
+        """The primary to connect to. ``seconds``: how long to wait for it; None: as long as the sentinels may take.
 
         Raises:
             MasterNotFoundError: no sentinel has named it yet, and none does in so many seconds.
@@ -125,10 +124,10 @@ class FollowedPrimary:
         """
         self.follow()
         now = self._clock()
-        if now - self._hurried_at >= HURRY_PAUSE or self.address is None:
-            self._hurried_at = now
+        if now - self._woken_at >= WAKE_PAUSE or self.address is None:
+            self._woken_at = now
             for sentinel in self._sentinels:
-                sentinel.hurries.put(None)
+                sentinel.wake_ups.put(None)
         if self.address is None:
             self._wait(math.inf if seconds is None else seconds, all)
         if self.address is not None:
@@ -136,7 +135,7 @@ class FollowedPrimary:
         raise self._failure()
 
     def _wait(self, seconds: float, is_enough: Callable[[list[bool]], bool]) -> None:
-        """Until a primary is known that was not, or enough of the sentinels have answered, or failed to."""
+        """Waits until another primary is known, or enough of the sentinels have answered, or failed to."""
         before, address = [sentinel.asked for sentinel in self._sentinels], self.address
         ends = time.monotonic() + seconds
         while self.address == address and time.monotonic() < ends:
@@ -164,31 +163,31 @@ class FollowedPrimary:
             return
         self._used_at = -math.inf
         for sentinel in self._sentinels:
-            sentinel.hurries.put(None)
+            sentinel.wake_ups.put(None)
 
     # --- the threads ---
 
     def _start(self, sentinel: _Sentinel) -> None:
         with self._starting:
             if sentinel.thread is None or not sentinel.thread.is_alive():
-                # None, as the interpreter ends: what is known is used.
+                # None, as the interpreter ends: the known primary is used.
                 sentinel.thread = start_thread(partial(self._watch, sentinel), "lowq-sentinel")
 
     def _watch(self, sentinel: _Sentinel) -> None:
         pause = ASK_PAUSES[0]
         while not self._ends(sentinel):
-            word, failure = None, None
+            answer, failure = None, None
             try:
-                word = sentinel.ask()
+                answer = sentinel.ask()
                 pause = ASK_PAUSES[0]
             except Exception as error:
                 failure = error
                 pause = min(2 * pause, ASK_PAUSES[1])
-            self._hear(sentinel, word, failure)
+            self._note_answer(sentinel, answer, failure)
             try:
-                sentinel.hurries.get(timeout=pause * random.uniform(0.5, 1.0))
+                sentinel.wake_ups.get(timeout=pause * random.uniform(0.5, 1.0))
                 while True:
-                    sentinel.hurries.get_nowait()
+                    sentinel.wake_ups.get_nowait()
             except Empty:
                 pass
 
@@ -197,18 +196,18 @@ class FollowedPrimary:
         if self._clock() - self._used_at <= IDLE:
             return False
         with self._starting:
-            sentinel.thread = None  # first: whoever uses the primary from here on is seen below, or starts another one
+            sentinel.thread = None  # first: a use of the primary from here on is seen below, or starts another one
             if self._clock() - self._used_at <= IDLE:
                 sentinel.thread = threading.current_thread()
                 return False
             sentinel.ask = sentinel.make_ask()  # with the last one its connection ends
             return True
 
-    def _hear(self, sentinel: _Sentinel, word: Word | None, failure: Exception | None) -> None:
+    def _note_answer(self, sentinel: _Sentinel, answer: Answer | None, failure: Exception | None) -> None:
         with self._deciding:
             sentinel.failure = failure
-            if failure is None:  # what one has said that does not answer now counts for a while
-                sentinel.word, sentinel.heard_at = word, self._clock()
+            if failure is None:  # the last answer of one that fails now counts for a while
+                sentinel.answer, sentinel.answered_at = answer, self._clock()
             chosen = self._choose()
             before = self.address
             if chosen is not None:
@@ -217,17 +216,17 @@ class FollowedPrimary:
                 for connection in self._list_connections():
                     # As if it had died: calls without an answer are repeated on others.
                     _break(connection)
-            sentinel.asked += 1  # last: who waits for it looks for an address then
+            sentinel.asked += 1  # last: a caller that waits for it looks for an address then
 
-    def _choose(self) -> Word | None:
+    def _choose(self) -> Answer | None:
         since = self._clock() - FRESH
-        words = [sentinel.word for sentinel in self._sentinels if sentinel.word and sentinel.heard_at >= since]
-        if not words:
+        answers = [sentinel.answer for sentinel in self._sentinels if sentinel.answer and sentinel.answered_at >= since]
+        if not answers:
             return None
-        (address, votes), *_ = Counter(word.address for word in words).most_common()
+        (address, votes), *_ = Counter(answer.address for answer in answers).most_common()
         if 2 * votes > len(self._sentinels):
-            return max(word for word in words if word.address == address)
-        latest = max(words, key=lambda word: (word.epoch, word.address == self.address))
+            return max(answer for answer in answers if answer.address == address)
+        latest = max(answers, key=lambda answer: (answer.epoch, answer.address == self.address))
         return latest if latest.epoch >= self._epoch else None
 
     def _list_connections(self) -> list[Any]:
@@ -291,11 +290,11 @@ def _break(connection: Any) -> None:
             pass  # it was closed
 
 
-def make_ask(connect: Callable[[], Any], service: str) -> Callable[[], Word | None]:
+def make_ask(connect: Callable[[], Any], service: str) -> Callable[[], Answer | None]:
     """How one sentinel is asked, on a connection that is kept. For one thread."""
     opened: list[Any] = []
 
-    def ask_it() -> Word | None:
+    def ask_it() -> Answer | None:
         if not opened:
             opened.append(connect())
         (connection,) = opened
@@ -313,9 +312,9 @@ def make_ask(connect: Callable[[], Any], service: str) -> Callable[[], Word | No
         flags = state[b"flags"].split(b",")
         if b"master" not in flags or b"s_down" in flags or b"o_down" in flags:
             return None
-        return Word((state[b"ip"].decode(), int(state[b"port"])), int(state.get(b"config-epoch", 0)))
+        return Answer((state[b"ip"].decode(), int(state[b"port"])), int(state.get(b"config-epoch", 0)))
 
-    # Nobody else knows the connection, and the thread that asks ends by itself.
+    # Nothing else refers to the connection, and the thread that asks ends by itself.
     finalize(ask_it, lambda: [connection.disconnect() for connection in opened]).atexit = False
     return ask_it
 

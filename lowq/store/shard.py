@@ -1,43 +1,74 @@
-"""A shard as Redis knows it: one method for each script that has the key prefix of a shard.
+"""A shard as its holder calls it: lease, jobs, reshards. A method for each script, and its reply.
 
-A method packs the arguments of its script and returns a `Call`, whose `read` gives the fields of the reply their names
-(`lowq.store.shard_replies`). What a script does, what it answers, and why it may be repeated stands at the top of its
-file in ``lua/``. ``now`` is Unix time, seconds, and None or "" the server's clock: calls that people make, many
-of which have the same, take it as text.
+A method packs the arguments of its script and returns a `Call`, whose `read` names the fields of the reply. The top of
+a script's file in ``lua/`` says what it does and answers, and why it may be repeated.
 
-Whatever writes as the holder of the lease cites its ``token``; what concerns jobs in flight also the ``delivery`` they
-were taken under: a repeat, and the late word of a former holder, change nothing. What people do to jobs cites an
-``attempt`` instead, which supersedes the earlier attempts that it names.
+Ids are as Redis has them. Times are Unix time in seconds, by the server's clock, unless they say something else. A
+``now`` of None is the server's clock. A script that writes for the holder of the lease cites the ``token``. If it
+concerns jobs in flight, it also cites the ``delivery`` that they were taken under. So neither a repeat nor a late call
+of a former holder changes anything.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from lowq.store.calls import Argument, Call
-from lowq.store.scripts import time_argument
-from lowq.store.shard_replies import (
-    AcquireReply,
-    BoundsReply,
-    DropReply,
-    ExamineReply,
-    MoveReply,
-    RangeReply,
-    RenewReply,
-    ScanReply,
-    SnapshotReply,
-    StatsReply,
-    SweepReply,
-    TakeReply,
-    WhyReply,
-)
+from lowq.store.calls import Argument, Call, time_argument
 
 Id = bytes
-
-#: What a reshard has to do with a lease. "prepared": the shard is of a layout that one has made, and nobody gets it
-#: before all that belongs to it has come. "opened": and the registry says that this has ended. "moves": the caller
-#: moves its jobs to another layout.
+#: The script that takes jobs in. `lowq.push.calls.push_arguments` packs its arguments.
+PUSH = "push"
+#: The outcomes of a release, besides 0 and 1: the job is buried as poison, or nothing is left of it.
+POISONED, EXPIRED = 2, 3
+#: The part of a reshard in a lease. "prepared": a reshard has made the layout of the shard, which has no holder before
+#: all of its jobs have come. "opened": and the registry says that the reshard has ended. "moves": the caller moves the
+#: jobs to another layout.
 Reshard = Literal["", "prepared", "opened", "moves"]
+#: Bits of the state that `ack_and_take` answers.
+_PAUSED, _HAS_TTL, _HAS_TRACES, _SEALED, _HAS_EXPIRIES, _SOLO, _HAS_LEVELS, _FULL = 1, 2, 4, 8, 16, 32, 64, 128
+
+
+class AcquireReply(NamedTuple):
+    """The outcome of an attempt to get a lease."""
+
+    state: Literal["acquired", "resumed", "adopted", "held", "restoring", "sealed", "unsealed", "fed"]
+    #: Of the lease, as Redis wrote it; empty: there is none.
+    fence: bytes = b""
+    #: Of "held": how many milliseconds its lease still runs.
+    held_for: int = 0
+    #: How many jobs of a dead holder wait again; which ones, if that was asked for.
+    restored: int = 0
+    restored_ids: Sequence[bytes] = ()
+    #: Those that were buried, as their holders kept dying.
+    poisoned: Sequence[bytes] = ()
+
+    @classmethod
+    def of(cls, reply: Sequence[Any]) -> "AcquireReply":
+        state = reply[0].decode()
+        if state == "held":
+            return cls(state, held_for=max(reply[1], 0))
+        if len(reply) < 3:
+            return cls(state, reply[1] if len(reply) == 2 else b"")
+        _, fence, restored, *poisoned = reply
+        ids = restored if isinstance(restored, list) else ()
+        count = len(ids) if isinstance(restored, list) else restored
+        return cls(state, fence if state == "acquired" else b"", 0, count, ids, poisoned)
+
+
+class RenewReply(NamedTuple):
+    """The state of a shard whose lease was renewed."""
+
+    #: Payloads that have come in since it was made, and jobs that are due or in flight.
+    pushed: int
+    backlog: int
+    #: Its jobs belong to another layout.
+    sealed: bool
+
+    @classmethod
+    def of(cls, reply: Any) -> "RenewReply | None":
+        """None: a consumer isn't told, or it can't be read."""
+        return cls(reply[0], reply[1], bool(reply[2])) if isinstance(reply, list) else None
 
 
 class TakeLimits(NamedTuple):
@@ -48,6 +79,103 @@ class TakeLimits(NamedTuple):
     payloads: int
     #: Bytes of all payloads, each with 100 besides; one payload always fits.
     size: int
+
+
+class TakeReply(NamedTuple):
+    """A delivery, and how the shard is doing behind it."""
+
+    delivery: int
+    #: Seconds until the oldest waiting job is due, negative when it is overdue; None: nothing waits.
+    delay: float | None
+    paused: bool
+    #: Its payloads have a ttl, so that it wants to be swept.
+    has_ttl: bool
+    sealed: bool
+    #: So much is in flight that nothing more is taken before some of it is reported.
+    is_full: bool
+    #: The job is to be performed alone.
+    is_solo: bool
+    #: As the script has them; see `jobs`.
+    items: list[Any]
+    #: Of a shard with priorities: level -> as `delay`.
+    levels: dict[int, float] | None
+    #: Id, microseconds until the first of its payloads expires, id, ...: of those that have a ttl.
+    expiries: Sequence[Any]
+    #: Id -> trace contexts, each followed by a newline, of those that have any.
+    traces: Mapping[bytes, bytes]
+
+    @classmethod
+    def of(cls, reply: list[Any]) -> "TakeReply":
+        delivery, delay, state, _, *items = reply
+        levels: dict[int, float] | None = None
+        expiries: Sequence[Any] = ()
+        traces: Mapping[bytes, Any] = _NOTHING
+        if state & _HAS_LEVELS:
+            levels = {level: micros / 1e6 for level, micros in _pairs(items.pop())}
+        if state & _HAS_TRACES:
+            traces = dict(_pairs(items.pop()))
+        if state & _HAS_EXPIRIES:
+            expiries = items.pop()
+        return cls(
+            delivery, None if delay is None else delay / 1e6, bool(state & _PAUSED), bool(state & _HAS_TTL),
+            bool(state & _SEALED), bool(state & _FULL), bool(state & _SOLO), items, levels, expiries, traces,
+        )  # fmt: skip
+
+    def jobs(self) -> Iterator[tuple[bytes, list[tuple[bytes, float]]]]:
+        """Each id with its payloads and scores, in the order in which they are handed over. `InFlight` does the same,
+        in a hurry.
+        """
+        items = iter(self.items)
+        for item in items:
+            if isinstance(item, list):
+                yield item[0], [(payload, float(score)) for payload, score in zip(item[3::2], item[4::2], strict=True)]
+                continue
+            _, inline = next(items), next(items)
+            score, _, payload = inline.partition(b" ")
+            yield item, [(payload, float(score))]
+
+
+_NOTHING: Mapping[bytes, Any] = MappingProxyType({})
+
+
+class SweepReply(NamedTuple):
+    """The payloads and buried jobs that were removed."""
+
+    #: Payloads that had expired, and buried jobs.
+    expired: int
+    removed: int
+    #: There is more to be swept at once.
+    more: bool
+    #: Id -> how many of its payloads had expired.
+    expired_of: dict[bytes, int]
+    removed_ids: list[bytes]
+
+    @classmethod
+    def of(cls, reply: Sequence[Any]) -> "SweepReply":
+        expired, removed, more, counts, ids = reply
+        return cls(expired, removed, bool(more), dict(_pairs(counts)), ids)
+
+
+class MoveReply(NamedTuple):
+    """A step of the jobs that leave a sealed shard."""
+
+    step: int
+    kind: Literal[b"waiting", b"morgue", b"schedules", b"rest", b"end"]
+    #: The clock of the shard and its features, as `move_in` takes them.
+    clock: bytes
+    features: bytes
+    #: Id, score, and the rest of a job: "score payload", or a list.
+    items: list[tuple[bytes, bytes, Any]]
+
+    @classmethod
+    def of(cls, reply: Sequence[Any]) -> "MoveReply":
+        step, kind, clock, _, _, features = reply[:6]
+        return cls(step, kind, clock, features, list(zip(reply[6::3], reply[7::3], reply[8::3], strict=True)))
+
+    @property
+    def jobs(self) -> int:
+        """How many of its items are jobs."""
+        return len(self.items) if self.kind in (b"waiting", b"morgue") else 0
 
 
 class PrepareReply(IntEnum):
@@ -85,17 +213,8 @@ class OpenReply(IntEnum):
     ABSENT = 2
 
 
-class PushCall(Call[int]):
-    """Jobs for a shard. ``data``: as `lowq.push.calls.push_arguments` makes it."""
-
-    __slots__ = ()
-
-    def __init__(self, prefix: str, data: list[bytes] | None = None) -> None:
-        super().__init__("push", prefix, (), data)
-
-
 class ShardScripts:
-    """The scripts of the shard with this key prefix."""
+    """The scripts that the holder of the shard with this key prefix runs, and those that make and move shards."""
 
     __slots__ = ("prefix",)
 
@@ -119,8 +238,8 @@ class ShardScripts:
         wants_ids: bool = False,
         reshard: Reshard = "",
     ) -> Call[AcquireReply]:
-        """The right to work the shard. ``lease_ttl``: milliseconds; ``charge``: what a dead holder left in flight
-        counts as a crash; ``last_fence``: of the caller's last lease; ``wants_ids``: of the jobs that wait again.
+        """Asks for the lease. ``lease_ttl``: milliseconds; ``charge``: jobs that a dead holder left in flight are
+        charged with a crash; ``last_fence``: of the caller's last lease; ``wants_ids``: of the jobs that wait again.
         """
         args: list[Argument] = [
             time_argument(now), nonce, lease_ttl, shards_count, max_crash_count, jitter_seed, "" if charge else "1",
@@ -136,7 +255,7 @@ class ShardScripts:
         return Call("renew", self.prefix, ["", token, lease_ttl, *more], read=RenewReply.of)
 
     def detach(self, token: str, lease_ttl: int) -> Call[int]:
-        """Leaves the shard, with what is in flight, to a consumer with the same session."""
+        """Leaves the shard, and its jobs in flight, to a consumer with the same session."""
         return Call("detach", self.prefix, ["", token, lease_ttl])
 
     def surrender(self, token: str, leave: int | None = None) -> Call[int]:
@@ -175,84 +294,8 @@ class ShardScripts:
         return Call("bury", self.prefix, [time_argument(now), token, delivery, "", "", *items])
 
     def sweep(self, scan_size: int, morgue_ttl: str = "", morgue_max: str = "") -> Call[SweepReply]:
-        """Removes what has expired, and of the morgue what is too old or too much."""
+        """Removes expired payloads, and jobs of the morgue that are too old or too many."""
         return Call("sweep", self.prefix, ["", scan_size, morgue_ttl, morgue_max], read=SweepReply.of)
-
-    # --- what people do to jobs ---
-
-    def perform_now(self, ids: Iterable[Id], attempt: str = "", not_after: str = "", now: str = "") -> Call[list[int]]:
-        """``not_after``, here and below: only jobs whose time is not after this; "": any."""
-        return Call("perform_now", self.prefix, [now, attempt, not_after, *ids])
-
-    def kick(self, ids: Iterable[Id], attempt: str, not_after: str = "", now: str = "") -> Call[list[int]]:
-        return Call("kick", self.prefix, [now, attempt, not_after, *ids])
-
-    def delete(
-        self, ids: Iterable[Id], attempt: str, where: str = "", not_after: str = "", now: str = ""
-    ) -> Call[list[int]]:
-        """``where``: "waiting", "morgue", or "" for both."""
-        return Call("delete", self.prefix, [now, attempt, where, not_after, *ids])
-
-    def bury(
-        self, ids: Iterable[Id], reason: bytes, attempt: str, not_after: str = "", now: str = ""
-    ) -> Call[list[int]]:
-        items = [part for job_id in ids for part in (job_id, reason, 0)]
-        return Call("bury", self.prefix, [now, "", "", attempt, not_after, *items])
-
-    def pause(self, pauses: bool, by: Argument = "", attempt: str = "", now: Argument = "") -> Call[int]:
-        return Call("pause", self.prefix, [now, attempt, "1" if pauses else "", by])
-
-    def drop(self, jobs: int, attempt: str = "", *, asks: bool = False) -> Call[DropReply]:
-        """``jobs``: how many of each kind at most; ``asks``: only whether it might be dropped."""
-        return Call("drop", self.prefix, ["", attempt, jobs, "1" if asks else ""], read=DropReply.of)
-
-    # --- looking ---
-
-    def stats(self, now: float | None = None) -> Call[StatsReply]:
-        return Call("stats", self.prefix, [time_argument(now)], read=StatsReply.of)
-
-    def why(self, job_id: Id, now: float | None = None) -> Call[WhyReply]:
-        """All that decides whether an id is performed now."""
-        return Call("why", self.prefix, [time_argument(now), job_id], read=WhyReply.of)
-
-    def fetch_jobs(
-        self, ids: Sequence[Id], where: str, max_payloads: int, max_bytes: int, now: float | None = None
-    ) -> Call[list[Any]]:
-        """``where``: "taken", "waiting", "morgue", or "" for the first of these in which the id is."""
-        return Call("fetch_jobs", self.prefix, [time_argument(now), where, max_payloads, max_bytes, *ids])
-
-    def scan(self, base: str, cursor: bytes, wanted: Sequence[Argument], count: int, now: str) -> Call[ScanReply]:
-        return Call("scan", self.prefix, [now, base, cursor, *wanted, count], read=ScanReply.of)
-
-    def range_page(self, args: Sequence[Argument], now: str) -> Call[RangeReply]:
-        return Call("range_page", self.prefix, [now, *args], read=RangeReply.of)
-
-    def bulk_bounds(self, base: str, low: str, high: str, level: int | None = None, now: str = "") -> Call[BoundsReply]:
-        return Call(
-            "bulk_bounds", self.prefix, [now, base, low, high, "" if level is None else level], read=BoundsReply.of
-        )
-
-    def examine(self, what: str, cursor: bytes) -> Call[ExamineReply]:
-        """The next entries of the set ``what``; b"0" begins."""
-        return Call("examine", self.prefix, ["", what, cursor], read=ExamineReply.of)
-
-    def examine_ids(self, kind: bytes, ids: Iterable[Id]) -> Call[ExamineReply]:
-        """Ids that have a key of that kind."""
-        return Call("examine", self.prefix, ["", kind, "", *ids], read=ExamineReply.of)
-
-    def snapshot(self, now: str = "") -> Call[SnapshotReply]:
-        """What the shard's own keys say, at one moment."""
-        return Call("shard_snapshot", self.prefix, [now], read=SnapshotReply.of)
-
-    # --- the doctor ---
-
-    def repair(self, what: str, ids: Iterable[Id], now: str = "") -> Call[list[int]]:
-        """``what``: as of `examine`."""
-        return Call("repair", self.prefix, [now, what, *ids])
-
-    def repair_shard(self, code: str, argument: str) -> Call[int]:
-        """``argument``: milliseconds of a lease without an end, or the shards_count of the queue."""
-        return Call("repair_shard", self.prefix, ["", code, argument])
 
     # --- reshards ---
 
@@ -289,3 +332,7 @@ class ShardScripts:
     def set_schedule(self, name: str, before: bytes, record: bytes) -> Call[int]:
         """Changes the record of a schedule from ``before``; b"": none. Replies 0: it is another one."""
         return Call("set_schedule", self.prefix, ["", name, before, record])
+
+
+def _pairs(flat: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    return zip(flat[::2], flat[1::2], strict=True)

@@ -15,8 +15,8 @@ from weakref import ref
 from redis import exceptions
 
 from lowq.errors import RedisRefused, RedisUnavailable
+from lowq.store.calls import Deadline
 from lowq.store.connection import start_thread
-from lowq.store.deadline import Deadline
 from lowq.store.keys import SLOTS, slot_of
 from lowq.store.pool import Pool
 
@@ -32,7 +32,7 @@ ASK_TIMEOUT = 1.0
 ASK_PAUSES = (0.1, 0.5)
 #: Seconds that a primary has to answer which did not answer before: at first, how much more each time, and at most.
 PROBE_TIMEOUTS = (0.1, 0.1, 1.0)
-#: What it is asked about, like a key of lowq's, for who may name no others.
+#: The key that it is asked for: one of lowq's, as the user may have no right to others.
 PROBE_KEY = b"lowq:v1:nodes"
 
 
@@ -80,11 +80,11 @@ class Topology:
         raise RedisRefused(f"the server is part of a cluster ({error} was its answer); use redis+cluster://")
 
     def follow(self) -> None:
-        """Has sentinels asked, for those who use connections of their own. It does not block."""
+        """Has sentinels asked, for a caller with a connection of its own. It does not block."""
         self._pool.follow()
 
     def find_again(self, key: str) -> None:
-        """Finds out which primary has the keys, as what is known is wrong. It blocks."""
+        """Finds out anew which primary has the keys. It blocks."""
         raise RedisRefused(f"the server of {key} is part of a cluster; use redis+cluster://")
 
     def failed(self, pool: Pool, error: Exception, deadline: Deadline | None) -> None:
@@ -95,7 +95,7 @@ class Topology:
 
     @property
     def is_partial(self) -> bool:
-        """Whether a primary does not answer or serve: what others answer says nothing about it."""
+        """Whether a primary does not answer or serve, while others may."""
         return False
 
     @property
@@ -112,7 +112,7 @@ class Topology:
         self._pool.reset()
 
     def close(self) -> None:
-        """Closes the connections that nobody uses."""
+        """Closes the connections that are not in use."""
         self._pool.close()
 
 
@@ -127,12 +127,12 @@ class _Silence:
 class Cluster(Topology):
     """Which primary serves which slots, as one of the nodes says. They are asked at first, when a primary says that a
     slot has moved, and when one does not answer or does not serve: another one may have its slots by now. So that the
-    nodes are not asked too often, there is a pause between two times, whoever asks.
+    nodes are not asked too often, there is a pause between two times, for all callers together.
 
     A primary that does not answer or serve is *silent*: calls without a deadline fail at once, until it has answered or
-    another one has its slots. Who works shards of several primaries waits for none of them alone. Which of the two it
-    is two threads find out, that live as long as one is silent: nobody who works may have to wait for the answer, and
-    who asks the nodes does not wait for those that are silent.
+    another one has its slots. So a node with shards of several primaries waits for none of them alone. Two threads find
+    out which of the two it is, and live as long as a primary is silent: one asks the silent ones, the other asks the
+    nodes, so that it does not wait for the silent ones.
     """
 
     has_several_primaries = True
@@ -151,7 +151,7 @@ class Cluster(Topology):
         self._doubted: dict[Address, None] = {}
         #: Primaries that did not answer or serve.
         self._silent: dict[Address, _Silence] = {}
-        #: Whether what is known of the slots may be out of date.
+        #: Whether the known slots may be out of date.
         self._is_stale = False
         #: When they may be asked again, monotonic, and the pause after that.
         self._ask_at = -float("inf")
@@ -171,7 +171,7 @@ class Cluster(Topology):
         slot = slot_of(key)
         if not self._slots:
             self._refresh(deadline)
-        elif self._is_stale or self._slots[slot] is None:  # or who was asked did not know it yet
+        elif self._is_stale or self._slots[slot] is None:  # or the node that was asked did not know it yet
             self._look_again(deadline)
         address = self._slots[slot]
         if address is None:
@@ -233,7 +233,7 @@ class Cluster(Topology):
             return self.pool_at((host, port))
         slot = slot_of(key)
         if not host and (before := self._slots[slot]) is not None:
-            host = before[0]  # cluster-preferred-endpoint-type unknown-endpoint: the host of who was asked
+            host = before[0]  # cluster-preferred-endpoint-type unknown-endpoint: the host that was asked
         self._slots[slot] = host, port
         self._is_stale = True
         self._look_again(deadline)
@@ -254,7 +254,7 @@ class Cluster(Topology):
         try:
             self._refresh(deadline)
         except (exceptions.RedisError, RedisUnavailable):
-            return  # what was known may still hold
+            return  # the known slots may still hold
         if not self._silent and None not in self._slots:
             self._pause = ASK_PAUSES[0]
 
@@ -370,6 +370,6 @@ def _watch_silent(reference: "ref[Cluster]", look: Callable[[Cluster], None]) ->
     pause = ASK_PAUSES[0]
     while (cluster := reference()) is not None and cluster.is_watched:
         look(cluster)
-        del cluster  # nobody else may need it by now
+        del cluster  # it may be garbage by now
         time.sleep(pause * random.uniform(0.5, 1.0))
         pause = min(2 * pause, ASK_PAUSES[1])

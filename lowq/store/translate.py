@@ -18,13 +18,12 @@ from lowq.errors import (
 )
 from lowq.store import untrusted
 
-#: What Redis and Valkey say when the user may not do what a script does.
+#: Errors of Redis and Valkey when the user has no right to a command of a script.
 _FORBIDDEN_IN_SCRIPT = ("The user executing the script can't", "ACL failure in script")
 
 
 _USE_PRIMARY = "redis_url must name the primary, unless this server becomes it (a failover, REPLICAOF NO ONE)"
-#: What a server says that can't serve now: redis-py's error, if it has one; its code, what the server is or does, and
-#: what to do.
+#: Errors of a server that can't serve now: redis-py's error, if it has one; its code; the state of the server; advice.
 _NOT_READY: list[tuple[type[Exception] | None, str, str, str]] = [
     (exceptions.ReadOnlyError, "READONLY", "is a read-only replica", _USE_PRIMARY),
     (exceptions.MasterDownError, "MASTERDOWN", "is a replica that has lost its primary", _USE_PRIMARY),
@@ -41,7 +40,7 @@ class _Call(Protocol):
 
 
 class Refusal(LowqError):
-    """A script refused for a reason that its caller explains: a code, and what follows it."""
+    """A script refused for a reason that its caller explains: a code and a detail."""
 
     def __init__(self, code: str, detail: str) -> None:
         super().__init__(f"{code} {detail}")
@@ -132,7 +131,7 @@ def is_forbidden(error: Exception) -> bool:
 
 
 def without_password(url: str) -> str:
-    """The URL as it may be shown. Also what is no URL at all, such as one with a bare / in its password."""
+    """The URL as it may be shown. Also of a text that is no URL, such as one with a bare / in its password."""
     scheme, _, rest = url.partition("://")
     before, _, hosts = rest.rpartition("@")
     if "=" in before.partition("?")[2]:  # an @ of the options, among which there may be a password

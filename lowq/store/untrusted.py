@@ -1,7 +1,7 @@
-"""What Redis holds may come from any version, tool or hand: read here so that a bad value costs only its own row.
+"""Reads values of Redis, which may come from any version, tool or hand, so that a bad value costs only its own row.
 
-Each of these gives a value that is what it says, finite and of a sane size, or nothing. Nothing raises. What had to be
-left out is said in the log, once.
+Each function returns a value of its kind, finite and of a sane size, or None. None of them raises. A value that had to
+be left out is logged, once.
 """
 
 import json
@@ -13,18 +13,18 @@ from lowq.logs import get_log
 
 log = get_log("lowq.store")
 
-#: What is between the scores of two priorities in `due`.
+#: The distance between the scores of two priorities in `due`.
 LEVEL = 2.0**33
 #: Whole numbers beyond this are no count, size or time of ours.
 MAX_NUMBER = 2**53
-#: What was left out and logged. Beyond so many, nothing more is logged.
+#: So many values that were left out are logged, and no more.
 _MAX_LOGGED = 1000
 
 _logged: set[tuple[str, bytes | str]] = set()
 
 
 def log_skipped(what: str, where: bytes | str, why: str) -> None:
-    """Says once that something can't be read. ``what`` and ``where`` identify it."""
+    """Logs once that a value can't be read. ``what`` and ``where`` identify it."""
     if (what, where) in _logged or len(_logged) >= _MAX_LOGGED:
         return
     _logged.add((what, where))
@@ -34,7 +34,7 @@ def log_skipped(what: str, where: bytes | str, why: str) -> None:
     )  # fmt: skip
 
 
-# --- what is written as text ---------------------------------------------------------------------------------
+# --- values as text ---
 
 
 @overload
@@ -70,12 +70,12 @@ def perform_at(score: bytes | None) -> float | None:
 
 
 def count(raw: bytes | str | float | None) -> int:
-    """A counter; 0 for what is none."""
+    """A counter; 0 if it is none."""
     value = finite(raw)
     return int(value) if value is not None and 0 <= value <= MAX_NUMBER else 0
 
 
-# --- what is written as JSON ---------------------------------------------------------------------------------
+# --- values of JSON ---
 
 
 def json_object(data: bytes | str) -> dict[str, Any] | None:
@@ -111,9 +111,7 @@ def text(value: Any) -> str | None:
 
 
 def plain(value: Any, depth: int = 4) -> Any:
-    """The value with nothing in it that can't be shown: what is no text, sane number, bool or None, or lies too deep,
-    is None.
-    """
+    """The value as it can be shown: parts that are no text, sane number, bool or None, or lie too deep, become None."""
     if isinstance(value, dict) and depth:
         names = {text(name): item for name, item in value.items()}
         return {name: plain(item, depth - 1) for name, item in names.items() if name is not None}
@@ -133,5 +131,5 @@ def deeper_than(value: Any, levels: int) -> bool:
 
 
 def _boxes(items: Iterable[Any]) -> list[Any]:
-    # By identity: what a decoder of somebody's own gives may have the same box in many places.
+    # By identity: the value of a custom decoder may have the same box in many places.
     return list({id(item): item for item in items if isinstance(item, dict | list | tuple)}.values())

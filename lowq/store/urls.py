@@ -23,14 +23,14 @@ from lowq.store.translate import without_password
 #: that the calls to it fail at once until it has answered, so that work on the other primaries goes on.
 CLUSTER_SOCKET_TIMEOUT = 1.0
 
-#: What the URL of a Sentinel or a cluster may say of TLS: options of redis-py that are the same in all its releases.
+#: Options for TLS in the URL of a Sentinel or a cluster: those of redis-py that are the same in all its releases.
 TLS_OPTIONS = (
     "ssl_ca_certs", "ssl_ca_path", "ssl_ca_data", "ssl_cert_reqs", "ssl_check_hostname", "ssl_certfile", "ssl_keyfile",
     "ssl_password", "ssl_ciphers",
 )  # fmt: skip
-#: And of who asks the sentinels, where they are not open to all.
+#: Options for the login to sentinels.
 SENTINEL_OPTIONS = ("sentinel_username", "sentinel_password")
-#: Seconds that a sentinel has for an answer. Nobody waits for it who knows a primary.
+#: Seconds that a sentinel has for an answer. A call waits for it only while no primary is known.
 SENTINEL_TIMEOUT = 2.0
 
 
@@ -68,7 +68,7 @@ def topology_of(url: str, size: int, timeout: float, socket_timeout: float, stor
                 return _plain_pool(node_url, options, size, timeout, is_of_cluster=True)
 
             for seed in seeds:
-                make_pool(seed)  # what is wrong with the URL is said now
+                make_pool(seed)  # raises now what is wrong with the URL
             return Cluster(seeds, make_pool)
         return Topology(_plain_pool(url, options, size, timeout))
     except ValueError as error:
@@ -97,7 +97,7 @@ def _plain_pool(url: str, options: dict[str, Any], size: int, timeout: float, *,
 
 
 def _check(connect: Callable[[], Any]) -> None:
-    """Makes a connection, which nobody connects.
+    """Makes a connection and drops it unconnected.
 
     Raises:
         ValueError: redis-py doesn't take one of its options.
@@ -111,9 +111,9 @@ def _check(connect: Callable[[], Any]) -> None:
 
 
 def _without_options(base: str, rest: str, more: tuple[str, ...] = ()) -> tuple[str, str]:
-    """What a URL of several servers says behind its scheme without its options, and these with their question mark, as
-    they are for each of the servers. ``base``: the scheme of one server, ``redis`` or ``rediss``; ``more``: options
-    that are known besides.
+    """Parts the URL of several servers, behind its scheme: without its options, and these with their question mark, as
+    each of the servers has them. ``base``: the scheme of one server, ``redis`` or ``rediss``; ``more``: further options
+    that are known.
     """
     hosts, mark, options = rest.partition("?")
     if "@" in options or "#" in rest:
@@ -170,5 +170,5 @@ def _sentinel_pool(base: str, rest: str, options: dict[str, Any], size: int, tim
     return SentinelPool(primary, connect, size, timeout)
 
 
-#: By what their URLs say of the sentinels and the service.
+#: By the part of their URLs that names the sentinels and the service.
 _followed: dict[tuple[str, str, str, str], FollowedPrimary] = {}

@@ -18,9 +18,8 @@ from lowq.errors import ConfigError, JobError
 from lowq.job import JobId, JobOptions
 from lowq.shards.shard import Shard
 from lowq.store import Call, Client, Command, Wait, new_store
-from lowq.store.deadline import Deadline
+from lowq.store.calls import Deadline, time_argument, time_of
 from lowq.store.keys import queue_of_prefix
-from lowq.store.scripts import time_argument, time_of
 from lowq.testing import drainer
 from lowq.testing.drainer import ERRORS_KEPT, Drained, worker_of
 from lowq.testing.order import OrderCheck

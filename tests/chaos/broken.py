@@ -22,7 +22,7 @@ from lowq.shards.maintenance import Sweeper
 from lowq.shards.outage import Outage
 from lowq.shards.shard import Shard
 from lowq.store import Client
-from lowq.store.scripts import load_scripts
+from lowq.store.calls import load_scripts
 from lowq.work.loop import Loop
 from tests.mutants import ACKED_STAY, ANY_DELIVERY, NEVER_PUSHED, NO_FENCE, break_scripts, having
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import redis.connection
 
-from lowq.store.scripts import load_scripts
+from lowq.store.calls import load_scripts
 from tests.history import History
 
 _EVALSHA = re.compile(rb"EVALSHA\r\n\$40\r\n([0-9a-f]{40})")

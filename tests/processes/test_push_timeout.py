@@ -137,7 +137,7 @@ def test_the_time_that_the_callers_own_code_takes_is_not(
 ) -> None:
     ahead = 0.0
     clock = time.monotonic
-    monkeypatch.setattr("lowq.store.deadline.time.monotonic", lambda: clock() + ahead)
+    monkeypatch.setattr("lowq.store.calls.time.monotonic", lambda: clock() + ahead)
 
     def slow() -> Iterator[dict[str, Any]]:
         nonlocal ahead

@@ -10,7 +10,7 @@ from lowq.shards.delivery import Failure
 from lowq.shards.lease import Lease
 from lowq.shards.shard import Shard
 from lowq.store.keys import shard_prefix
-from tests.rules.support import NOW, TTL, report
+from tests.rules.support import NOW, TTL, report, run_script
 
 SHARDS = 3
 
@@ -32,7 +32,7 @@ class QueueRig:
         for item in jobs:
             moment = "" if now is None else repr(now)
             head: list[str | int] = [moment, f"token-{next(self._tokens)}", "", SHARDS, "4 anew=1", 15, ""]
-            self.client.run("push", self.prefix_of(item[0].decode()), *head, *item)
+            run_script(self.client, "push", self.prefix_of(item[0].decode()), *head, *item)
 
     def prefix_of(self, job_id: str) -> str:
         return shard_prefix("lowq", "Orders", shard_of(job_id.encode(), SHARDS))

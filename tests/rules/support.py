@@ -14,7 +14,7 @@ from lowq.shards.lease import Lease
 from lowq.shards.shard import Shard
 from lowq.store import Call, Client
 from lowq.store.keys import SHARD_KEYS, shard_prefix
-from lowq.store.shard_replies import TakeReply
+from lowq.store.shard import TakeReply
 from tests.leases import run_out
 from tests.waiting import PATIENCE
 
@@ -93,6 +93,11 @@ def jobs_of(reply: list[Any]) -> list[list[bytes]]:
 def as_redis_answers(call: Call[Any]) -> Call[Any]:
     """The same call, whose reply has no names."""
     return Call(call.script, call.key, call.args, call.data)
+
+
+def run_script(client: Client, script: str, key: str, *args: str | bytes | int | float) -> Any:
+    """Runs a script; its reply is as Redis has it."""
+    return client.call(Call[Any](script, key, args))
 
 
 class ShardRig:
@@ -181,7 +186,7 @@ class ShardRig:
         return reply
 
     def run(self, script: str, *args: str | bytes | int | float) -> Any:
-        return self.client.run(script, self.prefix, *args)
+        return run_script(self.client, script, self.prefix, *args)
 
     def lose_reply(self, call: Call[Any]) -> None:
         """The call gets through, and its reply gets lost."""

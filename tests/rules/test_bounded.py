@@ -26,6 +26,7 @@ from lowq.store import parse_info
 from lowq.store.keys import shard_prefix
 from tests.redis_server import RedisServer
 from tests.rows import case
+from tests.rules.support import run_script
 
 pytestmark = pytest.mark.slow  # it measures times, too
 
@@ -222,7 +223,7 @@ def test_large_payloads_are_read_a_few_at_a_time(app: Lowq, queue: Queue) -> Non
         put(job_id, 100 if job_id == "fattest" else 3)
     with short_calls(app):
         assert [len(found(queue.peek(job_id)).payloads) for job_id in ("fattest", "fat-00")] == [1, 1]
-    reply = app.client.run("fetch_jobs", PREFIX, repr(NOW), "", MAX_PAYLOADS, MAX_BYTES, *ids)
+    reply = run_script(app.client, "fetch_jobs", PREFIX, repr(NOW), "", MAX_PAYLOADS, MAX_BYTES, *ids)
     assert sum(len(part) for job in reply for part in job if isinstance(part, bytes)) < 2 * MIB
     assert len(queue.fetch(ids)) == 41
     assert found(queue.peek("fattest")).payloads_count == 100

@@ -22,8 +22,8 @@ from lowq.errors import (
     ScriptError,
     TimeLimitExceeded,
 )
-from lowq.push.background import OnDemandThread
 from lowq.push.batcher import ThreadPushes
+from lowq.push.router import OnDemandThread
 from lowq.queue import Queue
 from lowq.sharding import shard_of
 from lowq.store import Call, Client

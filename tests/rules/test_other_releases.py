@@ -6,6 +6,7 @@ from typing import Any
 import lowq
 from lowq.node.node import Node
 from lowq.store.keys import nodes_key, queues_key, shard_prefix
+from tests.rules.support import run_script
 from tests.waiting import PATIENCE, until
 
 PREFIX = shard_prefix("lowq", "Orders", 0)
@@ -66,11 +67,11 @@ def test_a_node_of_another_release_has_its_share_and_is_listed(app: lowq.Lowq) -
     part = json.dumps({"queues": {"Orders": 1}, "novelty": [1]})
     details: dict[str, Any] = {"host": "h", "version": "99.0", "queues": ["Orders"], "novelty": {"deep": []}}
     key = nodes_key("lowq")
-    app.client.run("heartbeat", key, "", "h:1:abcdef", part, json.dumps(details), 60)
+    run_script(app.client, "heartbeat", key, "", "h:1:abcdef", part, json.dumps(details), 60)
     (node,) = app.nodes()
     assert (node.name, node.version, node.host) == ("h:1:abcdef", "99.0", "h")
     queue.push({"id": 1})
-    app.client.run("heartbeat", key, "", "h:2:abcdef", part, json.dumps(details | {"version": "98.0"}), 60)
+    run_script(app.client, "heartbeat", key, "", "h:2:abcdef", part, json.dumps(details | {"version": "98.0"}), 60)
     assert "version_drift" in {finding.code for finding in app.examine(patience=0)}
 
 

@@ -32,7 +32,7 @@ from lowq.errors import (
 from lowq.push.push import CHUNK_JOBS
 from lowq.queue import Queue
 from lowq.sharding import shard_of
-from lowq.store import Call, Client, Command, calls, connection
+from lowq.store import Call, Client, Command, connection, pool
 from lowq.store.keys import queues_key, shard_prefix
 from tests.batches import Batch, within_batch
 from tests.redis_server import RedisServer
@@ -610,7 +610,7 @@ class TestOrderWhateverIsRefused:
             with case(lost):
                 queue, number = self.new_queue(app, f"Orders{row}"), -1
                 with monkeypatch.context() as patched:
-                    patched.setattr(calls, "read_reply", break_at)
+                    patched.setattr(pool, "read_reply", break_at)
                     assert queue.push({"id": "x", "payload": payload} for payload in range(self.COUNT)) == self.COUNT
                 assert payloads(queue, "x") == list(range(self.COUNT))
 

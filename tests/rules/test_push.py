@@ -8,10 +8,10 @@ import pytest
 from lowq.codec import EncodedJob, load_payload
 from lowq.errors import LeaseLost, RedisFull
 from lowq.store import Refusal
-from lowq.store.shard_replies import RenewReply
+from lowq.store.shard import RenewReply
 from tests.redis_server import RedisServer
 from tests.rows import case
-from tests.rules.support import NOW, TICK, TTL, Channel, ShardRig, emptied_rig, handed, job, report, retry
+from tests.rules.support import NOW, TICK, TTL, Channel, ShardRig, emptied_rig, handed, job, report, retry, run_script
 
 # --- ids, payloads and times ---
 
@@ -306,7 +306,7 @@ def test_a_full_server_refuses_pushes_and_everything_else_works(full_rig: ShardR
     report(shard, "release", [("d", 1.0)], later)
     report(shard, "bury", [("e", b"no", [])], later)
     assert shard.in_flight.take(0, later).jobs == []
-    rig.client.run("heartbeat", "lowq:v1:nodes", "", "node", "", "{}", 60)
+    run_script(rig.client, "heartbeat", "lowq:v1:nodes", "", "node", "", "{}", 60)
     (renewed,) = rig.client.run_many([shard.lease.renew_call(TTL)])
     assert isinstance(renewed, RenewReply), renewed
     other = rig.crash("second", later)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from lowq.push import shared_lookup
-from lowq.push.background import in_own_thread
-from lowq.push.shared_lookup import SharedLookup
+from lowq.coroutines import in_own_thread
+from lowq.push import target
+from lowq.push.target import SharedLookup
 from tests.waiting import NEVER, PATIENCE, auntil, until
 
 setting: contextvars.ContextVar[str] = contextvars.ContextVar("setting", default="unset")
@@ -196,7 +196,7 @@ def test_a_signal_handler_that_raises_while_the_lookup_begins_keeps_nobody_waiti
 
     async def main() -> None:
         with monkeypatch.context() as patched:
-            patched.setattr(shared_lookup, "in_own_thread", interrupted)
+            patched.setattr(target, "in_own_thread", interrupted)
             with pytest.raises(Interrupted):
                 await lookup.get()
         lookup.goes_on.set()

@@ -14,9 +14,9 @@ from typing import Any
 
 import redis.utils
 
+from lowq.store.calls import Script
 from lowq.store.embedded import encode, take_command
 from lowq.store.keys import SLOTS, slot_of
-from lowq.store.scripts import Script
 from tests.simulation.machine import NETWORK, Socket
 from tests.simulation.store import Session, new_store
 from tests.simulation.world import Process, World

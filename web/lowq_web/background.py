@@ -32,8 +32,8 @@ from lowq.inspection import JobFilter, Snapshot
 from lowq.operate.actions import ACTIONS, ActionName
 from lowq.operate.reshard import reshard
 from lowq.store import registry, untrusted
+from lowq.store.calls import time_of
 from lowq.store.keys import MAX_SHARDS, is_queue_name, tasks_key
-from lowq.store.scripts import time_of
 from lowq_web.journal import Actor, Entry
 from lowq_web.stats_cache import StatsCache
 

@@ -19,7 +19,7 @@ from lowq import inspection
 from lowq.observe.histories import Flow, read_flows, total_history
 from lowq.operate.nodes import NodeInfo, StuckBatch, stuck_batches
 from lowq.operate.stats import forecast_of
-from lowq.store.scripts import time_of
+from lowq.store.calls import time_of
 from lowq_web.single_flight import SingleFlight
 
 #: Seconds between two reads, at least, and for each shard.

@@ -25,6 +25,7 @@ from lowq.observe.tallies import Counted, EndedBatch, record_call
 from tests.processes.cli.support import WORKERS, Cli, Start, lines_of, working_in
 from tests.redis_server import RedisServer
 from tests.rows import case
+from tests.rules.support import run_script
 from tests.waiting import PATIENCE, until
 
 # --- verbs that look, in this process ---
@@ -227,7 +228,7 @@ def record(cli: Cli, queue: str, after: Counted, **more: Any) -> None:
     """As a node does that has counted so much."""
     nothing = Counted(0, 0, 0.0, (0,) * (len(BOUNDS) + 1))
     call = record_call(f"lowq:v1:history:{queue}", nothing, after, 5.0, **more)
-    cli.app.client.run(call.script, call.key, *call.args)
+    cli.app.client.call(call)
 
 
 def counted(runs: int, longest: int = 0, **more: Any) -> Counted:
@@ -289,7 +290,7 @@ def test_errors_tell_what_fails_most_or_what_failed_last(cli: Cli) -> None:
     for queue, count, ago, text in (("A", 7, 7200.0, "E: \x1b[2J most"), ("B", 2, 60.0, "E: latest")):
         cli.app.queue(queue, 1).push({"id": 1})
         words: list[Any] = [repr(now - ago), 200, 3600, "0123456789ab", count, "7", text]
-        cli.app.client.run("record_errors", f"lowq:v1:error_groups:{queue}", *words)
+        run_script(cli.app.client, "record_errors", f"lowq:v1:error_groups:{queue}", *words)
     header, *rows = [re.split(r"  +", line.strip()) for line in lines_of(cli("errors"))]
     assert header == ["COUNT", "24 H", "LAST", "FIRST", "QUEUE", "GROUP", "ID", "ERROR"]
     assert [(row[0], *row[4:]) for row in rows] == [

@@ -12,6 +12,7 @@ from lowq.schedules import Schedule, schedules_queue
 from lowq.store.keys import nodes_key
 from tests.processes.cli.support import Cli
 from tests.rows import case
+from tests.rules.support import run_script
 
 
 class Schedules(Cli):
@@ -24,7 +25,7 @@ class Schedules(Cli):
         known = [Schedule("weekly", "0 8 * * 1", "Europe/Berlin"), Schedule("often", 2, missed="all")]
         tables = {schedule.name: schedule.shown() for schedule in known}
         details = json.dumps({"schedules": {"Report": tables}})
-        self.app.client.run("heartbeat", nodes_key("lowq"), "", "host:1:a", "", details, 60)
+        run_script(self.app.client, "heartbeat", nodes_key("lowq"), "", "host:1:a", "", details, 60)
         for queue, schedules in (("Report", known), ("Other", [Schedule("weekly", 60)])):
             self.app.registrations.enter(queue, 2)
             self.app.registrations.enter(schedules_queue(queue), 1)

@@ -18,6 +18,7 @@ from lowq.store.keys import nodes_key, shard_prefix
 from tests.processes.conftest import MakeRig
 from tests.processes.support import TTL, until
 from tests.redis_server import RedisServer
+from tests.rules.support import run_script
 
 #: The tests' server persists nothing, on purpose. And that a maintenance loop ran late is true on a machine that is
 #: busy.
@@ -120,7 +121,7 @@ class Cli:
         shard = Shard(self.app.client, "lowq", "Orders", 0, shards_count=1, nonce="tester", load_payload=json.loads)
         shard.lease.acquire(600.0)
         says = json.dumps({"queues": ["Orders"], "version": "1", "shards": {"Orders": [0]}})
-        self.app.client.run("heartbeat", nodes_key("lowq"), "", "host:1:tester", "", says, 600)
+        run_script(self.app.client, "heartbeat", nodes_key("lowq"), "", "host:1:tester", "", says, 600)
 
     def __call__(self, *args: str, code: int = 0) -> Result:
         # What is suspicious is looked at for as long as leases last.

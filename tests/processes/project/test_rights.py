@@ -12,11 +12,12 @@ from starlette.testclient import TestClient
 
 import lowq
 import lowq_web
+from lowq.store.calls import load_scripts
 from lowq.store.keys import shard_prefix
-from lowq.store.scripts import load_scripts
 from tests.processes.support import Rig, until
 from tests.redis_server import RedisServer
 from tests.rights import CAN_DO_WITHOUT, as_user, commands, create, refused, rules
+from tests.rules.support import run_script
 from tests.waiting import PATIENCE
 
 PRODUCER, NODE, PEOPLE = "lowq-producer", "lowq-node", "lowq-people"
@@ -154,7 +155,7 @@ def test_a_script_whose_commands_are_not_all_allowed_writes_nothing(server: Redi
             for name, needed in scripts.items():
                 if command in needed - CAN_DO_WITHOUT:
                     with pytest.raises(lowq.RedisRefused, match=rf"[+]{command}\b.*nothing was written"):
-                        app.client.run(name, prefix)
+                        run_script(app.client, name, prefix)
             assert {key: client.dump(key) for key in client.scan_iter()} == before, command
             queue = app.queue("Orders", 1, merge="append")
             if command in (scripts["push"] | {"hget"}) - CAN_DO_WITHOUT:

@@ -7,7 +7,7 @@ from typing import Any
 import lowq
 from lowq.node.node import Node
 from lowq.store.keys import shard_prefix
-from lowq.store.shard import ShardScripts
+from lowq.store.shard_operations import ShardOperations
 from tests.processes.support import until
 from tests.redis_cluster import RedisCluster
 from tests.waiting import NEVER
@@ -15,7 +15,7 @@ from tests.waiting import NEVER
 
 def test_calls_to_all_primaries_are_sent_before_a_reply_is_waited_for(cluster: RedisCluster) -> None:
     primaries = cluster.primaries()
-    calls = [ShardScripts(shard_prefix("lowq", "Sent", shard)).stats() for shard in range(12)]
+    calls = [ShardOperations(shard_prefix("lowq", "Sent", shard)).stats() for shard in range(12)]
     with closing(lowq.Lowq(redis_url=cluster.url)) as app:
         app.client.run_many(calls)  # connects
         for server in primaries:

@@ -169,7 +169,7 @@ def test_what_a_worker_says_of_its_queue_holds_also_where_only_the_name_is_known
 
     strict.perform_async([{"id": "a", "payload": n, "score": n} for n in (1, 2, 3)])
     call = app.registrations.call("strict", 2, strict)
-    app.client.run(call.script, call.key, *call.args)  # as a node enters it
+    app.client.call(call)  # as a node enters it
     other = lowq.Lowq(redis_url=store_url)
     for number, queue in enumerate((strict.queue, other.queue("strict")), 1):
         with case(number), queue.consumer() as consumer:

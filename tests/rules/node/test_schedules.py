@@ -19,6 +19,7 @@ from lowq.store.keys import nodes_key
 from lowq.testing import drain
 from tests.mutants import break_scripts
 from tests.rows import case
+from tests.rules.support import run_script
 
 #: A tick of every schedule of whole hours.
 NOW = 1_800_000_000.0
@@ -58,7 +59,7 @@ class Rig:
 
     def set_raw(self, name: str, expected: bytes, new: bytes) -> int:
         prefix = record_prefixes(self.app, "Report", name)[0]
-        changed: int = self.app.client.run("set_schedule", prefix, "", name, expected, new)
+        changed: int = run_script(self.app.client, "set_schedule", prefix, "", name, expected, new)
         return changed
 
     def register(self) -> None:
@@ -70,10 +71,10 @@ class Rig:
         """A node that lives, and what its code says."""
         tables = {schedule.name: schedule.shown() for schedule in schedules}
         details = json.dumps({"started_at": started_at, "schedules": {"Report": tables}})
-        self.app.client.run("heartbeat", nodes_key("lowq"), "", name, "", details, 60)
+        run_script(self.app.client, "heartbeat", nodes_key("lowq"), "", name, "", details, 60)
 
     def gone(self, name: str) -> None:
-        self.app.client.run("heartbeat", nodes_key("lowq"), "", name, "", "", 60)
+        run_script(self.app.client, "heartbeat", nodes_key("lowq"), "", name, "", "", 60)
 
 
 MakeRig = Callable[..., Rig]

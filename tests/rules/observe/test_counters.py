@@ -27,7 +27,7 @@ def redis_time(app: lowq.Lowq) -> float:
 def send(app: lowq.Lowq, recorder: Recorder, *, is_answered: bool = True) -> None:
     for call in recorder():
         if is_answered:
-            recorder.answered(call, app.client.run(call.script, call.key, *call.args))
+            recorder.answered(call, app.client.call(call))
 
 
 def test_a_perform_counts_in_the_first_bucket_that_is_not_shorter() -> None:

@@ -16,7 +16,7 @@ from lowq.store import Call
 from lowq.store.keys import error_groups_key
 from tests.rows import case
 from tests.rules.queue_rig import QueueRig
-from tests.rules.support import NOW, job, report
+from tests.rules.support import NOW, job, report, run_script
 from tests.waiting import NEVER, PATIENCE, until
 
 KEY = error_groups_key("lowq", "Orders")
@@ -86,7 +86,7 @@ def queue(app: lowq.Lowq) -> Queue:
 
 def record(app: lowq.Lowq, *groups: Any, now: float = NOW, most: int = 200) -> list[bytes]:
     words = [word for group in groups for word in group]
-    fresh: list[bytes] = app.client.run("record_errors", KEY, repr(now), most, 3600, *words)
+    fresh: list[bytes] = run_script(app.client, "record_errors", KEY, repr(now), most, 3600, *words)
     return fresh
 
 
@@ -131,7 +131,7 @@ def test_a_process_gathers_a_bounded_number_and_sends_each_once(app: lowq.Lowq) 
     assert isinstance(call, Call)
     assert len(call.args) == 3 + 4 * 200
     assert recorder() == []
-    app.client.run(call.script, call.key, *call.args)
+    app.client.call(call)
     found = {group.text: group for group in app.queue("Orders", 1).error_groups()}
     assert (found["E: x"].count, found["E: x"].sample_id) == (3, "\udcff")
 

@@ -27,4 +27,4 @@ def tell_of_activities(rig: QueueRig, *activities: dict[str, object] | None) -> 
     """The heartbeat of the node that holds the rig's shards."""
     identity = Identity("tester", {"Orders": SHARDS}, len(activities), "1.0", host="host", pid=7)
     call = Membership(identity, "lowq", silence=60.0, shares=True).heartbeat_call({"performing": activities})
-    rig.client.run(call.script, call.key, *call.args)
+    rig.client.call(call)

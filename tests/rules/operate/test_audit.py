@@ -11,7 +11,7 @@ from lowq.operate.audit import MAX_TEXT
 from lowq.store import Client
 from lowq.store.keys import audit_key
 from tests.rules.queue_rig import QueueRig
-from tests.rules.support import NOW, job
+from tests.rules.support import NOW, job, run_script
 
 pytestmark = pytest.mark.parametrize("store_url", ["memory"], indirect=True)
 
@@ -54,7 +54,7 @@ def test_the_log_is_bounded_in_entries_and_in_text_and_a_repeated_note_leaves_on
     assert (len(entry.who), len(entry.address or "")) == (MAX_TEXT, MAX_TEXT)
     assert [len(text) for text in entry.detail["ids"]] == [MAX_TEXT] * 5
     for token, length in (("a", 2), ("a", 2), ("b", 3), ("c", 3)):
-        rig.client.run("audit_append", KEY, repr(NOW), f'{{"token": "{token}"}}', 3)
+        run_script(rig.client, "audit_append", KEY, repr(NOW), f'{{"token": "{token}"}}', 3)
         assert rig.client.command("LLEN", KEY) == length
 
 

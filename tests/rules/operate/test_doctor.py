@@ -14,7 +14,7 @@ from lowq.shards.lease import Lease
 from lowq.store.keys import shard_prefix
 from tests.rows import case
 from tests.rules.operate.clinic import OTHER, SHARDS, TTL, A, B, Clinic, ids_of, new_clinic
-from tests.rules.support import report
+from tests.rules.support import report, run_script
 from tests.tiers import real_redis_often
 
 VERSIONS = {A: [{"version": 1}, {"version": 2}]}
@@ -254,7 +254,7 @@ def test_payloads_whose_id_is_not_in_the_index_by_time_expire_again_after_a_repa
 
 
 def test_an_id_in_a_shard_that_is_not_its_own_is_left_there(clinic: Clinic) -> None:
-    clinic.client.run("push", clinic.key(""), "", "token", "", SHARDS, "2 anew=1", 15, "", OTHER, "1")
+    run_script(clinic.client, "push", clinic.key(""), "", "token", "", SHARDS, "2 anew=1", 15, "", OTHER, "1")
     assert clinic.finds("wrong_shard", OTHER, repaired=False).shards == (1,)
 
 
@@ -303,10 +303,10 @@ def test_what_is_right_by_the_time_of_the_repair_is_not_touched(clinic: Clinic) 
     clinic.push(A, delay=3600)
     before = clinic.do("ZSCORE", "due", A)
     for what in (*SETS, *(kind.decode() for kind in PAYLOADS)):
-        assert clinic.client.run("repair", clinic.key(""), "", what, A, B) == [0, 0]
+        assert run_script(clinic.client, "repair", clinic.key(""), "", what, A, B) == [0, 0]
     assert clinic.do("ZSCORE", "due", A) == before
     for what in ("lease_endless", "lease_disagrees", "counters", "meta_lost"):
-        assert clinic.client.run("repair_shard", clinic.key(""), "", what, str(SHARDS)) == 0
+        assert run_script(clinic.client, "repair_shard", clinic.key(""), "", what, str(SHARDS)) == 0
 
 
 # --- shards ------------------------------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ def test_shards_beyond_the_number_are_reported(store_url: str) -> None:
     for severity, jobs in (("error", "1 job"), ("warning", "0 jobs")):
         with case(jobs), new_clinic(store_url) as clinic:
             clinic.push(A)
-            clinic.client.run("push", beyond, "", "token", "", 10, "2 anew=1", 15, "", "1", "1")
+            run_script(clinic.client, "push", beyond, "", "token", "", 10, "2 anew=1", 15, "", "1", "1")
             if severity == "warning":
                 clinic.command("DEL", beyond + "due", beyond + "payloads:1")
             finding = clinic.finds("shard_beyond", severity=severity, repaired=False)

@@ -8,7 +8,7 @@ from lowq.shards.delivery import Failure
 from lowq.store.keys import nodes_key, queues_key
 from tests.rows import case
 from tests.rules.operate.clinic import SHARDS, A, B, Clinic, PassingTime, ids_of, new_clinic
-from tests.rules.support import report
+from tests.rules.support import report, run_script
 
 pytestmark = pytest.mark.parametrize("store_url", ["memory"], indirect=True)
 
@@ -191,7 +191,7 @@ def test_what_is_said_of_queues_leases_and_nodes(store_url: str) -> None:
     rows: list[tuple[str, str, str, Callable[[Clinic], object]]] = [
         ("queue_unused", "ok", "", Clinic.key_names),
         ("paused_in_part", "warning", "the queue is paused only in part: shard 1",
-         lambda clinic: clinic.client.run("pause", clinic.key(""), "", "", "1")),
+         lambda clinic: run_script(clinic.client, "pause", clinic.key(""), "", "", "1")),
         ("lease_unknown", "warning", "the lease of shard 1 belongs to stranger, which is no node that lives",
          lambda clinic: clinic.shard(nonce="stranger")),
         ("maintenance_late", "warning", late.format("6.0"), lambda clinic: clinic.node(queues=(), late=6.0)),

@@ -22,8 +22,8 @@ from lowq.operate.job_filter import (
     ids_per_call,
 )
 from lowq.sharding import shard_of
+from lowq.store.calls import load_scripts
 from lowq.store.keys import shard_prefix
-from lowq.store.scripts import load_scripts
 from tests.rows import case
 from tests.rules.queue_rig import SHARDS, QueueRig
 

@@ -15,7 +15,7 @@ from tests.round_trips import counted_round_trips
 from tests.rows import case
 from tests.rules.operate.conftest import tell_of_activities
 from tests.rules.queue_rig import SHARDS, QueueRig
-from tests.rules.support import NOW, job, report
+from tests.rules.support import NOW, job, report, run_script
 
 #: For what is put together in Python, which no store sees.
 on_memory = pytest.mark.parametrize("store_url", ["memory"], indirect=True)
@@ -300,7 +300,7 @@ def test_why_of_what_is_due_or_in_flight_names_the_owner_alive_gone_or_dead(rig:
     nobody = f"shard {rig.shard_index('a')} is leased to nobody"
     why = rig.queue.why("a", now=NOW)
     assert (why.state, why.reason, nobody in why.detail) == ("due", "no_owner", True)
-    rig.client.run("surrender", rig.prefix_of("a"), repr(NOW + 10), rig.own("a").lease.token, "")
+    run_script(rig.client, "surrender", rig.prefix_of("a"), repr(NOW + 10), rig.own("a").lease.token, "")
     assert f"{nobody} for 1 min 30 s now" in rig.queue.why("a", now=NOW + 100).detail
     rig.own("a").lease.lose()
     rig.take("a")
@@ -404,7 +404,7 @@ def test_queues_are_listed_with_their_options(rig: QueueRig) -> None:
 def test_nodes_tell_what_they_say_and_forgive_what_they_do_not(rig: QueueRig) -> None:
     says = {"host": "h", "pid": 7, "threads": 5, "shards": {"Orders": [0, 2]}, "queues": ["Orders"], "news": 1}
     for name, text in (("b", json.dumps(says)), ("a", "{}"), ("c", "no json")):
-        rig.client.run("heartbeat", nodes_key("lowq"), "", name, "", text, 60)
+        run_script(rig.client, "heartbeat", nodes_key("lowq"), "", name, "", text, 60)
     rig.client.command("HSET", nodes_key("lowq"), "silent", "1000000000.5 60 0 {}")
     a, b, *_ = rig.app.nodes()
     assert (a.name, a.host, a.pid, a.queues, a.shards, a.started_at) == ("a", "", 0, (), {}, None)
@@ -424,5 +424,5 @@ def test_shards_tell_their_owner_and_length(rig: QueueRig) -> None:
     assert (info.owner, info.fence, info.length, info.oldest_id) == ("tester", lease.fence, 1, "a")
     assert 0 < (info.lease_seconds or 0) <= 600
     assert all((other.owner, other.fence, other.lease_seconds) == (None, None, None) for other in infos)
-    rig.client.run("heartbeat", nodes_key("lowq"), "", "host:7:tester", "", "{}", 60)
+    run_script(rig.client, "heartbeat", nodes_key("lowq"), "", "host:7:tester", "", "{}", 60)
     assert rig.app.shards(rig.queue)[mine].owner == "host:7:tester"

@@ -30,7 +30,7 @@ from lowq.store.keys import shard_prefix
 from tests.leases import run_out
 from tests.redis_server import RedisServer
 from tests.rows import case
-from tests.rules.support import report
+from tests.rules.support import report, run_script
 from tests.tiers import real_redis_often
 from tests.waiting import NEVER, PATIENCE, until
 
@@ -355,7 +355,7 @@ def test_what_can_not_be_done(app: lowq.Lowq) -> None:
         with case(count), pytest.raises(ConfigError, match="shards_count"):
             queue.reshard(count)
     assert queue.reshard(2) is None
-    heartbeat = partial(app.client.run, "heartbeat", NODES, "", "host:1:a", "")
+    heartbeat = partial(run_script, app.client, "heartbeat", NODES, "", "host:1:a", "")
     heartbeat(json.dumps({"queues": ["Orders"], "strict": True}), 60)
     with pytest.raises(ConfigError, match="strict about"):
         queue.reshard(3)
@@ -668,7 +668,7 @@ def test_an_epoch_is_never_used_again(app: lowq.Lowq, sealed: int) -> None:
     before = entry(app)
     steps = reshard(app, "Orders", 4)
     next(step for step in steps if step.shards_moved >= sealed)
-    app.client.run("prepare_shard", Layout(4, 1).prefix("lowq", "Orders", 0), "", 4, "", "")
+    run_script(app.client, "prepare_shard", Layout(4, 1).prefix("lowq", "Orders", 0), "", 4, "", "")
     enter(app, before)
     if sealed:
         with pytest.raises(Resharding, match="lowq reshard Orders 4"):
@@ -891,10 +891,10 @@ def test_nothing_else_changes_a_sealed_shard(app: lowq.Lowq) -> None:
     prefix = shard_prefix("lowq", "Orders", 0)
     steps = reshard(app, "Orders", 2)
     next(steps)
-    app.client.run("seal", prefix, "", 1, 2, 1)
-    assert app.client.run("sweep", prefix, "", 100, 1, 0)[:2] == [0, 0]
-    assert app.client.run("set_schedule", prefix, "", "tick", "", "{}") == 0
-    assert app.client.run("repair", prefix, "", "leftovers", "0") == [3]
+    run_script(app.client, "seal", prefix, "", 1, 2, 1)
+    assert run_script(app.client, "sweep", prefix, "", 100, 1, 0)[:2] == [0, 0]
+    assert run_script(app.client, "set_schedule", prefix, "", "tick", "", "{}") == 0
+    assert run_script(app.client, "repair", prefix, "", "leftovers", "0") == [3]
     assert (queue.stats().length, queue.stats().morgue_length) == (5, 1)
     list(steps)
     assert queue.stats().expired == 5

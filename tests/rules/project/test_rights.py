@@ -2,7 +2,7 @@
 
 import pytest
 
-from lowq.store.scripts import load_scripts
+from lowq.store.calls import load_scripts
 from tests.rights import allowed, commands
 
 PRODUCER = ("push", "register")

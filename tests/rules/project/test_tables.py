@@ -9,7 +9,7 @@ import lowq
 from lowq.operate.findings import codes, read_kinds
 from lowq.options import QUEUE_OPTIONS, WORKER_OPTIONS, QueueKeywords, WorkerKeywords
 from lowq.settings import SETTINGS, Config
-from lowq.store.scripts import load_scripts
+from lowq.store.calls import load_scripts
 from lowq.workers import Worker
 from tests import option_tables
 from tests.rows import case

@@ -8,7 +8,7 @@ import pytest
 from lowq.shards.membership import Identity, Membership
 from lowq.store.keys import nodes_key
 from tests.rows import case
-from tests.rules.support import NOW, Channel, ShardRig
+from tests.rules.support import NOW, Channel, ShardRig, run_script
 
 KEY = nodes_key("lowq")
 SILENCE = 3.0
@@ -116,12 +116,12 @@ def test_a_node_without_a_part_is_there_and_no_member(registry: Registry) -> Non
 
 def test_a_node_learns_when_the_next_could_be_found_silent(registry: Registry) -> None:
     a, b, c = (registry.node(letter * 6) for letter in "abc")
-    alone, now, *_ = registry.rig.client.run("heartbeat", KEY, repr(NOW), *a.heartbeat_call({}).args[1:])
+    alone, now, *_ = run_script(registry.rig.client, "heartbeat", KEY, repr(NOW), *a.heartbeat_call({}).args[1:])
     assert alone == b""
     assert float(now) == NOW, "the time in Redis, from which the node knows how far its own clock is off"
     registry.beat(b, NOW + 1)
     registry.beat(c, NOW + 2)
-    (first, *_) = registry.rig.client.run("heartbeat", KEY, repr(NOW + 2.5), *a.heartbeat_call({}).args[1:])
+    (first, *_) = run_script(registry.rig.client, "heartbeat", KEY, repr(NOW + 2.5), *a.heartbeat_call({}).args[1:])
     assert float(first) == pytest.approx(1.5)
 
 
@@ -136,7 +136,7 @@ def test_an_entry_that_nobody_understands_is_removed_and_such_a_part_serves_noth
     for part in ("[]", "no json", '{"queues": 3}', '{"queues": {"Orders": "5", "A": 0, "B": 2}}'):
         with case(part):
             command("DEL", KEY)
-            registry.rig.client.run("heartbeat", KEY, repr(NOW), "other", part, "{}", "3")
+            run_script(registry.rig.client, "heartbeat", KEY, repr(NOW), "other", part, "{}", "3")
             a = registry.node("aaaaaa")
             registry.beat(a)
             assert a.members["other"] == ({"B": 2} if "B" in part else {})

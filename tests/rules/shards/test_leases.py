@@ -19,7 +19,7 @@ from lowq.store import Call, Client
 from tests.leases import run_out
 from tests.rows import case
 from tests.rules.shards.dispatching import Waiting
-from tests.rules.support import TTL, job
+from tests.rules.support import TTL, job, run_script
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.parametrize("store_url", ["memory"], indirect=True)
@@ -282,7 +282,7 @@ def test_a_surrender_without_an_answer_is_repeated_and_one_of_a_lost_shard_is_no
 def test_what_is_left_in_flight_of_a_shard_that_is_given_up_is_not_charged(rig: Rig) -> None:
     a, client = rig.shards[0], rig.line.client
     rig.hold(a)
-    client.run("push", a.prefix, "", "token", "", 3, "4 anew=1", 15, "", *job("x"))
+    run_script(client, "push", a.prefix, "", "token", "", 3, "4 anew=1", 15, "", *job("x"))
     a.in_flight.take(1)
     rig.leases.want([])
     rig.leases.give_up()

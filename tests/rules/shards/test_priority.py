@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.rules.support import NOW, Channel, ShardRig, handed, job
+from tests.rules.support import NOW, Channel, ShardRig, handed, job, run_script
 
 LEVEL = 2.0**33
 
@@ -32,7 +32,7 @@ def test_a_batch_takes_one_priority_after_the_other(owned: ShardRig) -> None:
 def test_never_is_never_at_each_priority(owned: ShardRig) -> None:
     owned.push(*(job(f"{level}", priority=level, perform_at=1e300) for level in range(10)))
     assert take(owned, NOW + 1e9, 10) == []
-    assert owned.client.run("stats", owned.prefix, repr(NOW))[:2] == [10, 0]
+    assert run_script(owned.client, "stats", owned.prefix, repr(NOW))[:2] == [10, 0]
 
 
 def test_the_least_urgent_gets_every_tenth_delivery_and_none_starves(owned: ShardRig) -> None:

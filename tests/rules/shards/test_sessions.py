@@ -6,7 +6,7 @@ from lowq.errors import LeaseLost
 from lowq.shards.lease import Lease, LeaseDenied
 from lowq.shards.shard import Shard
 from lowq.store.keys import session_key
-from tests.rules.support import NOW, TTL, Channel, ShardRig, handed, job
+from tests.rules.support import NOW, TTL, Channel, ShardRig, handed, job, run_script
 
 SESSION = "feed" * 4
 
@@ -120,7 +120,7 @@ def test_a_consumer_is_woken_while_it_has_jobs_in_flight_and_a_node_is_not(
 
 def test_a_session_is_one_consumers_until_that_one_gives_it_up(rig: ShardRig) -> None:
     def keep(who: str, milliseconds: int | str = 60_000) -> list[int]:
-        reply: list[int] = rig.client.run("session", session_key("lowq", "abc"), "", who, milliseconds)
+        reply: list[int] = run_script(rig.client, "session", session_key("lowq", "abc"), "", who, milliseconds)
         return reply
 
     for _ in range(2):

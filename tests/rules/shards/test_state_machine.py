@@ -33,7 +33,7 @@ from lowq.operate.integrity import JobScanner, Place, read_shard_snapshots
 from lowq.shards.delivery import Failure
 from lowq.shards.shard import Shard
 from lowq.store import Call, Client, pool
-from lowq.store.scripts import Script, load_scripts
+from lowq.store.calls import Script, load_scripts
 from lowq.store.translate import Refusal
 from tests.mutants import ACKED_STAY, ANY_DELIVERY, NEVER_PUSHED, NO_FENCE, break_scripts
 from tests.rules.model import JITTER, LEVEL, Model, Refused

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lowq.store.keys import limit_key
 from tests.rows import case
 from tests.rules.queue_rig import QueueRig
-from tests.rules.support import NOW
+from tests.rules.support import NOW, run_script
 from tests.waiting import PATIENCE, until
 
 KEY = limit_key("lowq", "concurrency:api")
@@ -45,8 +45,8 @@ class Limit:
             self.calls[holder] += 1
             call = self.calls[holder]
         per, given = ("", has) if self.per is None else (repr(self.per), back)
-        reply = self.rig.client.run(
-            "take_permits", KEY, repr(NOW + at), self.limit, per, holder, call, given, want, repr(TTL)
+        reply = run_script(
+            self.rig.client, "take_permits", KEY, repr(NOW + at), self.limit, per, holder, call, given, want, repr(TTL)
         )
         return Reply(*reply)
 

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from lowq.store import Call, Client
-from lowq.store.calls import MAX_WRITE
-from lowq.store.deadline import Deadline, caller_deadline, caller_limit, deadlines
-from lowq.store.pool import Pool
+from lowq.store.calls import Deadline, caller_deadline, caller_limit, deadlines
+from lowq.store.pool import MAX_WRITE, Pool
 from tests.rows import case
 
 
@@ -18,7 +17,7 @@ from tests.rows import case
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, which stands still until it is set."""
     now = [100.0]
-    monkeypatch.setattr("lowq.store.deadline.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("lowq.store.calls.time.monotonic", lambda: now[0])
     return now
 
 

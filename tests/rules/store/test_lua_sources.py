@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lowq.errors import ConfigError
-from lowq.store.scripts import load_scripts, time_argument
+from lowq.store.calls import load_scripts, time_argument
 from tests.rows import case
 
 FOLDER = Path(__file__).resolve().parents[3] / "lowq" / "store" / "lua"

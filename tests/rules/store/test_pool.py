@@ -14,10 +14,9 @@ import pytest
 from lowq.errors import RedisUnavailable, ScriptError
 from lowq.store import Call, Client, calls, client, pool
 from lowq.store import connection as io
-from lowq.store.calls import Pipeline
+from lowq.store.calls import Deadline, Rights
 from lowq.store.connection import encode
-from lowq.store.deadline import Deadline
-from lowq.store.pool import Pool
+from lowq.store.pool import Pipeline, Pool
 from lowq.store.urls import topology_of
 from tests.waiting import PATIENCE
 
@@ -108,7 +107,7 @@ def check(fake: Pool) -> None:
 
 
 def run_one(made: Client) -> None:
-    made.run("stats", "x:", "")
+    made.call(Call("stats", "x:", [""]))
 
 
 def lend_one(made: Client) -> None:
@@ -248,10 +247,10 @@ def test_what_a_signal_handler_raises_while_a_reply_is_read_is_not_taken_for_a_w
 
 
 def test_rights_that_another_thread_forgets_while_they_are_noted_are_looked_at_again() -> None:
-    class Meanwhile(Pool):
+    class Meanwhile(Rights):
         is_asked = False
 
-        def _ask_rights(self, _connection: Any, _key: str) -> dict[str, list[str]]:
+        def _ask(self, _connection: Any, _key: str) -> dict[str, list[str]]:
             self.is_asked = True
             return {}
 
@@ -259,8 +258,8 @@ def test_rights_that_another_thread_forgets_while_they_are_noted_are_looked_at_a
             super().__setattr__(name, value)
             if self.is_asked and name != "is_asked":
                 self.is_asked = False
-                self.forget_rights()
+                self.forget()
 
-    pool = Meanwhile(FakeConnection, SIZE, 0.0, shebang=True)
-    pool.check_rights(None, [("push", "key")])
-    assert pool.may_lack_rights
+    rights = Meanwhile(b"", is_granted=False)
+    rights.check(None, [Call("push", "key", ())])
+    assert rights.may_lack

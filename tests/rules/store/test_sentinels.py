@@ -13,7 +13,7 @@ from redis.sentinel import MasterNotFoundError
 
 from lowq.store import sentinels as module
 from lowq.store.pool import Pool
-from lowq.store.sentinels import FollowedPrimary, Word
+from lowq.store.sentinels import Answer, FollowedPrimary
 from tests.waiting import PATIENCE, until
 
 OLD, NEXT = ("127.0.0.1", 1), ("127.0.0.1", 2)
@@ -39,19 +39,19 @@ class Sentinels:
     """Three: what each says, an error, or "" when it says nothing at all."""
 
     def __init__(self) -> None:
-        self.says: list[Word | Exception | str | None] = [Word(OLD, 1)] * 3
+        self.says: list[Answer | Exception | str | None] = [Answer(OLD, 1)] * 3
         self.asked = [0, 0, 0]
         self.thawed = threading.Event()
         self.primary = FollowedPrimary("main", [partial(lambda index: partial(self.ask, index), i) for i in range(3)])
 
-    def ask(self, index: int) -> Word | None:
+    def ask(self, index: int) -> Answer | None:
         self.asked[index] += 1
         if self.says[index] == "":
             self.thawed.wait(PATIENCE)
         said = self.says[index]
         if isinstance(said, Exception):
             raise said
-        return said if isinstance(said, Word) else None
+        return said if isinstance(said, Answer) else None
 
     def hear_all(self) -> None:
         """Has those that answer asked twice: what they say now is known then."""
@@ -67,7 +67,7 @@ class Sentinels:
 @pytest.fixture
 def sentinels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sentinels]:
     monkeypatch.setattr(module, "ASK_PAUSES", (0.02, 0.05))
-    monkeypatch.setattr(module, "HURRY_PAUSE", 0.0)
+    monkeypatch.setattr(module, "WAKE_PAUSE", 0.0)
     monkeypatch.setattr(module, "FRESH", PATIENCE)
     sentinels = Sentinels()
     yield sentinels
@@ -81,12 +81,12 @@ def sentinels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sentinels]:
 def test_connections_break_when_a_sentinel_names_another_primary_and_not_before(sentinels: Sentinels) -> None:
     sentinels.primary.find(PATIENCE)
     connection = sentinels.primary.followed(Connection())
-    for says in (Word(OLD, 1), exceptions.ConnectionError("nobody there"), None, ""):
+    for says in (Answer(OLD, 1), exceptions.ConnectionError("nobody there"), None, ""):
         sentinels.says = [says] * 3
         sentinels.hear_all()
         assert sentinels.primary.find(PATIENCE) == OLD
         assert not connection.is_broken()
-    sentinels.says = [Word(NEXT, 2)] * 3
+    sentinels.says = [Answer(NEXT, 2)] * 3
     sentinels.thawed.set()
     until(connection.is_broken, "broken connection")
     assert sentinels.primary.find(PATIENCE) == NEXT
@@ -95,14 +95,14 @@ def test_connections_break_when_a_sentinel_names_another_primary_and_not_before(
 
 def test_sentinels_that_disagree(sentinels: Sentinels) -> None:
     frozen, away = "", exceptions.ConnectionError("nobody there")
-    sentinels.says = [frozen, away, Word(OLD, 1)]
+    sentinels.says = [frozen, away, Answer(OLD, 1)]
     assert sentinels.primary.find(PATIENCE) == OLD
     sentinels.thawed.set()
-    steps: list[tuple[list[Word | None], tuple[str, int]]] = [
-        ([Word(NEXT, 2), Word(OLD, 1), Word(OLD, 1)], OLD),  # most do not know it yet
-        ([Word(NEXT, 2), Word(NEXT, 2), Word(OLD, 1)], NEXT),
-        ([None, None, Word(OLD, 1)], NEXT),  # it is cut off
-        ([Word(OLD, 0), Word(OLD, 0), None], OLD),  # they were told anew whom to watch
+    steps: list[tuple[list[Answer | None], tuple[str, int]]] = [
+        ([Answer(NEXT, 2), Answer(OLD, 1), Answer(OLD, 1)], OLD),  # most do not know it yet
+        ([Answer(NEXT, 2), Answer(NEXT, 2), Answer(OLD, 1)], NEXT),
+        ([None, None, Answer(OLD, 1)], NEXT),  # it is cut off
+        ([Answer(OLD, 0), Answer(OLD, 0), None], OLD),  # they were told anew whom to watch
     ]
     for says, meant in steps:
         sentinels.says = list(says)
@@ -142,10 +142,10 @@ def test_the_threads_end_with_the_last_user_and_come_back_with_the_next(sentinel
 def test_who_uses_the_primary_while_a_thread_ends_has_the_sentinel_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     now, made, asked = [0.0], 0, [0.0]
 
-    def ask() -> Word:
+    def ask() -> Answer:
         asked.append(now[0])
         now[0] += 2 * module.IDLE  # and nobody uses it
-        return Word(OLD, 1)
+        return Answer(OLD, 1)
 
     def make_ask() -> module.Ask:
         nonlocal made
@@ -162,7 +162,7 @@ def test_who_uses_the_primary_while_a_thread_ends_has_the_sentinel_asked(monkeyp
 
 FORK = """
 import os, threading
-from lowq.store.sentinels import FollowedPrimary, Word
+from lowq.store.sentinels import FollowedPrimary, Answer
 
 parent, calls, held = os.getpid(), 0, threading.Event()
 
@@ -175,7 +175,7 @@ def clock():
             threading.Event().wait()
     return 1000.0
 
-primary = FollowedPrimary("shop", [lambda: lambda: Word(("10.0.0.1", 6379), 1)], clock)
+primary = FollowedPrimary("shop", [lambda: lambda: Answer(("10.0.0.1", 6379), 1)], clock)
 primary.follow()
 held.wait()
 if os.fork() == 0:

@@ -13,14 +13,14 @@ import pytest
 import lowq
 from lowq.errors import ConfigError, JobError, QueueFull
 from lowq.sharding import shard_of
-from lowq.store import scripts
+from lowq.store.calls import load_scripts
 from lowq.store.keys import shard_prefix
-from lowq.store.scripts import load_scripts
 from lowq.testing import Sandbox, drain, sandbox
 from lowq.testing.sandbox import WITHOUT_JOBS
 from lowq.workers import Worker
 from tests.mutants import break_scripts
 from tests.rows import case
+from tests.rules.support import run_script
 
 PayloadsById = dict[str, list[Any]]
 #: What handlers were given, in order.
@@ -159,7 +159,7 @@ def test_a_shard_that_got_jobs_in_another_way_is_drained_too(box: Sandbox, app: 
     # As a script would that is not known here.
     app.client.command("SET", f"{prefix}payloads:other", "1 5")
     app.client.command("ZADD", f"{prefix}due", 1, "other")
-    app.client.run("perform_now", prefix, "", "", "", "other")
+    run_script(app.client, "perform_now", prefix, "", "", "", "other")
     assert box.drain().performed == 2
     assert {"other": [5]} in seen
     assert load_scripts().keys() >= WITHOUT_JOBS, "scripts that bring no jobs are known by their names"
@@ -469,7 +469,7 @@ def test_there_must_be_something_to_check(box: Sandbox, app: lowq.Lowq) -> None:
 
 
 def break_script(monkeypatch: pytest.MonkeyPatch, name: str, calls: dict[str, str]) -> None:
-    monkeypatch.setitem(scripts.load_scripts(), name, break_scripts([name], calls=calls)[name])
+    monkeypatch.setitem(load_scripts(), name, break_scripts([name], calls=calls)[name])
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from lowq.store import Call
 from lowq.store.keys import nodes_key, shard_prefix
 from tests.leases import run_out
 from tests.recorded import record
-from tests.rules.support import report
+from tests.rules.support import report, run_script
 
 #: Seconds for which shards are leased: longer than any test.
 LEASE = 3600.0
@@ -47,7 +47,7 @@ class Hand:
         """``at``: when it becomes due. It was pushed then, or now if that is to come."""
         item = (job_id.encode(), msgspec.json.encode(payload), b"" if score is None else repr(score).encode())
         head: list[Any] = [repr(at), uuid.uuid4().hex, "", self.queue.shards_count, "4 anew=1", 15, ""]
-        self.app.client.run("push", self.prefix(self.index(job_id)), *head, *item, repr(at))
+        run_script(self.app.client, "push", self.prefix(self.index(job_id)), *head, *item, repr(at))
 
     def own(self, index: int, at: float, nonce: str = "aaaaaaaaaaaa") -> Shard:
         """The shard, leased then to a process with that nonce."""
@@ -94,4 +94,4 @@ def heartbeat(app: lowq.Lowq, node: str, at: float, silence: float = 3600.0, **d
     """A heartbeat of a node, then."""
     says = msgspec.json.encode(details)
     call = Call[Any]("heartbeat", nodes_key(app.config.namespace), [repr(at), node, "", says, silence])
-    app.client.run(call.script, call.key, *call.args)
+    app.client.call(call)

@@ -13,7 +13,7 @@ from lowq_web import background
 from lowq_web.background import KEPT, MAX_ENDED, MAX_RUNNING, SILENCE, BackgroundAction, TooManyTasks
 from tests.rows import case
 from tests.rules.queue_rig import QueueRig
-from tests.rules.support import NOW
+from tests.rules.support import NOW, run_script
 
 pytestmark = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
 
@@ -22,14 +22,16 @@ FACTS = json.dumps({"who": "ann", "queue": "Orders", "action": "kick", "filter":
 
 
 def begin(rig: QueueRig, task_id: str, now: float = NOW) -> tuple[int, Any]:
-    entered, value = rig.client.run("task_begin", KEY, repr(now), task_id, FACTS, MAX_RUNNING, MAX_ENDED, SILENCE, KEPT)
+    entered, value = run_script(
+        rig.client, "task_begin", KEY, repr(now), task_id, FACTS, MAX_RUNNING, MAX_ENDED, SILENCE, KEPT
+    )
     return entered, float(value)
 
 
 def report(
     rig: QueueRig, task_id: str, state: str, done: int, total: int | str = "", error: str = "", now: float = NOW
 ) -> tuple[str, int]:
-    reply, cancel = rig.client.run("task_report", KEY, repr(now), task_id, state, done, total, error, KEPT)
+    reply, cancel = run_script(rig.client, "task_report", KEY, repr(now), task_id, state, done, total, error, KEPT)
     return reply.decode(), cancel
 
 

@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 import lowq
 import lowq_web
 from lowq.store.keys import shard_prefix
-from lowq.store.shard import ShardScripts
+from lowq.store.shard_operations import ShardOperations
 from tests.rules.web.conftest import OWN
 from tests.waiting import until
 
@@ -30,7 +30,7 @@ def browse(host: lowq.Lowq) -> tuple[TestClient, lowq.Lowq]:
 
 def test_neither_waits_for_the_other(host: lowq.Lowq) -> None:
     client, dashboard = browse(host)
-    call = ShardScripts(shard_prefix(host.config.namespace, "Orders", 0)).stats()
+    call = ShardOperations(shard_prefix(host.config.namespace, "Orders", 0)).stats()
     for busy in (dashboard, host):
         answers = [busy.client.start([call]) for _ in range(host.config.client_pool_size)]
         if busy is dashboard:

@@ -12,6 +12,7 @@ from lowq.node.schedules import take_turn
 from lowq.schedules import Schedule
 from lowq.store.keys import nodes_key
 from lowq.workers import Worker
+from tests.rules.support import run_script
 from tests.rules.web.shown import parse
 
 API = "/api/v1/schedules"
@@ -28,7 +29,7 @@ def worker(app: lowq.Lowq) -> type[Worker[Any]]:
     app.registrations.enter("lowq:schedules:Report", 1)
     weekly, former = Schedule("weekly", "0 8 * * 1", "Europe/Berlin"), Schedule("<former>", 2.5, missed="skip")
     details = json.dumps({"schedules": {"Report": {"weekly": weekly.shown()}}})
-    app.client.run("heartbeat", nodes_key("lowq"), "", "host:1:a", "", details, 60)
+    run_script(app.client, "heartbeat", nodes_key("lowq"), "", "host:1:a", "", details, 60)
     for schedule in weekly, former:
         take_turn(app, report.queue, schedule.name, lambda: {weekly.name: weekly, former.name: former})
     return report

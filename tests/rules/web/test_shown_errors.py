@@ -8,6 +8,7 @@ from starlette.testclient import TestClient
 import lowq
 from lowq.observe.error_groups import error_fingerprint
 from lowq.store.keys import error_groups_key
+from tests.rules.support import run_script
 from tests.rules.web.confirming import confirm
 from tests.rules.web.shown import Reader
 from tests.waiting import until
@@ -18,7 +19,7 @@ ODD = "</th><script>alert('1')</script>"
 def record(app: lowq.Lowq, queue: str, name: str, count: int, job_id: str, text: str, ago: float = 0.0) -> None:
     app.queue(queue, 1).push("x")
     now = repr(time.time() - ago)
-    app.client.run("record_errors", error_groups_key("lowq", queue), now, 200, 3600, name, count, job_id, text)
+    run_script(app.client, "record_errors", error_groups_key("lowq", queue), now, 200, 3600, name, count, job_id, text)
 
 
 def test_groups_of_all_queues_are_shown_by_what_fails_most_or_failed_last(app: lowq.Lowq, reader: Reader) -> None:
@@ -64,7 +65,7 @@ def group(app: lowq.Lowq) -> str:
     queue.push({"id": str(n)} for n in range(4))
     queue.bury(["0", "1", "2"], TEXT)
     queue.bury("3", "TimeoutError: too slow")
-    app.client.run("record_errors", error_groups_key("lowq", "Orders"), "", 200, 3600, name, 3, "0", TEXT)
+    run_script(app.client, "record_errors", error_groups_key("lowq", "Orders"), "", 200, 3600, name, 3, "0", TEXT)
     return name
 
 

@@ -1,144 +1,23 @@
-"""What the scripts of a shard answer, field by field. Ids are as Redis has them; times are Unix time in seconds, by the
-server's clock, unless they say something else. What can't be read counts as nothing, or as 0.
+"""A shard as people call it: act on jobs, look, examine, repair. A method for each script, and its reply.
+
+As in `lowq.store.shard`, but ``now`` is text where many calls have the same time; "" is the server's clock. Actions on
+jobs cite an ``attempt``, which supersedes the earlier attempts that it names. A value that can't be read counts as
+nothing, or as 0.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from lowq.store import untrusted
+from lowq.store.calls import Argument, Call, time_argument
+from lowq.store.shard import Id
 
 #: (order value, id): where something is in an order. The value is 0.0 in the order by id.
 Position = tuple[float, bytes]
 
-#: What became of an id that something was to be done to.
+#: The outcome of an action on an id.
 DONE, AGAIN, IN_FLIGHT = 1, 2, 3
-#: What became of a job that was released: it waits again, or is buried as poison, or nothing is left of it.
-POISONED, EXPIRED = 2, 3
-
-#: Bits of the state that `ack_and_take` answers.
-_PAUSED, _HAS_TTL, _HAS_TRACES, _SEALED, _HAS_EXPIRIES, _SOLO, _HAS_LEVELS, _FULL = 1, 2, 4, 8, 16, 32, 64, 128
-
-
-class AcquireReply(NamedTuple):
-    """The outcome of an attempt to get a lease."""
-
-    state: Literal["acquired", "resumed", "adopted", "held", "restoring", "sealed", "unsealed", "fed"]
-    #: Of the lease, as Redis wrote it; empty: there is none.
-    fence: bytes = b""
-    #: Of "held": how many milliseconds its lease still runs.
-    held_for: int = 0
-    #: How many jobs of a dead holder wait again; which ones, if that was asked for.
-    restored: int = 0
-    restored_ids: Sequence[bytes] = ()
-    #: Those that were buried, as their holders kept dying.
-    poisoned: Sequence[bytes] = ()
-
-    @classmethod
-    def of(cls, reply: Sequence[Any]) -> "AcquireReply":
-        state = reply[0].decode()
-        if state == "held":
-            return cls(state, held_for=max(reply[1], 0))
-        if len(reply) < 3:
-            return cls(state, reply[1] if len(reply) == 2 else b"")
-        _, fence, restored, *poisoned = reply
-        ids = restored if isinstance(restored, list) else ()
-        count = len(ids) if isinstance(restored, list) else restored
-        return cls(state, fence if state == "acquired" else b"", 0, count, ids, poisoned)
-
-
-class RenewReply(NamedTuple):
-    """The state of a shard whose lease was renewed."""
-
-    #: Payloads that have come in since it was made, and jobs that are due or in flight.
-    pushed: int
-    backlog: int
-    #: Its jobs belong to another layout.
-    sealed: bool
-
-    @classmethod
-    def of(cls, reply: Any) -> "RenewReply | None":
-        """None: a consumer isn't told, or it can't be read."""
-        return cls(reply[0], reply[1], bool(reply[2])) if isinstance(reply, list) else None
-
-
-# --- jobs of the holder ---
-
-
-class TakeReply(NamedTuple):
-    """A delivery, and how the shard is doing behind it."""
-
-    delivery: int
-    #: Seconds until the oldest waiting job is due, negative when it is overdue; None: nothing waits.
-    delay: float | None
-    paused: bool
-    #: Its payloads have a ttl, so that it wants to be swept.
-    has_ttl: bool
-    sealed: bool
-    #: So much is in flight that nothing more is taken before some of it is reported.
-    is_full: bool
-    #: The job is to be performed alone.
-    is_solo: bool
-    #: As the script has them; see `jobs`.
-    items: list[Any]
-    #: Of a shard with priorities: level -> as `delay`.
-    levels: dict[int, float] | None
-    #: Id, microseconds until the first of its payloads expires, id, ...: of those that have a ttl.
-    expiries: Sequence[Any]
-    #: Id -> trace contexts, each followed by a newline, of those that have any.
-    traces: Mapping[bytes, bytes]
-
-    @classmethod
-    def of(cls, reply: list[Any]) -> "TakeReply":
-        delivery, delay, state, _, *items = reply
-        levels: dict[int, float] | None = None
-        expiries: Sequence[Any] = ()
-        traces: Mapping[bytes, Any] = _NOTHING
-        if state & _HAS_LEVELS:
-            levels = {level: micros / 1e6 for level, micros in _pairs(items.pop())}
-        if state & _HAS_TRACES:
-            traces = dict(_pairs(items.pop()))
-        if state & _HAS_EXPIRIES:
-            expiries = items.pop()
-        return cls(
-            delivery, None if delay is None else delay / 1e6, bool(state & _PAUSED), bool(state & _HAS_TTL),
-            bool(state & _SEALED), bool(state & _FULL), bool(state & _SOLO), items, levels, expiries, traces,
-        )  # fmt: skip
-
-    def jobs(self) -> Iterator[tuple[bytes, list[tuple[bytes, float]]]]:
-        """Each id with its payloads and scores, in the order in which they are handed over. `InFlight` does the same,
-        in a hurry.
-        """
-        items = iter(self.items)
-        for item in items:
-            if isinstance(item, list):
-                yield item[0], [(payload, float(score)) for payload, score in zip(item[3::2], item[4::2], strict=True)]
-                continue
-            _, inline = next(items), next(items)
-            score, _, payload = inline.partition(b" ")
-            yield item, [(payload, float(score))]
-
-
-_NOTHING: Mapping[bytes, Any] = MappingProxyType({})
-
-
-class SweepReply(NamedTuple):
-    """The payloads and buried jobs that were removed."""
-
-    #: Payloads that had expired, and buried jobs.
-    expired: int
-    removed: int
-    #: There is more to be swept at once.
-    more: bool
-    #: Id -> how many of its payloads had expired.
-    expired_of: dict[bytes, int]
-    removed_ids: list[bytes]
-
-    @classmethod
-    def of(cls, reply: Sequence[Any]) -> "SweepReply":
-        expired, removed, more, counts, ids = reply
-        return cls(expired, removed, bool(more), dict(_pairs(counts)), ids)
 
 
 class DropReply(NamedTuple):
@@ -158,7 +37,7 @@ class DropReply(NamedTuple):
 
     @property
     def is_held(self) -> bool:
-        """Somebody holds the lease: nothing was touched."""
+        """The shard has a holder: nothing was touched."""
         return self.state == 2
 
 
@@ -224,7 +103,7 @@ class ScanReply(NamedTuple):
 
 
 class RangeReply(NamedTuple):
-    """What the script `range_page` answers."""
+    """A page of ids in order."""
 
     finished: bool
     #: Score, as Redis wrote it, and id: where the next page goes on; None: nothing was looked at.
@@ -263,7 +142,7 @@ class Flight(NamedTuple):
 
 
 class WhyReply(NamedTuple):
-    """What the script `why` answers. Times are Unix time in seconds, by the server's clock."""
+    """All that decides whether an id is performed now."""
 
     now: float
     #: What is due is not after it.
@@ -366,7 +245,7 @@ class ExamineReply(NamedTuple):
     cursor: bytes | None
     #: How many ids were looked at.
     looked: int
-    #: Ids that something is wrong with, and what.
+    #: Ids with a fault, and its code.
     found: list[tuple[bytes, str]]
 
     @classmethod
@@ -385,7 +264,7 @@ _META = (
 
 @dataclass(frozen=True)
 class SnapshotReply:
-    """What the keys of a shard said at one moment."""
+    """The keys of a shard at one moment."""
 
     now: float
     #: Names of keys that have a type they must not have. Then nothing else is known.
@@ -401,7 +280,7 @@ class SnapshotReply:
     morgue_length: int = 0
     #: Ids in all sets together; one may be in several.
     entries: int = 0
-    #: What its keys show that it uses, and `features` in `meta` does not say.
+    #: Features that its keys show, and `features` in `meta` does not say.
     missing_features: tuple[str, ...] = ()
 
     @classmethod
@@ -422,27 +301,86 @@ def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "replace")
 
 
-class MoveReply(NamedTuple):
-    """A step of the jobs that leave a sealed shard."""
+class ShardOperations:
+    """The scripts that people run on the shard with this key prefix."""
 
-    step: int
-    kind: Literal[b"waiting", b"morgue", b"schedules", b"rest", b"end"]
-    #: The clock of the shard, and what it uses, as `move_in` takes them.
-    clock: bytes
-    features: bytes
-    #: Id, score, and what else is known of it: "score payload", or a list.
-    items: list[tuple[bytes, bytes, Any]]
+    __slots__ = ("prefix",)
 
-    @classmethod
-    def of(cls, reply: Sequence[Any]) -> "MoveReply":
-        step, kind, clock, _, _, features = reply[:6]
-        return cls(step, kind, clock, features, list(zip(reply[6::3], reply[7::3], reply[8::3], strict=True)))
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
 
-    @property
-    def jobs(self) -> int:
-        """How many of its items are jobs."""
-        return len(self.items) if self.kind in (b"waiting", b"morgue") else 0
+    # --- actions ---
 
+    def perform_now(self, ids: Iterable[Id], attempt: str = "", not_after: str = "", now: str = "") -> Call[list[int]]:
+        """``not_after``, here and below: only jobs whose time is not after this; "": any."""
+        return Call("perform_now", self.prefix, [now, attempt, not_after, *ids])
 
-def _pairs(flat: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    return zip(flat[::2], flat[1::2], strict=True)
+    def kick(self, ids: Iterable[Id], attempt: str, not_after: str = "", now: str = "") -> Call[list[int]]:
+        return Call("kick", self.prefix, [now, attempt, not_after, *ids])
+
+    def delete(
+        self, ids: Iterable[Id], attempt: str, where: str = "", not_after: str = "", now: str = ""
+    ) -> Call[list[int]]:
+        """``where``: "waiting", "morgue", or "" for both."""
+        return Call("delete", self.prefix, [now, attempt, where, not_after, *ids])
+
+    def bury(
+        self, ids: Iterable[Id], reason: bytes, attempt: str, not_after: str = "", now: str = ""
+    ) -> Call[list[int]]:
+        items = [part for job_id in ids for part in (job_id, reason, 0)]
+        return Call("bury", self.prefix, [now, "", "", attempt, not_after, *items])
+
+    def pause(self, pauses: bool, by: Argument = "", attempt: str = "", now: Argument = "") -> Call[int]:
+        return Call("pause", self.prefix, [now, attempt, "1" if pauses else "", by])
+
+    def drop(self, jobs: int, attempt: str = "", *, asks: bool = False) -> Call[DropReply]:
+        """``jobs``: how many of each kind at most; ``asks``: only whether it might be dropped."""
+        return Call("drop", self.prefix, ["", attempt, jobs, "1" if asks else ""], read=DropReply.of)
+
+    # --- looking ---
+
+    def stats(self, now: float | None = None) -> Call[StatsReply]:
+        return Call("stats", self.prefix, [time_argument(now)], read=StatsReply.of)
+
+    def why(self, job_id: Id, now: float | None = None) -> Call[WhyReply]:
+        """All that decides whether an id is performed now."""
+        return Call("why", self.prefix, [time_argument(now), job_id], read=WhyReply.of)
+
+    def fetch_jobs(
+        self, ids: Sequence[Id], where: str, max_payloads: int, max_bytes: int, now: float | None = None
+    ) -> Call[list[Any]]:
+        """``where``: "taken", "waiting", "morgue", or "" for the first of these in which the id is."""
+        return Call("fetch_jobs", self.prefix, [time_argument(now), where, max_payloads, max_bytes, *ids])
+
+    def scan(self, base: str, cursor: bytes, wanted: Sequence[Argument], count: int, now: str) -> Call[ScanReply]:
+        return Call("scan", self.prefix, [now, base, cursor, *wanted, count], read=ScanReply.of)
+
+    def range_page(self, args: Sequence[Argument], now: str) -> Call[RangeReply]:
+        return Call("range_page", self.prefix, [now, *args], read=RangeReply.of)
+
+    def bulk_bounds(self, base: str, low: str, high: str, level: int | None = None, now: str = "") -> Call[BoundsReply]:
+        return Call(
+            "bulk_bounds", self.prefix, [now, base, low, high, "" if level is None else level], read=BoundsReply.of
+        )
+
+    def examine(self, what: str, cursor: bytes) -> Call[ExamineReply]:
+        """The next entries of the set ``what``; b"0" begins."""
+        return Call("examine", self.prefix, ["", what, cursor], read=ExamineReply.of)
+
+    def examine_ids(self, kind: bytes, ids: Iterable[Id]) -> Call[ExamineReply]:
+        """Ids that have a key of that kind."""
+        return Call("examine", self.prefix, ["", kind, "", *ids], read=ExamineReply.of)
+
+    def snapshot(self, now: str = "") -> Call[SnapshotReply]:
+        """The shard's own keys, at one moment."""
+        return Call("shard_snapshot", self.prefix, [now], read=SnapshotReply.of)
+
+    # --- the doctor ---
+
+    def repair(self, what: str, ids: Iterable[Id], now: str = "") -> Call[list[int]]:
+        """``what``: as of `examine`."""
+        return Call("repair", self.prefix, [now, what, *ids])
+
+    def repair_shard(self, code: str, argument: str) -> Call[int]:
+        """``argument``: milliseconds of a lease without an end, or the shards_count of the queue."""
+        return Call("repair_shard", self.prefix, ["", code, argument])
