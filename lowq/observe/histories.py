@@ -219,6 +219,8 @@ class Flow:
     #: The same per second in the last minute: a burst before it says nothing about the next minutes. None: too little
     #: is known.
     growth: float | None = None
+    #: Failures charged.
+    failed: float = 0.0
 
 
 def read_flows(backend: Backend, queues: Sequence[str], now: float | None = None) -> dict[str, Flow]:
@@ -230,13 +232,13 @@ def read_flows(backend: Backend, queues: Sequence[str], now: float | None = None
     numbers = range(last - int(FLOW_WINDOW // width) + 1, last + 1)
     flows = {}
     for queue, key, found in _read(backend, queues, (f"flow:{number % slots}" for number in numbers), 100):
-        stretches = [_figures(key, n, raw, (0.0, -_ABSURD, 0.0)) for n, raw in zip(numbers, found, strict=True)]
+        stretches = [_figures(key, n, raw, (0.0, -_ABSURD, 0.0, 0.0)) for n, raw in zip(numbers, found, strict=True)]
         known = [figures for figures in stretches if figures is not None]
         if known:
-            pushed, change, processed = (sum(column) for column in zip(*known, strict=True))
+            pushed, change, processed, failed = (sum(column) for column in zip(*known, strict=True))
             latest = [figures[1] for figures in stretches[-LATEST:] if figures is not None]
             growth = sum(latest) / (len(latest) * width) if len(latest) >= LEAST_KNOWN else None
-            flows[queue] = Flow(len(known) * float(width), pushed, processed, change, growth)
+            flows[queue] = Flow(len(known) * float(width), pushed, processed, change, growth, failed)
     return flows
 
 

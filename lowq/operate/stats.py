@@ -320,6 +320,8 @@ def read_statistics(queue: QueueShards, now: float | None) -> Statistics:
 
 #: A queue whose backlog is what its nodes perform in so many seconds keeps up: what is due is always some jobs that
 #: have just come.
+#: Seconds of waiting from which on a queue with a small backlog is late: some shard of it stands still.
+LATE_SECONDS = 60.0
 KEPT_UP_SECONDS = 10.0
 #: Seconds after which no end is foreseen: over so long a time the last 5 minutes say nothing.
 FORESEEN_SECONDS = 30 * 86400.0
@@ -344,16 +346,24 @@ class Forecast:
     #: Whether somebody holds a shard of the queue.
     is_worked: bool = True
     is_paused: bool = False
+    #: Seconds since the oldest due job became due.
+    lag: float = 0.0
 
     @property
     def keeps_up(self) -> bool:
-        """Whether there is a backlog, and no larger one than what is performed in 10 seconds."""
+        """Whether there is a backlog, no larger than what is performed in 10 seconds, and none of it waits for more
+        than a minute.
+        """
+        return self._is_small and self.lag <= LATE_SECONDS
+
+    @property
+    def _is_small(self) -> bool:
         return 0 < self.backlog <= (self.performed_rate or 0.0) * KEPT_UP_SECONDS
 
     @property
     def text(self) -> str:
         """In words: ``empty in about 58 min``, ``growing by 12/s``, ``keeps up``, ``steady``, ``empty``,
-        ``no node works it``, ``paused``, ``nothing is performed``, ``not known yet``.
+        ``late``, ``no node works it``, ``paused``, ``nothing is performed``, ``not known yet``.
         """
         if not self.backlog:
             return "empty"
@@ -363,8 +373,8 @@ class Forecast:
             return "no node works it"
         if self.growing_rate is None:
             return "not known yet"
-        if self.keeps_up:
-            return "keeps up"
+        if self._is_small:
+            return "keeps up" if self.keeps_up else "late"
         if self.growing_rate:
             return f"growing by {_rate(self.growing_rate)}"
         if self.drain_seconds is not None:
@@ -387,12 +397,12 @@ def forecast_of(found: QueueOverview, flow: Flow | None) -> Forecast:
     if not backlog:
         drain_seconds = 0.0
     elif backlog <= performed * KEPT_UP_SECONDS:
-        drain_seconds = backlog / performed
+        drain_seconds = backlog / performed if found.stats.lag <= LATE_SECONDS else None
     elif change >= _GROWING:
         growing_rate = change
     elif change < 0 and backlog / -change <= FORESEEN_SECONDS:
         drain_seconds = backlog / -change
-    return Forecast(backlog, pushed, performed, drain_seconds, growing_rate)
+    return Forecast(backlog, pushed, performed, drain_seconds, growing_rate, lag=found.stats.lag)
 
 
 def _about(seconds: float) -> str:

@@ -315,6 +315,7 @@ class Forecast(Answer, frozen=True):
     ]
     is_worked: Annotated[bool, Meta(description="Whether somebody holds a shard of it")]
     is_paused: bool
+    lag: Annotated[float, Meta(description="Seconds since the oldest due job became due")]
     text: Annotated[str, Meta(description="The same in words")]
 
 

@@ -70,8 +70,9 @@ class Snapshot:
     total: Total
     #: queue -> (performed, failed) per second since the snapshot before; "" is all of them. Empty in the first.
     rates: dict[str, tuple[float, float]] = field(default_factory=dict)
-    #: queue -> when its backlog is gone.
+    #: queue -> when its backlog is gone, and what became of it in the last 5 minutes.
     forecasts: dict[str, inspection.Forecast] = field(default_factory=dict)
+    flows: dict[str, Flow] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +216,7 @@ class StatsCache:
         figures = _read_snapshot(self._app, self._latest, self.now())
         flows = self._read_flows(figures.queues, figures.at)
         forecasts = {each.stats.name: forecast_of(each, flows.get(each.stats.name)) for each in figures.queues}
-        figures = replace(figures, forecasts=forecasts)
+        figures = replace(figures, forecasts=forecasts, flows=flows)
         self._latest = figures
         self._on_snapshot()
         return figures

@@ -56,13 +56,13 @@ end
 local function add_flow(pushed, change, number, slots, share)
   local field = 'flow:' .. number % slots
   local before = redis.call('HGET', key, field)
-  local stretch, came, grown, done = string.match(before or '', '^(%S+) (%S+) (%S+) (%S+)$')
+  local stretch, came, grown, done, bad = string.match(before or '', '^(%S+) (%S+) (%S+) (%S+) (%S+)$')
   if tonumber(stretch or '') ~= number then
-    came, grown, done = 0, 0, 0
+    came, grown, done, bad = 0, 0, 0, 0
   end
   came, grown = (tonumber(came) or 0) + pushed * share, (tonumber(grown) or 0) + change * share
-  done = (tonumber(done) or 0) + processed * share
-  redis.call('HSET', key, field, string.format('%d %.10g %.10g %.10g', number, came, grown, done))
+  done, bad = (tonumber(done) or 0) + processed * share, (tonumber(bad) or 0) + failed * share
+  redis.call('HSET', key, field, string.format('%d %.10g %.10g %.10g %.10g', number, came, grown, done, bad))
 end
 
 -- Calls `add_share` for each stretch of a ring that "lately" was in: its number, how much of that time was in it, and

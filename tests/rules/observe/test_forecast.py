@@ -28,11 +28,11 @@ def work(app: lowq.Lowq, pushed: int, processed: int, change: int) -> None:
     record(app, "Orders", START + 299, processed, seconds=299.0, inflow=Inflow(pushed, change))
 
 
-def push(app: lowq.Lowq, count: int, *, is_worked: bool = True) -> lowq.Queue:
-    """A queue with a backlog, and 5 jobs for later."""
+def push(app: lowq.Lowq, count: int, *, is_worked: bool = True, waited: float = 5.0) -> lowq.Queue:
+    """A queue with a backlog that has waited for so long, and 5 jobs for later."""
     queue = app.queue("Orders", 3)
     queue.push({"id": f"later {number}", "perform_at": NOW + 86400} for number in range(5))
-    queue.push({"id": number} for number in range(count))
+    queue.push({"id": number, "perform_at": END - waited} for number in range(count))
     if is_worked:
         lease = shard_prefix("lowq", "Orders", 1) + "lease"
         app.client.command("SET", lease, "somebody:1", key=lease)
@@ -55,6 +55,7 @@ def test_a_backlog_that_shrinks_is_gone_after_a_while(app: lowq.Lowq) -> None:
 def test_what_becomes_of_a_backlog(store_url: str) -> None:
     rows = [
         (200, 30000, 3, 2.0, 0.0, "keeps up"),
+        (201, 30000, 3, None, 0.0, "late"),  # some of it stands still
         (200, 300, 0, None, 0.0, "steady"),
         (200, 300, 3, None, 0.0, "steady"),
         (200, 0, 0, None, 0.0, "nothing is performed"),
@@ -65,7 +66,7 @@ def test_what_becomes_of_a_backlog(store_url: str) -> None:
     ]
     for count, processed, change, drain_seconds, growing_rate, text in rows:
         with case(count, processed, change), emptied_app(store_url) as app:
-            queue = push(app, count)
+            queue = push(app, count, waited=61.0 if text == "late" else 5.0)
             work(app, pushed=0, processed=processed, change=change)
             found = queue.forecast(now=END)
             assert found.text == text

@@ -255,23 +255,23 @@ def test_queues_and_shards_that_nobody_works_are_warned_of(client: TestClient, a
     for shard in range(8):
         hand.push(hand.ids(shard, 1)[0], now - 61)
     app.registrations.enter("Empty", 2)
-    assert re.search("Orders.* 8 jobs wait", banners())
+    assert re.search("1 problem .*Orders has no worker. 8 jobs wait, the oldest for 1 min", banners())
     assert "Empty" not in banners()
     for shard in range(8):
         hand.own(shard, now)
-    assert "Orders" not in banners()
+    assert "Orders gets no thread. 8 jobs wait" in banners()
     hand.die(3)
-    assert re.search(r"1 of 8 shards of Orders has no owner: 1 job", banners())
+    assert "Orders has shards without an owner: 1 of 8 has none. 1 job waits" in banners()
 
 
-def test_queues_with_the_same_trouble_share_a_banner(client: TestClient, app: lowq.Lowq) -> None:
+def test_queues_with_the_same_trouble_share_a_line(client: TestClient, app: lowq.Lowq) -> None:
     for number in range(12):
         app.queue(f"queue-{number:02d}", 1).push({"id": 1})
     page = parse(client.get("/").text)
-    (banner,) = next(part for part in page.every() if part.attributes.get("id") == "part-banners").every("p")
-    assert banner.text.startswith("12 queues have no worker: queue-00, queue-01,")
-    assert "and 4 more. 12 jobs wait there" in banner.text
-    assert len(list(banner.every("a"))) == 9
+    (line,) = next(part for part in page.every() if part.attributes.get("id") == "part-banners").every("li")
+    assert line.text.startswith("12 queues have no worker: queue-00, queue-01,")
+    assert "and 4 more. 12 jobs wait" in line.text
+    assert len(list(line.every("a"))) == 8
 
 
 class TestNodes:

@@ -1,7 +1,5 @@
 """All queues: figures, warnings, the hottest shards."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
@@ -13,11 +11,10 @@ from lowq_web.context import AppContext, context_of
 from lowq_web.fields import query_of
 from lowq_web.pages.charts import charts
 from lowq_web.pages.rendering import render
+from lowq_web.severity import find_problems, levels_of
 
 #: Queues of a page; and how many the filter of their names begins to be of use for.
 PER_PAGE, MANY = 50, 8
-#: Seconds of lag above which a shard without an owner is a warning: during a deploy it is normal for a few.
-OWNERLESS_LAG = 10.0
 
 _SORTS = {
     "name": lambda stats: stats.name,
@@ -75,11 +72,13 @@ def parts(request: Request) -> Response:
 
 def _parts(context: AppContext) -> dict[str, Any]:
     figures, around = context.stats_cache.figures(), context.stats_cache.surroundings()
+    problems = find_problems(figures.queues, figures.flows, around.stuck)
     return {
         "figures": figures,
         "heats": heat_maps(figures.queues),
         "hottest": _hottest(figures.queues),
-        "warnings": _unworked(figures.queues),
+        "problems": problems,
+        "levels": levels_of(problems),
         "redis": around.redis,
         "nodes": around.nodes,
         "stuck": around.stuck,
@@ -88,44 +87,6 @@ def _parts(context: AppContext) -> dict[str, Any]:
 
 def _number(typed: str) -> int:
     return int(typed) if typed.isascii() and typed.isdecimal() and len(typed) < 7 else 1
-
-
-@dataclass(frozen=True, slots=True)
-class Unworked:
-    """A queue some of whose jobs nobody works."""
-
-    queue: str
-    #: Shards without an owner in which jobs wait, and of how many.
-    shards: int
-    of: int
-    #: Jobs that wait in them, or were in flight.
-    jobs: int
-    lag: float
-
-    @property
-    def wholly(self) -> bool:
-        """Whether no node works it at all."""
-        return self.shards == self.of
-
-
-def _unworked(queues: Iterable[inspection.QueueOverview]) -> list[Unworked]:
-    """The queues with jobs that nobody works: those without any node, then those of which shards have no owner for
-    longer than a deploy takes.
-    """
-    found = []
-    for item in queues:
-        # Nobody is to hold a shard whose jobs are being moved, or are still to come.
-        held = [shard for shard in item.shards if not (shard.sealed or shard.fed)]
-        lost = [shard for shard in held if shard.owner is None]
-        jobs = sum(shard.length + shard.taken for shard in lost)
-        lag = max((shard.lag for shard in lost), default=0.0)
-        if len(lost) == len(held):
-            lost_ones = len(lost)
-        else:
-            lost_ones = sum(shard.lag > OWNERLESS_LAG for shard in lost)
-        if jobs and lost_ones:
-            found.append(Unworked(item.stats.name, lost_ones, len(held), jobs, lag))
-    return sorted(found, key=lambda item: (not item.wholly, item.queue))
 
 
 def _hottest(queues: tuple[inspection.QueueOverview, ...]) -> list[tuple[str, inspection.ShardInfo]]:

@@ -1,0 +1,119 @@
+"""Is anything wrong? What the first page says before any figure: the problems of queues, the worst first."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from lowq import inspection
+from lowq.observe.histories import Flow
+from lowq.operate.nodes import StuckBatch
+from lowq.operate.stats import LATE_SECONDS
+from lowq_web import text
+
+Level = Literal["red", "amber"]
+
+#: Seconds that shards have no owner for in a deploy.
+OWNERLESS_LAG = 10.0
+#: Latency in seconds from which on a queue is very late.
+VERY_LATE = 600.0
+#: Shares of the jobs of the last 5 minutes that failed, and the least number of them.
+FAILING: Mapping[Level, float] = {"red": 0.5, "amber": 0.1}
+LEAST_FAILED = 5.0
+#: What is wrong with queues -> of one queue, of several, and the column of the first page that shows it.
+_WORDS = {
+    "unworked": ("has no worker", "have no worker", "due"),
+    "unowned": ("has shards without an owner", "have shards without an owner", "due"),
+    "stuck": ("is held up by a stuck batch", "are held up by stuck batches", "taken"),
+    "failing": ("fails", "fail", "failed"),
+    "starved": ("gets no thread", "get no thread", "due"),
+    "late": ("is late", "are late", "lag"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What is wrong with one queue."""
+
+    kind: str
+    level: Level
+    queue: str
+    #: Jobs that wait for it, and seconds that the oldest has.
+    jobs: int
+    lag: float
+    #: More of it, where it is the only one; "": nothing.
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Queues with the same trouble, by name."""
+
+    kind: str
+    level: Level
+    troubles: Sequence[Trouble]
+
+    @property
+    def words(self) -> str:
+        """What is wrong: ``has no worker``."""
+        return _WORDS[self.kind][len(self.troubles) > 1]
+
+    @property
+    def jobs(self) -> int:
+        """Jobs that wait for it."""
+        return sum(trouble.jobs for trouble in self.troubles)
+
+    @property
+    def lag(self) -> float:
+        """Seconds that the oldest of them has waited."""
+        return max(trouble.lag for trouble in self.troubles)
+
+
+def find_problems(
+    queues: Iterable[inspection.QueueOverview], flows: Mapping[str, Flow], stuck: Sequence[StuckBatch]
+) -> list[Problem]:
+    """The red ones first, then by the number of jobs that wait for them. A paused queue is late on purpose."""
+    groups: dict[tuple[str, Level], list[Trouble]] = {}
+    for item in queues:
+        for trouble in _troubles(item, flows.get(item.stats.name), stuck):
+            groups.setdefault((trouble.kind, trouble.level), []).append(trouble)
+    problems = [Problem(kind, level, troubles) for (kind, level), troubles in groups.items()]
+    return sorted(problems, key=lambda problem: (problem.level != "red", -problem.jobs, problem.kind))
+
+
+def levels_of(problems: Iterable[Problem]) -> dict[tuple[str, str], Level]:
+    """(queue, column) -> how bad it is."""
+    found: dict[tuple[str, str], Level] = {}
+    for problem in problems:
+        for trouble in problem.troubles:
+            found.setdefault((trouble.queue, _WORDS[problem.kind][2]), problem.level)
+    return found
+
+
+def _troubles(item: inspection.QueueOverview, flow: Flow | None, stuck: Sequence[StuckBatch]) -> Iterable[Trouble]:
+    stats = item.stats
+    # Nobody is to hold a shard whose jobs are being moved, or are still to come.
+    held = [shard for shard in item.shards if not (shard.sealed or shard.fed)]
+    lost = [shard for shard in held if shard.owner is None]
+    jobs = sum(shard.length + shard.taken for shard in lost)
+    lag = max((shard.lag for shard in lost), default=0.0)
+    if jobs and len(lost) == len(held):
+        yield Trouble("unworked", "red", stats.name, jobs, lag)
+        return
+    late = sum(shard.lag > OWNERLESS_LAG for shard in lost)
+    if jobs and late:
+        has = "has" if late == 1 else "have"
+        yield Trouble("unowned", "amber", stats.name, jobs, lag, f"{late} of {len(held)} {has} none")
+    behind = [batch for batch in stuck if batch.queue == stats.name]
+    if behind:
+        longest = text.duration(max(batch.seconds for batch in behind))
+        yield Trouble("stuck", "red", stats.name, sum(batch.waiting for batch in behind), stats.lag, f"for {longest}")
+    if flow is not None and flow.failed >= LEAST_FAILED:
+        share = flow.failed / (flow.failed + flow.processed)
+        level: Level | None = next((level for level, least in FAILING.items() if share >= least), None)
+        if level is not None:
+            detail = f"{share:.0%} of what it performed in the last 5 minutes"
+            yield Trouble("failing", level, stats.name, stats.retries, 0.0, detail)
+    if stats.lag > LATE_SECONDS and not stats.paused:
+        starved = stats.due > 0 and stats.taken == 0 and not lost
+        level = "red" if stats.lag > VERY_LATE else "amber"
+        yield Trouble("starved" if starved else "late", level, stats.name, stats.due, stats.lag)
