@@ -70,6 +70,7 @@ def test_the_worst_come_first_and_their_cells_are_marked() -> None:
 
 def test_the_first_page_says_it_in_one_line(client: TestClient, app: lowq.Lowq) -> None:
     app.registrations.enter("Orders", 2)
-    (verdict,) = (part for part in parse(client.get("/").text).every("section") if "verdict" in part.attributes.get("class", ""))
+    page = parse(client.get("/").text)
+    (verdict,) = (part for part in page.every("section") if "verdict" in part.attributes.get("class", ""))
     assert verdict.text.startswith(("Nothing is wrong", "1 problem"))  # of Redis, which is not persistent
     assert "0 nodes alive" in verdict.text
