@@ -38,7 +38,7 @@ local max_payloads, max_bytes = tonumber(ARGV[5]), tonumber(ARGV[6])
 local key_due, key_taken, key_meta = prefix .. 'due', prefix .. 'taken', prefix .. 'meta'
 local payloads, taken_payloads = prefix .. 'payloads:', prefix .. 'taken:payloads:'
 
--- What a payload costs beyond its bytes: a score in the reply, and about a microsecond. Without it, a million
+-- The cost of a payload beyond its bytes: a score in the reply, and about a microsecond. Without it, a million
 -- tiny payloads would fit into one reply.
 local overhead = 100
 
@@ -47,7 +47,7 @@ if lost then
   return lost
 end
 
--- 1. Read: what is acknowledged, what is to be handed out.
+-- 1. Read: the jobs that are acknowledged, and those to be handed out.
 local now = read_now()
 local meta = redis.call('HMGET', key_meta, 'clock', 'delivery', 'paused', 'processed', 'server_time',
   'server_time_since', 'features', 'sealed')
@@ -71,7 +71,7 @@ if special then -- these are read or written below, some of them only after the 
   redis.call('HLEN', prefix .. 'crashes')
   redis.call('SISMEMBER', prefix .. 'solo', '')
 end
--- More may have expired: what is about to be handed out is looked at once more, below.
+-- More may have expired: the jobs to be handed out are looked at once more, below.
 if has_ttl then
   sweep_expired(prefix, now, 100)
 end
@@ -135,7 +135,7 @@ if paused == 1 or meta[8] then
 end
 local most_in_flight = 1000
 local skipped = redis.call('HLEN', key_taken) - #acked_ids -- how many stay in flight
--- Otherwise the caller has received all of it, and only of what waits is asked whether it is in flight.
+-- Otherwise the caller has received all of it, and only waiting ids are looked up in `taken`.
 local is_read = skipped > 0 and last < (tonumber(meta[2]) or 0)
 if is_read then
   local taken = redis.call('HGETALL', key_taken)
@@ -153,7 +153,7 @@ end
 local lost_ids = {}
 if has_ttl and limit > 0 then
   for id, record in pairs(in_flight) do
-    -- What was never received has not been handed out.
+    -- Jobs that were never received have not been handed out.
     if tonumber((parse_taken(record))) > last and expire_taken(prefix, id, record, now, meta[7]) then
       in_flight[id] = nil
       skipped = skipped - 1
@@ -221,7 +221,7 @@ local function find_in_flight(waiting)
   return found
 end
 
--- What waits: as many as are taken and one more, which says when to come again, and are not in flight themselves.
+-- Waiting ids that are not in flight: as many as are taken, and one more, which says when to come again.
 local waiting, levels, latest
 local wanted, beyond = limit - count + 1, (is_read or has_levels) and skipped or 0
 while true do
@@ -237,7 +237,7 @@ while true do
   beyond = math.min(2 * found, skipped)
 end
 
--- What is looked up of the ids that come next, for 16 of them at once: their payloads, if inline, and their past.
+-- Looks up the next ids, 16 at once: their payloads, if inline, and their past.
 local keys, inlines, retry_counts, solos, expiries, upto = {}, {}, {}, {}, {}, 0
 local function look_up(position)
   local ids, some = {}, {}
@@ -294,7 +294,7 @@ for i = 1, #waiting, 2 do
         solo = 32
       end
       if takes and not inlines[i] and #items[last_item] == 3 then
-        -- No payloads: a key that somebody removed by hand. Such an id must not stop the shard.
+        -- No payloads: the key was removed by hand. Such an id must not stop the shard.
         items[last_item], records[2 * count], records[2 * count - 1] = nil, nil, nil
         last_item, count = last_item - 1, count - 1
         orphans[#orphans + 1] = id
@@ -441,7 +441,7 @@ if #acked_ids + #orphans > 0 then
   end
 end
 
--- Up to the due_cutoff it is due now. Rounded up, or whoever waits that long could come too early. Bounded, as a
+-- Up to the due_cutoff it is due now. Rounded up, or a caller that waits that long could come too early. Bounded, as a
 -- foreign score may be anything.
 local function delay_until(time)
   time = math.max(bounded(time), -8589934591)

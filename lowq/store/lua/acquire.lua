@@ -50,14 +50,14 @@ local session = ARGV[9] ~= '' and ARGV[9]
 local meta = redis.call('HMGET', key_meta, 'shards_count', 'fence', 'owner', 'uncharged', 'lease_ttl', 'detached',
   'features', 'sealed', 'fed', 'clock', 'pushed')
 local fence, owner, owner_uncharged = tonumber(meta[2]) or 0, meta[3], meta[4]
--- Without these nothing was ever pushed to it: somebody has leased it who was wrong about the number.
+-- Without these nothing was ever pushed to it: it was leased by a caller with a wrong number.
 if meta[1] and meta[1] ~= ARGV[4] and (meta[8] or meta[9] or meta[10] or meta[11]) then
   return redis.error_reply('SHARDSCOUNT ' .. meta[1])
 end
 
 local now = read_now()
 local holder = redis.call('GET', key_lease) or restore_lease(prefix, now)
--- When Redis lost its last writes, what it has may be an earlier lease of the caller, and others may have had later
+-- When Redis lost its last writes, it may have an earlier lease of the caller, and others may have had later
 -- ones: then it is not resumed but got anew, as fences must not go back.
 local own = owner == nonce and fence >= tonumber(ARGV[8])
 local is_opened = ARGV[11] == 'moves' or ARGV[11] == 'opened'
@@ -85,8 +85,8 @@ if holder and not adopts and string.sub(holder, 1, #nonce + 1) ~= nonce .. ':' t
   return { 'held', left }
 end
 
--- Its own lease ran out and nobody came between, or the reply of the call that got it was lost. What is in flight
--- stays so: what it has in hand it will report, and what it hasn't is handed out again by its next take.
+-- Its own lease ran out without another owner since, or the reply of the call that got it was lost. Jobs in flight stay
+-- so: the caller reports those that it has in hand, and its next take hands out the others again.
 if own then
   local text = string.format('%.0f', fence)
   if session then
@@ -126,7 +126,7 @@ local records = redis.call('HRANDFIELD', prefix .. 'taken', 100, 'WITHVALUES') o
 local ids = {}
 for i = 1, #records, 2 do
   ids[#ids + 1] = records[i]
-  -- Before the first write: a record that somebody else wrote must not leave the rest half done.
+  -- Before the first write: a foreign record must not leave the rest half done.
   local _, _, retry_count = parse_taken(records[i + 1])
   if not retry_count then
     return redis.error_reply('ERR the record of an id in `taken` is none of lowq; `lowq doctor` names it')
@@ -140,7 +140,7 @@ touch_payloads(prefix, ids, meta[7])
 -- '2': an earlier call has found that nothing is to be charged.
 local is_uncharged = ARGV[7] == '1' or owner == nonce or owner_uncharged == '2'
 
--- A job that outlasts the end of its owner. Returns whether that is charged to nobody.
+-- A job that outlasts the end of its owner. Returns whether that goes uncharged.
 local function leave_uncharged(id)
   local crashes, uncharged = read_crashes(prefix, id)
   if uncharged < 2 then

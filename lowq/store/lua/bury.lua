@@ -43,7 +43,7 @@ local records = token ~= '' and records_of(prefix, delivery, ids) or {}
 local has_ttl, has_traces = uses(features, 'ttl'), uses(features, 'traces')
 touch_payloads(prefix, ids, features)
 
--- What one call merges of waiting jobs, over all its ids: it must not hold Redis for long.
+-- The bound of a call on merging waiting jobs, over all its ids: it must not hold Redis for long.
 local budget = { payloads = 500, bytes = 1048576 }
 
 local function mark_buried(item)
@@ -93,7 +93,7 @@ local function bury_taken(item)
   end
   if redis.call('EXISTS', taken) == 0 then
     redis.call('HDEL', prefix .. 'taken', item.id)
-    -- When all of it has expired, what is known of the id is of what still waits for it.
+    -- If all of it has expired, the past of the id belongs to the job that still waits.
     if found or not redis.call('ZSCORE', prefix .. 'due', item.id) then
       forget(prefix, item.id)
     end

@@ -116,7 +116,7 @@ local function add_slow(most, width, slots)
     fields[n] = string.format('slow:%d:%d', math.floor(now / width) % slots, n - 1)
   end
   local function keep(at, took, rest, id)
-    -- Of a round before, of a clock that was set since, or no number of seconds, as somebody has written it.
+    -- Left out: of a round before, of a clock that was set since, or a foreign value.
     local sane = at and took and math.abs(at - now) < width * (slots - 1) and took < 1e10
     if sane and not (of_id[id] and of_id[id].took >= took) then
       of_id[id] = { took = took, raw = string.format('%.3f %.6g ', at, took) .. rest .. ' ' .. id }

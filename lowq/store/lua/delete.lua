@@ -27,7 +27,7 @@ if has_traces then
   touch(prefix, { 'traces:' }, ids)
 end
 
--- What one call frees, in bytes: it must not hold Redis for long.
+-- Bytes that a call frees at most: it must not hold Redis for long.
 local room = 16777216
 local deleted = 0 -- jobs: an id may have one that waits and one that is buried
 

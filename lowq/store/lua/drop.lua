@@ -36,7 +36,7 @@ touch(prefix, { 'taken:payloads:' }, taken)
 local features = redis.call('HGET', prefix .. 'meta', 'features')
 local has_ttl, has_traces = uses(features, 'ttl'), uses(features, 'traces')
 
--- What one call frees, in bytes: it must not hold Redis for long.
+-- Bytes that a call frees at most: it must not hold Redis for long.
 local room = 16777216
 local function remove(ids, command, key, payloads, times, traces)
   local gone, keys = {}, {}

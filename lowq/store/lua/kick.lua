@@ -27,7 +27,7 @@ if has_ttl then
   touch(prefix, { 'expires:' }, ids)
 end
 
--- What one call merges, over all its ids: it must not hold Redis for long.
+-- The bound of a call on merging, over all its ids: it must not hold Redis for long.
 local budget = { payloads = 500, bytes = 1048576 }
 local reply, kicked, superseded = {}, 0, is_superseded(prefix, ARGV[2], now)
 local moved = false

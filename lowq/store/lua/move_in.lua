@@ -88,7 +88,7 @@ local function add_waiting(id, payload, score, expires)
   end
 end
 
--- The waiting job of an id joins what waits here. `extra` is as move_out has it, from its 7th text on payloads.
+-- The waiting job of an id joins the one that waits here. `extra` is as move_out has it, from its 7th text on payloads.
 local function join(id, score, extra)
   local lives, payloads = false, {}
   if has_ttl then
@@ -145,7 +145,7 @@ local function join_morgue(id, score, extra)
 end
 
 if kind == 'waiting' then
-  -- What nothing waits for, which most is, is written together.
+  -- Ids that do not wait here, as most, are written together.
   local present = redis.call('ZMSCORE', prefix .. 'due', unpack(ids))
   local fresh, due = {}, {}
   for i, id in ipairs(ids) do

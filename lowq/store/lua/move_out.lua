@@ -25,7 +25,7 @@
 local prefix, token, done = KEYS[1], ARGV[2], tonumber(ARGV[3])
 local key_meta = prefix .. 'meta'
 
--- What one step moves at most: ids, and bytes of payloads, each of which counts 100 on top of its own.
+-- The bounds of a step: ids, and bytes of payloads, each of which counts 100 on top of its own.
 local most_ids, most_bytes, overhead = 250, 262144, 100
 local counters = { 'pushed', 'processed', 'failed', 'buried', 'expired', 'released', 'kicked', 'deleted' }
 local heads = { waiting = 'payloads:', morgue = 'morgue:payloads:' }
@@ -58,7 +58,7 @@ local function schedules_of(count)
   return { unpack(names, 1, math.min(count, #names)) }
 end
 
--- Removes what a page has.
+-- Removes the items of a page.
 local function delete_page(page)
   local kind, count, part = read_page(page)
   if kind == 'schedules' then
@@ -160,8 +160,7 @@ local function read_jobs(kind, count, part)
     return lookups[name] and lookups[name][i] or ''
   end
 
-  -- What is known of a job, as the reply has it; its bytes; and how many of its payloads these are when there are more
-  -- than `room` has.
+  -- Returns a job as the reply has it; its bytes; and how many of its payloads these are if `room` is too small.
   local function describe(i, id, room)
     local item
     local reason = lookups.error and lookups.error[i] and '=' .. lookups.error[i] or ''
@@ -202,7 +201,7 @@ local function read_jobs(kind, count, part)
   end
 
   local items, bytes, taken = {}, 0, 0
-  -- What most jobs are: one payload, and nothing else is known of them.
+  -- Most jobs are one payload, and nothing else is known of them.
   local are_plain = of_waiting and not (special or has_ttl or has_traces or is_debounced)
   for i, id in ipairs(ids) do
     local item, size, part_of_it

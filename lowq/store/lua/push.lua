@@ -82,8 +82,8 @@ end
 if meta[1] and meta[1] ~= ARGV[4] and (meta[10] or meta[2] or meta[8]) then
   return redis.error_reply('SHARDSCOUNT ' .. meta[1])
 end
--- A shard is only made by who has just read that its layout is the queue's: others may know one that is long gone. One
--- to which nothing was pushed yet is not made, though somebody may have leased it who was wrong about the number.
+-- A shard is only made for a caller that has just read that its layout is the queue's: others may know one that is long
+-- gone. A lease alone, of a caller with a wrong number, makes no shard.
 if meta[1] ~= ARGV[4] and not options.anew then
   return redis.error_reply('SEALED')
 end
@@ -134,7 +134,7 @@ if options.capacity then
   end
   local room = count_room()
   if uses(meta[7], 'ttl') then
-    -- What has expired takes no room. Where room is needed as many go as a call has jobs at most.
+    -- Expired payloads take no room. Where room is needed, up to the most jobs of a call are swept.
     sweep_expired(prefix, now, room < accepted and 1000 or 100)
     room = count_room()
   end
@@ -177,8 +177,8 @@ if present > 0 then
   for i, inline in ipairs(redis.call('MGET', unpack(keys))) do
     forms[keys[i]] = inline or present == #keys
     if is_append then
-      -- What is no payloads key makes the call fail before it has written anything: others of a shared call are pushed
-      -- again then, and what they had written would stay beside it.
+      -- A foreign key makes the call fail before its first write: the other jobs of a shared call are pushed again, and
+      -- would be there twice.
       check_payloads(keys[i], inline)
     end
   end
@@ -205,7 +205,7 @@ end
 -- Of ids that nothing waits for, whose payloads are inline: when they expire, id, time, id...
 local features, expiring, is_extended = meta[7], nil, width == 6
 local has_ttl, has_levels = uses(features, 'ttl'), uses(features, 'priority')
--- With debounce: what becomes of the ids that are put off, and the times until when: time, id, time, id...
+-- With debounce: when the ids that are put off are due, and until when they may be put off: time, id, time, id...
 local put_off, started
 if options.debounce then
   put_off, started = {}, {}
@@ -221,7 +221,7 @@ if options.debounce then
     deadlines[id] = waiting[j] and entered[j] and tonumber(entered[j]) or nil
   end
 
-  -- When an id is due that gets a payload now, which without debounce would be `at`. `is_timed`: somebody has said so.
+  -- When an id is due that gets a payload now; without debounce that is `at`. `is_timed`: the job says so.
   debounced = function(id, at, is_timed, level)
     if not due_at[id] then
       if not is_timed then
@@ -291,7 +291,7 @@ for _, key in ipairs(keys) do
     at = debounced(ARGV[i], at, is_timed, level)
   end
   if is_append then
-    -- The clock in units of 2^-22 s, which is what tells two doubles of these decades apart.
+    -- The clock in units of 2^-22 s, the distance between two doubles of these decades.
     payload = '\0\0a' .. string.format('%014x', math.floor(clock * 4194304)) .. payload
   end
   if present > 0 or forms[key] or #payload > 4096 then
@@ -351,7 +351,7 @@ if has_levels and 2 * fresh < #due then -- some wait already
 end
 local pushed = (tonumber(meta[8]) or 0) + accepted
 if ARGV[1] == '' then
-  -- `text` is the clock of the last job: what is given as text costs Redis no printing of a number.
+  -- `text` is the clock of the last job: a text costs Redis no printing of a number.
   local server_time = now == last and text or now
   if not settled then
     redis.call('HSET', prefix .. 'meta', 'pushed', pushed, 'clock', text)

@@ -34,11 +34,11 @@ if redis.call('HEXISTS', prefix .. 'meta', 'sealed') == 1 then
 end
 touch(prefix, { 'payloads:', 'taken:payloads:', 'morgue:payloads:', 'expires:', 'traces:', 'taken:traces:' }, ids)
 
--- What one call merges, over all its ids: it must not hold Redis for long.
+-- The bound of a call on merging, over all its ids: it must not hold Redis for long.
 local budget = { payloads = 500, bytes = 1048576 }
 local is_due = false
 
--- Payloads in flight, of which nobody knows, wait again. Returns 1 when all of them do, 2 for some, 3 for none.
+-- Payloads in flight without a record wait again. Returns 1 when all of them do, 2 for some, 3 for none.
 local has_ttl = uses(redis.call('HGET', prefix .. 'meta', 'features'), 'ttl')
 local function wait_again(id)
   if not (is_readable(prefix .. 'taken:payloads:' .. id) and is_readable(prefix .. 'payloads:' .. id)) then

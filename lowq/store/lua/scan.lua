@@ -39,7 +39,7 @@ local reply = { found[1], string.format('%.17g', due_cutoff), clock }
 if set == 'taken' then
   for i = 2, #found[2], 2 do
     local _, perform_at, retry_count = parse_taken(found[2][i])
-    -- What is none of ours comes first.
+    -- A foreign record comes first.
     local time = tonumber(perform_at)
     perform_at = time and time == time and string.format('%.17g', time) or '0'
     retry_count = retry_count and math.abs(retry_count) <= 2 ^ 53 and retry_count or -1

@@ -30,7 +30,7 @@ if meta[1] then
   redis.call('HSET', prefix .. 'meta', 'sealed', layout)
   return meta[2] and 2 or 0
 end
--- One to which nothing was pushed may have been leased by who was wrong about the number.
+-- One to which nothing was pushed may have been leased by a caller with a wrong number.
 redis.call((meta[3] or meta[4] or meta[5]) and 'HSETNX' or 'HSET', prefix .. 'meta', 'shards_count', ARGV[2])
 local step = math.max(read_now() * 1000000, (tonumber(ARGV[5] or '') or 0) + 1)
 redis.call('HSET', prefix .. 'meta', 'sealed', layout, 'step', string.format('%.0f', step))

@@ -19,7 +19,7 @@ local prefix, most, morgue_ttl, morgue_max = KEYS[1], tonumber(ARGV[2]), tonumbe
 local now = read_now()
 local expired, ids, more = sweep_expired(prefix, now, most)
 
--- What one call frees of the morgue, in bytes: it must not hold Redis for long.
+-- Bytes of the morgue that a call frees at most: it must not hold Redis for long.
 local room = 16777216
 local key_morgue, buried = prefix .. 'morgue', {}
 if morgue_ttl then

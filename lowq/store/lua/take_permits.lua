@@ -78,7 +78,7 @@ if mine and call <= mine.call then
   return { call == mine.call and mine.granted or 0, #waiters, false, mine.slot }
 end
 
--- What is given back.
+-- Permits that are given back.
 local freed, held, changed = 0, 0, {}
 if per then
   for slot, count in string.gmatch(ARGV[6], '(%S+) (%S+)') do
@@ -98,7 +98,7 @@ else
   used = used + held
 end
 
--- What is granted.
+-- Permits that are granted.
 local is_new = not (mine and mine.since > 0 and now < mine.waits_until)
 local since = want > 0 and (is_new and now or mine.since) or 0
 local ahead = 0
@@ -141,7 +141,7 @@ if granted < want and per then
       break
     end
   end
-  -- Who waits longer may never come, or not need it: it is looked at a second later, not after a whole `per`.
+  -- A holder that waits longer may not come or need it: the next look is a second later, not after a whole `per`.
   delay = math.min(delay or per, first + 1)
 end
 

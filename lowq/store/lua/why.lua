@@ -36,8 +36,7 @@ if score then
   perform_at = level > 0 and string.format('%.17g', at) or score
 end
 
--- A few of them tell: what one delivery took has one time. So no more than some hundred are looked at, out of 500 or
--- so.
+-- A few of them tell, as all jobs of a delivery have one time. So only some hundred are looked at, of 500 or so.
 local function look_at_flight()
   local count = redis.call('HLEN', prefix .. 'taken')
   if count == 0 then

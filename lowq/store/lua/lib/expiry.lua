@@ -3,10 +3,10 @@
 --                       payload is inline that is all there is.
 --   expires:<id>        ZSET: payload -> when it expires, where the payloads that wait are a set
 --   taken:expires:<id>  the same of those in flight. An inline payload's is in the record, see lib/taken.lua
--- Of two equal payloads the earlier time counts, and if one of them never expires, neither do they: whoever pushed it
--- without a ttl wants it performed. A buried payload does not expire, nor does it when it is kicked.
+-- Of two equal payloads the earlier time counts, and if one of them never expires, neither do they: a push without a ttl
+-- wants it performed. A buried payload does not expire, nor does it when it is kicked.
 --
--- What has expired is gone, though nothing has swept it yet: it is not handed out or buried, and nothing joins it.
+-- An expired payload is gone, though nothing has swept it yet: it is not handed out or buried, and nothing joins it.
 
 -- Brings the index up to date with the times of an id whose payloads are a set.
 local function index_expiry(prefix, id)
@@ -18,7 +18,7 @@ local function index_expiry(prefix, id)
   end
 end
 
--- Nothing of what waits for the id expires any more.
+-- No payload that waits for the id expires any more.
 local function forget_expiry(prefix, id)
   redis.call('ZREM', prefix .. 'expires', id)
   redis.call('UNLINK', prefix .. 'expires:' .. id)
@@ -37,8 +37,7 @@ local function promote_expiring(prefix, id)
   end
 end
 
--- As `add_payload`, for what waits. `at`: when the payload expires, as text, or nil: never. `form`: as there, but not
--- nil.
+-- As `add_payload`, for a payload that waits. `at`: when it expires, as text, or nil: never. `form`: as there, not nil.
 local function add_expiring(prefix, id, payload, score, form, at)
   local key, times = prefix .. 'payloads:' .. id, prefix .. 'expires:' .. id
   form = form or redis.call('EXISTS', key) == 1
@@ -85,7 +84,7 @@ local function earlier(a, b)
   return a and b and math.min(tonumber(a), tonumber(b)) or nil
 end
 
--- As `add_latest`, for what waits; what stays keeps its own time. `at` and `form` as for `add_expiring`.
+-- As `add_latest`, for a payload that waits; the one that stays keeps its own time. `at`, `form`: as of `add_expiring`.
 local function add_latest_expiring(prefix, id, payload, score, form, at)
   local key = prefix .. 'payloads:' .. id
   local present, its_score = get_highest(key, form)
@@ -129,7 +128,7 @@ local function merge_latest_expiring(prefix, id, source, times)
 end
 
 -- Before the payloads of an id in flight, a set, are merged into those that wait: the same with their times. Bounded,
--- as ack_and_take bounds what is in flight.
+-- as ack_and_take bounds the payloads in flight.
 local function merge_expiries(prefix, id)
   local source, times = prefix .. 'taken:payloads:' .. id, prefix .. 'taken:expires:' .. id
   local target, its_times = prefix .. 'payloads:' .. id, prefix .. 'expires:' .. id
@@ -181,7 +180,7 @@ local function take_expiries(prefix, id, parted)
   index_expiry(prefix, id)
 end
 
--- Removes what has expired of payloads in flight, a set. Returns how many that are: no more than one take hands out.
+-- Removes expired payloads in flight, of a set. Returns how many: no more than one take hands out.
 local function drop_expired(key, times, now)
   local count = 0
   repeat
@@ -208,7 +207,7 @@ local function expire_in_flight(prefix, id, now, room)
   return redis.call('EXISTS', key) == 1
 end
 
--- Removes what has expired of an id in flight that nobody performs. Returns whether nothing is left of it.
+-- Removes expired payloads of an id in flight that is not performed. Returns whether nothing is left of it.
 local function expire_taken(prefix, id, record, now, features)
   if uses(features, 'traces') then
     touch(prefix, { 'taken:traces:' }, { id })
@@ -395,7 +394,7 @@ local function expire_within(prefix, id, now, budget)
   return is_all or redis.call('EXISTS', prefix .. 'payloads:' .. id) == 0
 end
 
--- What waits for an id goes to the morgue, as far as the budget of `merge` allows. Returns whether nothing is left.
+-- The waiting payloads of an id go to the morgue, as far as the budget of `merge` allows. Returns whether all did.
 local function merge_into_morgue(prefix, id, budget, has_ttl)
   local is_whole = merge(prefix .. 'payloads:' .. id, prefix .. 'morgue:payloads:' .. id, budget, function(payloads)
     if has_ttl then

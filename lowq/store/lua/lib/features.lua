@@ -1,4 +1,4 @@
--- What of lowq a shard uses that most don't: `features` in `meta`, words with spaces around each, such as
+-- Features that a shard uses and most don't: `features` in `meta`, words with spaces around each, such as
 -- " ttl debounce ". It is written with the first push that uses one, and looked at in an HMGET that is made anyway: a
 -- shard that uses none pays nothing for them.
 
@@ -24,7 +24,7 @@ local function note_feature(prefix, features, word, is_used)
   return features
 end
 
--- What waits for an id is put off no longer by more payloads.
+-- A waiting id is put off no longer by more payloads.
 local function end_debounce(prefix, id, features)
   if uses(features, 'debounce') then
     redis.call('ZREM', prefix .. 'debounced', id)
@@ -38,7 +38,7 @@ local function add_to_meta(prefix, field, count)
   end
 end
 
--- Tells those who wait for room that there is some. A push that did not fit has noted `full`.
+-- Tells pushes that wait for room that there is some. A push that did not fit has noted `full`.
 local function announce_room(prefix, features)
   if uses(features, 'full') then
     note_feature(prefix, features, 'full', false)
@@ -46,7 +46,7 @@ local function announce_room(prefix, features)
   end
 end
 
--- What a shard uses, as its keys tell, and its `features` don't say: after `meta` was lost. Words.
+-- Features that the keys of a shard show and its `features` don't say: after `meta` was lost. Words.
 local function find_missing_features(prefix, features)
   local missing = {}
   local top = redis.call('ZRANGE', prefix .. 'due', -1, -1, 'WITHSCORES')[2]

@@ -1,8 +1,8 @@
--- What the doctor looks for.
+-- The faults that the doctor looks for.
 
--- What is wrong with an id as far as one kind of key tells: a code, or nil when nothing is. `what` is the name of a set
--- in which the id was found, or what its payloads key begins with. An id may wait, be in flight and be buried at once;
--- wrong is only what no transition leaves behind. Looks at everything anew, so what has moved meanwhile is not wrong.
+-- The fault of an id as far as one kind of key tells: a code, or nil when there is none. `what` is the name of a set in
+-- which the id was found, or the beginning of its payloads key. An id may wait, be in flight and be buried at once; a
+-- fault is a state that no transition leaves behind. Looks at everything anew, so a job that moved meanwhile has none.
 -- `delivered` is the shard's counter of deliveries.
 local function find_integrity_error(prefix, what, id, delivered)
   local function in_set(set)
@@ -53,7 +53,7 @@ local function find_integrity_error(prefix, what, id, delivered)
     return has(what) and not record and 'leftovers' or nil
   end
 
-  -- What is known of the past of an id: of one that waits (`retries`), waits or is in flight, or is buried. That of
+  -- The past of an id: of one that waits (`retries`), waits or is in flight, or is buried. That of
   -- payloads which only an entry is missing for is kept: it is theirs again once they are put right.
   local there, kept
   if what == 'morgue:errors' then

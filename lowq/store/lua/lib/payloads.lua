@@ -11,7 +11,7 @@ local function begins_with_score(inline)
   return tonumber(string.match(inline, '^(%S+) ') or '') ~= nil
 end
 
--- Payload and score (text) of what is inline.
+-- Payload and score (text) of an inline payload.
 local function split_inline(inline)
   local space = string.find(inline, ' ', 1, true)
   return string.sub(inline, space + 1), string.sub(inline, 1, space - 1)
@@ -27,7 +27,7 @@ local function has_inline(record)
   return string.byte(record, -1) == 10
 end
 
--- Raises an error where a key holds no payloads that others can join. `inline`: what MGET says of it.
+-- Raises an error where a key holds no payloads that others can join. `inline`: its value by MGET.
 local function check_payloads(key, inline)
   if not inline then
     redis.call('ZCARD', key)
@@ -201,7 +201,7 @@ local function merge_latest(source, target)
 end
 
 
--- Whether what a key of payloads holds is in one of their forms, as far as its type and its beginning tell.
+-- Whether a key of payloads has one of their forms, as far as its type and its beginning tell.
 local function is_readable(key)
   local kind = redis.call('TYPE', key).ok
   if kind == 'string' then

@@ -9,7 +9,7 @@ local function split_score(score)
   return level, score - level * 8589934592
 end
 
--- What `ZRANGE ... BYSCORE` takes for the scores of a level, up to a time; or all of them.
+-- The bounds of the scores of a level for `ZRANGE ... BYSCORE`, up to a time; or of all of them.
 local function bounds_of(level, upto)
   local low = level == 0 and '-inf' or string.format('%.17g', level * 8589934592)
   local high = upto and string.format('%.17g', level * 8589934592 + upto)

@@ -1,4 +1,4 @@
--- Calls that are repeated when their reply was lost, and what keeps them from being done twice.
+-- The memory of calls, which keeps a repeat after a lost reply from being done twice.
 
 -- The memory of push calls: a token each in `pushed`, newest first; those of calls that were repeated in `repeated`.
 -- It covers a time, as repeats come within one, however many calls there are meanwhile, and is divided into slots:

@@ -1,4 +1,4 @@
--- What is in flight: its records, and how it comes back.
+-- Jobs in flight: their records, and how they come back.
 
 -- The record of an id in flight: "delivery perform_at retry_count level taken_at". The level is its priority; behind
 -- it, of an inline payload with a ttl, stands when that expires: "0,1800000000.5". If an inline payload was taken, that
@@ -20,7 +20,7 @@ local function expiry_in(record)
 end
 
 -- Which of the ids are in flight under exactly that delivery: id -> record. A delivery that differs was handed
--- out anew since, to somebody else or after a lost reply: an outcome that cites the older one is ignored.
+-- out anew since, to another owner or after a lost reply: an outcome that cites the older one is ignored.
 local function records_of(prefix, delivery, ids)
   local found = {}
   if #ids > 0 then
@@ -35,7 +35,7 @@ local function records_of(prefix, delivery, ids)
   return found
 end
 
--- How a script begins that says what became of jobs in flight. Each job has as many arguments as `width`, of which the
+-- How a script begins that reports jobs in flight. Each job has as many arguments as `width`, of which the
 -- first is its id, from ARGV[first] on. Returns an error when the lease is not that of `token`; otherwise nil, the
 -- time, the records of those that are in flight under the delivery, and what the shard uses (lib/features.lua).
 local function begin_report(prefix, token, delivery, first, width)
@@ -45,7 +45,7 @@ local function begin_report(prefix, token, delivery, first, width)
   end
   check_types(prefix)
   local now = read_now()
-  -- First, as a delay counts from now, and could fall into what was due before the server's clock stepped back.
+  -- First, as a delay counts from now, and could fall into a time before the server's clock stepped back.
   local meta = redis.call('HMGET', prefix .. 'meta', 'server_time', 'server_time_since', 'features')
   shift_due(prefix, now, meta[1], meta[2])
   local ids = {}

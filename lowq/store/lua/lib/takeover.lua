@@ -1,6 +1,6 @@
--- Takeover: what becomes of the jobs in flight when their owner has died. They wait again, charged with a crash.
+-- Takeover: the jobs in flight of an owner that has died wait again, charged with a crash.
 
--- What is kept of an id whose owners end with it in flight: "crashes", or "crashes uncharged". The first number counts
+-- The record of an id whose owners end with it in flight: "crashes", or "crashes uncharged". The first number counts
 -- deaths; the second, how often an owner that was told to stop did not wait for it any longer, and it went uncharged.
 local function read_crashes(prefix, id)
   local crashes, uncharged = string.match(redis.call('HGET', prefix .. 'crashes', id) or '', '^(%d+) ?(%d*)$')
@@ -12,7 +12,7 @@ local function write_crashes(prefix, id, crashes, uncharged)
   redis.call('HSET', prefix .. 'crashes', id, value)
 end
 
--- Somebody died with the job in flight. It waits again, alone and a little later, so that the next crash
+-- An owner died with the job in flight. It waits again, alone and a little later, so that the next crash
 -- convicts the right one; or, after max_crash_count crashes, it is buried as poison. Returns whether it was. `room`:
 -- see `merge_taken`.
 local function crash(prefix, id, record, now, max_crash_count, delay, features, room)

@@ -1,4 +1,4 @@
--- The server's time, and what is due by it.
+-- The server's time, and the jobs that are due by it.
 
 -- Time, in Unix seconds. A number goes to redis.call as it is (Redis writes it with 17 digits); it must never
 -- pass through tostring, .. or cjson, which keep 14 digits and lose the microseconds.

@@ -1,9 +1,9 @@
--- Trace contexts: where payloads were pushed from, for whoever traces what performs them. Only shards that have some
+-- Trace contexts: where payloads were pushed from, for tracing. Only shards that have some
 -- (`features`, see lib/features.lua) come here. A context is the id's, not a payload's: it is kept as long as the id
 -- waits or is in flight, whatever its payloads merge to.
 --   traces:<id>        STRING: "context\n" each, oldest first, of what waits: the latest 32, of up to 256 bytes
 --   taken:traces:<id>  the same of what is in flight
--- Both expire a week after the last context: so nothing stays for ever of an id whose other keys somebody removed.
+-- Both expire a week after the last context: so nothing stays for ever of an id whose other keys were removed by hand.
 
 -- Writes the contexts of a key, the latest of them.
 local function write_traces(key, text)
@@ -15,7 +15,7 @@ local function write_traces(key, text)
   redis.call('SET', key, #ends > 32 and string.sub(text, ends[#ends - 32] + 1) or text, 'EX', 604800)
 end
 
--- Some contexts with others behind them, each once. What is longer than 32 can be is somebody else's, and not read: it
+-- Some contexts with others behind them, each once. A text that is longer than 32 can be is foreign, and not read: it
 -- would hold Redis for long.
 local function join_traces(text, others)
   text, others = #text > 8224 and '' or text, #others > 8224 and '' or others
@@ -28,8 +28,8 @@ local function join_traces(text, others)
   return text
 end
 
--- What there is of the ids of a push, before its first write: in a cluster it aborts here, or nowhere. Returns key ->
--- text or false.
+-- Reads the contexts of the ids of a push, before its first write: in a cluster it aborts here, or nowhere. Returns
+-- key -> text or false.
 local function read_pushed_traces(prefix, width)
   local keys, found = {}, {}
   for i = 8, #ARGV, width do
@@ -51,7 +51,7 @@ local function add_traces(present, context)
   end
 end
 
--- The contexts of an id in flight join those of what waits for it.
+-- The contexts of an id in flight join those of the waiting one.
 local function put_back_traces(prefix, id)
   local taken, waiting = prefix .. 'taken:traces:' .. id, prefix .. 'traces:' .. id
   local texts = redis.call('MGET', taken, waiting)

@@ -1,4 +1,4 @@
--- The ids that wait: in which order, which of them, and who is to be woken.
+-- Waiting ids: their order, a choice of them, and the wake-up of their owner.
 
 -- Whether an id comes before another among equal scores. Byte by byte: Lua's own `<` goes by the collation of
 -- the server's locale.
@@ -84,7 +84,7 @@ local function touch(prefix, suffixes, ids)
   end
 end
 
--- Raises an error, before the first write, when somebody has given one of the shard's own keys another type. Otherwise
+-- Raises an error, before the first write, when one of the shard's own keys has a foreign type. Otherwise
 -- the command that met it would end the script half way, and what it wrote before would stay.
 local function check_types(prefix)
   for _, name in ipairs({ 'due', 'retries', 'morgue', 'expires', 'debounced' }) do
@@ -96,8 +96,8 @@ local function check_types(prefix)
   redis.call('SISMEMBER', prefix .. 'solo', '')
 end
 
--- Tells those who listen. A user who may not publish does without: what is told is found at the next poll, too, and a
--- call that ended here would leave behind what it has written.
+-- Publishes a message. A user without that right does without: listeners poll, too, and a call that ended here would
+-- leave its writes behind.
 local function publish(channel, message)
   redis.pcall('SPUBLISH', channel, message)
 end
