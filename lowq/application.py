@@ -35,7 +35,6 @@ from lowq.operate.schedules import find_schedule, pause_schedule
 from lowq.operate.schedules import schedules as read_schedules
 from lowq.operate.stats import ShardInfo, overview, read_shards
 from lowq.options import QueueKeywords, WorkerKeywords, check_queue_name, checked_options
-from lowq.push.batcher import GroupCommit
 from lowq.queue import Queue
 from lowq.schedules import is_internal
 from lowq.settings import Config
@@ -77,7 +76,6 @@ class Lowq(Backend):
         super().__init__(Config(**settings), RegistryCheck(self).accepts)
         #: queue name -> its worker, and the handle of that.
         self._queues: dict[str, tuple[type[Worker[Any]], Queue]] = {}
-        self._with_own_pools: weakref.WeakSet[Lowq] = weakref.WeakSet()
         if not isinstance(self, _WithOwnPool):  # which follows its application
             _applications[next(_numbers)] = self
             for embed in _embedding:
@@ -345,13 +343,6 @@ class Lowq(Backend):
             check_codec(worker, self.config)
         return super().connect(size, socket_timeout=socket_timeout)
 
-    def close(self) -> None:
-        super().close()
-        with self._lock:
-            others = list(self._with_own_pools)
-        for other in others:
-            other.close()
-
 
 class _WithOwnPool(Lowq):
     """Another application's settings, workers and store, with a client of its own."""
@@ -377,9 +368,6 @@ class _WithOwnPool(Lowq):
                     self._store = self._app._store
                 client = self._client
         return client
-
-    def group_for(self, name: str, shards_count: int) -> GroupCommit | None:
-        return super().group_for(name, shards_count) if self._store is self._app._store else None
 
     def connect(self, size: int, *, socket_timeout: float = SOCKET_TIMEOUT) -> Client:
         return self._app.connect(size, socket_timeout=socket_timeout)

@@ -3,6 +3,7 @@ where events and figures go.
 """
 
 import threading
+import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -38,13 +39,15 @@ class Backend:
         #: The embedded store; None: there is a server, or nothing has connected yet.
         self._store: Any = None
         self._new_client: Callable[..., Client] = Client
-        #: The queues that this process has entered in the registry.
+        #: The queues that this process has entered in the registry: others in each embedded store.
         self.registrations = self._new_registrations()
         self._exporter = MetricsExporter(config)
         self._callbacks = Callbacks()
         #: Observers of pushes and batches: `lowq.contrib` adds them, at any time.
         self.observers: list[Observer] = []
         self._lock = threading.RLock()
+        #: The same application with clients of their own; see `Lowq.with_own_pool`.
+        self._with_own_pools: weakref.WeakSet[Backend] = weakref.WeakSet()
 
     def _new_registrations(self) -> Registrations:
         return Registrations(self.config, lambda: self.client, self._accepts)
@@ -75,13 +78,6 @@ class Backend:
                     group = self._group = GroupCommit(client, self.config.push_timeout)
         return group
 
-    def group_for(self, name: str, shards_count: int) -> GroupCommit | None:
-        """As `group`, for each push: None until the queue has been entered in the registry."""
-        group = self._group
-        if group is None or group.client is not self._client or (name, shards_count) not in self.registrations.entered:
-            return None
-        return group
-
     def connect(self, size: int, *, socket_timeout: float = SOCKET_TIMEOUT) -> Client:
         """A client of its own for up to ``size`` threads, on the same server or store."""
         with self._lock:
@@ -110,16 +106,23 @@ class Backend:
         of it, with the arguments of `Client`.
         """
         with self._lock:
-            before = self._client, self._group, self._store, self.registrations, self._new_client
-            self._client, self._group, self._store = None, None, store or new_store()
-            self.registrations = self._new_registrations()
-            self._new_client = new_client or self._new_client
+            before = self._client, self._group, self._store, self._new_client, self.registrations
+            self._use(None, None, store or new_store(), new_client or self._new_client, self._new_registrations())
         try:
             yield
         finally:
             with self._lock:
                 self.close()
-                self._client, self._group, self._store, self.registrations, self._new_client = before
+                self._use(*before)
+
+    def _use(
+        self, client: Client | None, group: GroupCommit | None, store: Any, new_client: Callable[..., Client],
+        registrations: Registrations,
+    ) -> None:  # fmt: skip
+        self._client, self._group, self._store, self._new_client = client, group, store, new_client
+        self.registrations = registrations
+        for other in list(self._with_own_pools):
+            other.registrations = other._new_registrations()
 
     def close(self) -> None:
         """Closes the connections of producers that are not in use; the next call makes new ones. Waits a moment for
@@ -128,6 +131,10 @@ class Backend:
         self.flush_events()
         self._exporter.close()
         self._close_connections()
+        with self._lock:
+            others = list(self._with_own_pools)
+        for other in others:
+            other.close()
 
     def _close_connections(self) -> None:
         if self._client is not None:

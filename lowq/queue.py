@@ -42,7 +42,8 @@ class Queue(Commands, Generic[P]):
         self._worker = worker
         #: The options given to `Lowq.queue`.
         self._declared = declared or {}
-        self._last_target: Target | None = None
+        #: The target of the last push, and `Registrations.entered` as it was then.
+        self._last_target: tuple[object, Target] | None = None
         #: Durability -> the target, and the same for pushes that wait for it.
         self._durable_targets: dict[Durability, tuple[Target, Target]] = {}
         #: Registers the queue for coroutines. They share its outcome, so no caller's limit counts, only push_timeout.
@@ -218,9 +219,10 @@ class Queue(Commands, Generic[P]):
 
     def _known_target(self) -> Target | None:
         """The target of the last push; None: the registry must be asked."""
-        target = self._last_target
-        # After the registry was lost or the queue was dropped, the group is None, and everything is entered anew.
-        if target is None or target.group is not self._backend.group_for(self.name, target.shards_count):
+        if self._last_target is None:
+            return None
+        entered, target = self._last_target
+        if entered is not self._backend.registrations.entered:  # forgotten, or in another store
             return None
         return None if target.routes.sealed and target.routes.is_doubtful else target
 
@@ -261,6 +263,7 @@ class Queue(Commands, Generic[P]):
         if target is not None:
             return target
         backend, registrations = self._backend, self._backend.registrations
+        entered = registrations.entered
         routes = registrations.routes_of(self.name)
         options = self._register(anew=routes is not None and routes.is_doubtful)
         target = Target(
@@ -277,7 +280,7 @@ class Queue(Commands, Generic[P]):
             backend.payload_type_of(self.name),
             learn_anew=self._learn_anew,
         )
-        self._last_target = target
+        self._last_target = entered, target
         return target
 
     def _learn_anew(self) -> Layouts:

@@ -215,7 +215,7 @@ class Registrations:
 
     def forget(self) -> None:
         """Forgets all, so that each queue is entered again when it is next used: Redis may have lost its data."""
-        self.entered.clear()
+        self.entered = {}  # another one, by which handles of queues notice it
         self._routes.clear()
 
 

@@ -1,12 +1,12 @@
-"""Schedules: when their ticks are, which of those that were missed are made up for, and what Redis keeps of each.
+"""Schedules: their ticks, the policies for missed ticks, and their records in Redis.
 
-A *tick* is a moment that a schedule's time table names. Those of a cron string are found by cronsim, in a time zone;
-those of an interval are its multiples since the beginning of 1970, UTC: so all nodes agree on them, and neither a
-restart nor a late tick moves the following ones. All times are Unix time in seconds; now is what Redis's clock says.
+A *tick* is a moment in a schedule's time table. cronsim finds the ticks of a cron string, in a time zone. The ticks of
+an interval are its multiples since the beginning of 1970, UTC, so all nodes agree on them, and neither a restart nor a
+late tick moves the following ones. All times are Unix time in seconds, by Redis's clock.
 
-When the clocks are changed, cron strings with a fixed minute and hour do as Debian's cron does: a tick in the hour that
-is left out comes right behind it, one in the hour that comes twice comes once. Others (``*`` or ``*/n`` as minute or
-hour) go by the time that passes.
+When the clocks change, cron strings with a fixed minute and hour follow Debian's cron: a tick in the skipped hour comes
+right after it, and a tick in the repeated hour comes once. Others (``*`` or ``*/n`` as minute or hour) go by elapsed
+time.
 """
 
 import json
@@ -27,31 +27,31 @@ from cronsim import CronSim
 from lowq.codec import MAX_TIME
 from lowq.errors import ConfigError
 
-#: What becomes of ticks that nobody could perform in time: the latest of them is performed, all are, or none is.
+#: Which of the ticks that were missed are performed: the latest, all, or none.
 Missed: TypeAlias = Literal["one", "all", "skip"]
 MISSED: tuple[Missed, ...] = get_args(Missed)
 
 #: Seconds that a schedule may be late with a tick under ``missed="skip"``; never less than two leases.
 GRACE_SECONDS = 60.0
-#: Ticks that are pushed in one call, with ``missed="all"``.
+#: Ticks of one push, with ``missed="all"``.
 TICKS_TOGETHER = 500
-#: Characters of a name.
+#: The most characters of a name.
 MAX_NAME = 128
-#: Seconds between two ticks, at least and at most.
+#: The least and the most seconds between two ticks.
 _INTERVALS = (1.0, 366 * 86400.0)
-#: What names the zone of the machine, and so another one on each node.
+#: Names of the machine's own zone, which differs from node to node.
 _OF_THE_MACHINE = ("localtime", "Factory", "posixrules")
-#: The queue in which the schedules of a worker's queue wait for their ticks.
+#: The prefix of the internal queue in which the schedules of a queue wait for their ticks.
 _PREFIX = "lowq:schedules:"
-#: What a push can name: a record has no spaces, equals signs and the like.
+#: A record that a push can name: without spaces, equals signs and the like.
 _UNBROKEN = re.compile(rb"[^\s=>]+")
-#: Characters that a record keeps as they are. A space or "=" would end an option of a push.
+#: Characters that are not quoted in a record. A space or "=" would end an option of a push.
 _SAFE = '{}":,[]*/+-_.@'
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A schedule, as it is declared above a worker."""
+    """A schedule, as declared above a worker."""
 
     name: str
     #: A cron string, or seconds.
@@ -72,12 +72,12 @@ class Schedule:
         return _cron_after(self.at, self.tz, moment) if isinstance(self.at, str) else _multiples_after(self.at, moment)
 
     def next(self, moment: float) -> float:
-        """The first tick after a moment; infinity: there is none."""
+        """The first tick after a moment; infinity if there is none."""
         return next(self.after(moment), math.inf)
 
     def latest(self, since: float, until: float) -> float | None:
-        """The last tick that is after ``since`` and not after ``until``; None: there is none. Of many ticks only the
-        last are looked at.
+        """The last tick after ``since`` and until ``until``; None: there is none. Looks back in growing steps, so it
+        does not go through all of many ticks.
         """
         window = 60.0
         while True:
@@ -88,8 +88,8 @@ class Schedule:
             window *= 2
 
     def due(self, since: float, now: float, grace: float) -> tuple[list[float], float]:
-        """The ticks to push, of those after ``since``, and the moment up to which that settles all of them. ``grace``:
-        seconds that one may be late under ``missed="skip"``.
+        """The ticks to push, of those after ``since``, and the moment up to which all ticks are settled then.
+        ``grace``: seconds that a tick may be late under ``missed="skip"``.
         """
         if self.missed != "one":
             ticks: list[float] = []
@@ -106,12 +106,12 @@ class Schedule:
         return ([] if latest is None else [latest]), max(now, since)
 
     def shown(self) -> dict[str, Any]:
-        """What is kept of it in Redis, besides its name."""
+        """Its fields in Redis, besides the name."""
         return {"at": self.at, "tz": self.tz, "missed": self.missed}
 
     @classmethod
     def of(cls, name: str, said: Mapping[str, Any]) -> Self | None:
-        """From what is kept in Redis, which may come from any version; None: it can't be read here."""
+        """Decodes its fields in Redis, which may come from any version; None: this version can't read them."""
         try:
             found = _read(name, said.get("at"), said.get("tz"), said.get("missed"))
         except TypeError:  # a list, for example
@@ -120,7 +120,8 @@ class Schedule:
 
 
 def grace_of(lease_ttl: float) -> float:
-    """Seconds that a tick may be late under ``missed="skip"``: as long as another node needs to take over, at least."""
+    """Seconds that a tick may be late under ``missed="skip"``: at least the time that another node needs to take
+    over."""
     return max(GRACE_SECONDS, 2 * lease_ttl)
 
 
@@ -128,17 +129,17 @@ def grace_of(lease_ttl: float) -> float:
 
 
 def checked_schedule(whose: str, name: object, at: object, tz: object, missed: object) -> Schedule:
-    """What a decoration says.
+    """The schedule of a decoration.
 
     Raises:
-        ConfigError: it makes no sense; the message says what to write.
+        ConfigError: an argument is wrong; the message says what to write.
     """
     return Schedule(*_checked(f"{whose}: ", name, at, tz, missed))
 
 
 @lru_cache(4096, typed=True)
 def _read(name: object, at: object, tz: object, missed: object) -> tuple[str, str | float, Any, Missed] | None:
-    # Kept, as each look reads the time tables of all nodes, and the check of a cron string takes 0.2 ms.
+    # Cached, since the time tables of all nodes are read each time, and the check of a cron string takes 0.2 ms.
     try:
         return _checked("", name, at, tz, missed)
     except ConfigError:
@@ -215,7 +216,7 @@ def _check_cron(prefix: str, at: str, zone: str | None) -> None:
         )
     try:
         never = next(_cron_after(at, zone, 0.0), None) is None
-    except Exception as error:  # cronsim's own, and whatever else it meets in what is no cron string
+    except Exception as error:  # cronsim's own errors, and others
         raise ConfigError(f"{prefix}every({at!r:.100}) is no cron string ({error}); write one {example}") from error
     if never:
         raise ConfigError(f"{prefix}every({at!r:.100}) never comes: no month has such a day")
@@ -233,18 +234,18 @@ def _cron_after(at: str, zone: str | None, moment: float) -> Iterator[float]:
     found, before = _zone(zone), moment
     walk = _walk_time if any(field.startswith("*") for field in at.split()[:2]) else _walk_clock
     for tick in walk(at, found, math.floor(moment)):
-        if tick > before:  # ticks of the time that is left out fall together
+        if tick > before:  # ticks in a skipped hour fall together
             before = tick
             yield tick
 
 
-# cronsim counts without a time zone, on the clock on the wall. Its own rules for zones are right for whole hours only,
-# and their ticks depend on where one begins.
+# cronsim counts without a time zone, on the clock on the wall. Its rules for time zones are right for whole hours only,
+# and its ticks depend on the first moment.
 
 
 def _walk_clock(at: str, zone: tzinfo, moment: int) -> Iterator[int]:
     """Ticks at fixed hours and minutes, from before the moment on."""
-    # A day that is left out, as in Samoa, is the most that ticks are moved by.
+    # Ticks move by a day at most, as when Samoa skipped one.
     for wall in CronSim(at, _wall_at(zone, moment) - timedelta(hours=25)):
         tick = wall.replace(tzinfo=zone)
         while _wall_at(zone, math.floor(tick.timestamp())) != tick.replace(tzinfo=None):
@@ -253,7 +254,7 @@ def _walk_clock(at: str, zone: tzinfo, moment: int) -> Iterator[int]:
 
 
 def _walk_time(at: str, zone: tzinfo, moment: int) -> Iterator[int]:
-    """Ticks that go by the time that passes: whenever the clock on the wall shows one."""
+    """Ticks by elapsed time: whenever the clock on the wall shows one."""
     begin = _wall_at(zone, moment)
     while True:
         offset = _offset_at(zone, moment)
@@ -265,7 +266,7 @@ def _walk_time(at: str, zone: tzinfo, moment: int) -> Iterator[int]:
             yield tick
         else:
             return
-        # The clock is changed before that tick.
+        # The clock changes before that tick. Find that moment.
         while tick - moment > 1:
             middle = (moment + tick) // 2
             moment, tick = (middle, tick) if _offset_at(zone, middle) == offset else (moment, middle)
@@ -285,7 +286,7 @@ def _offset_at(zone: tzinfo, moment: int) -> float:
 
 
 def _multiples_after(interval: float, moment: float) -> Iterator[float]:
-    # In whole microseconds: multiples of 1.1 as floats would fall on either side of what they are.
+    # In whole microseconds, as multiples of 1.1 are inexact as floats.
     step = round(interval * 1e6)
     at = (math.floor(moment * 1e6) // step + 1) * step
     while True:
@@ -295,36 +296,35 @@ def _multiples_after(interval: float, moment: float) -> Iterator[float]:
         at += step
 
 
-# --- what Redis keeps ---
+# --- records in Redis ---
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What Redis keeps of a schedule, in the shard that its ticks are pushed to. It changes together with what is
-    pushed, and only from what it was read as: so whoever pushes a tick, however often and how late, the second is
-    refused.
+    """The record of a schedule in Redis, in the shard that its ticks are pushed to. A push of ticks changes it, and
+    only if it is still as it was read: so of several pushes of a tick, however late, all but the first are refused.
     """
 
-    #: The time table that counts, as `Schedule.shown` gives it.
+    #: The current time table, as of `Schedule.shown`.
     table: Mapping[str, Any]
-    #: All ticks up to this moment are settled: pushed, or skipped.
+    #: All ticks until this moment are settled: pushed, or skipped.
     settled: float
-    #: The last tick that was pushed.
+    #: The last pushed tick.
     last: float | None = None
-    #: Since when it is paused, and who did that.
+    #: When it was paused, and by whom.
     paused_at: float | None = None
     paused_by: str = ""
-    #: Since when no live node knows it.
+    #: The time since which no living node knows it.
     unknown_since: float | None = None
-    #: Counts the changes: a record never becomes again what it was, so a call that comes late is refused.
+    #: The number of changes. No two states of a record are equal, so late calls are refused.
     version: int = 1
 
     def schedule(self, name: str) -> Schedule | None:
-        """None: it is of a version that this one can't read."""
+        """The schedule of this record; None: this version can't read it."""
         return Schedule.of(name, self.table)
 
     def changed(self, **changes: Any) -> Self:
-        """With these values."""
+        """A copy with these values, as the next version."""
         return replace(self, **changes, version=self.version + 1)
 
     def encode(self) -> bytes:
@@ -343,7 +343,7 @@ class Record:
 
     @classmethod
     def decode(cls, data: bytes) -> Self | None:
-        """None: it can't be read."""
+        """Decodes a record; None: it can't be read."""
         if not _UNBROKEN.fullmatch(data):
             return None  # a push could not name it
         try:
@@ -376,10 +376,10 @@ def schedules_queue(queue: str) -> str:
 
 
 def is_internal(queue: str) -> bool:
-    """Whether it is such a queue."""
+    """Whether the queue is an internal one."""
     return queue.startswith(_PREFIX)
 
 
 def queue_of_schedules(queue: str) -> str:
-    """The queue whose schedules wait in an internal queue."""
+    """The queue that an internal queue has the schedules of."""
     return queue.removeprefix(_PREFIX)
