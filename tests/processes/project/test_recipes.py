@@ -169,6 +169,8 @@ pay = {"url": "/a", "n": 1}, {"url": "/b", "n": 2}, {"url": "/a", "n": 3}
 assert acme_drivers.latest_of_each_url(pay) == [{"url": "/a", "n": 3}, {"url": "/b", "n": 2}]
 
 import threading
+from lowq.node.node import Node
+
 performed = threading.Event()
 shop.Mail.perform = lambda self, payloads_by_id: performed.set()
 shop.Mail.queue.send("ann@example.com", "again")
