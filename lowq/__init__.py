@@ -49,7 +49,8 @@ from lowq.queue import Queue
 from lowq.settings import Config
 from lowq.store import Durability
 from lowq.version import VERSION
-from lowq.work.execution import Execution, LogContext, current
+from lowq.work.handler import Execution, current
+from lowq.work.loop import LogContext
 from lowq.workers import Worker
 
 __version__ = VERSION

@@ -1,4 +1,4 @@
-"""The rules of what becomes of a job, as workers and consumers share them.
+"""What workers and consumers share: how the reply to a take is read, and the rules of what becomes of a job.
 
 What belongs to the application is called by `Remarks.ask` alone, which catches everything: whatever it does, an outcome
 is written, or its jobs would be performed for ever.
@@ -6,32 +6,75 @@ is written, or its jobs would be performed for ever.
 
 import asyncio
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from lowq.codec.payloads import cut_error, dump_text
-from lowq.errors import TimeLimitExceeded
+from lowq.errors import LeaseLost, RedisUnavailable, TimeLimitExceeded
 from lowq.logs import describe, get_log, printable
 from lowq.retry import is_exhausted
 from lowq.settings import Config
-from lowq.shards.delivery import Failure, Report, Undecodable
+from lowq.shards.delivery import Delivery, Failure, Report, Undecodable
+from lowq.shards.dispatcher import Dispatcher
 from lowq.shards.shard import Shard
+from lowq.store import Client
 
 log = get_log("lowq.node")
 
 T = TypeVar("T")
 
-#: What ends a thread, a generator or a process where nobody expects it: out of a handler, and of what of the
+#: Seconds for which a shard is left alone when its script fails.
+TROUBLE_SECONDS = 1.0
+#: Exceptions that end a thread, a generator or a process where nobody expects it: out of a handler, and of what of the
 #: application's is called for it, it is a failure of the job.
 STOPS = (asyncio.CancelledError, GeneratorExit, SystemExit)
 
 
+def read_takes(
+    client: Client,
+    dispatcher: Dispatcher,
+    takes: Iterable[tuple[Shard, int]],
+    replies: Iterable[Any],
+    received: Callable[[Shard, Delivery], object],
+    lost: Callable[[Shard], object],
+    *,
+    drops_failed: bool = False,
+) -> BaseException | None:
+    """Reads the replies to takes of shards, each given with its wake-ups before it was sent. ``received``: called with
+    each delivery. ``lost``: called with a shard whose lease was lost. A shard whose script fails, or whose reply can't
+    be read, rests for a while. ``drops_failed``: nothing of it is in hand then.
+
+    Returns what concerns all shards: Redis did not answer, or a signal handler or the application raised meanwhile.
+    """
+    trouble: BaseException | None = None
+    for (shard, wakes), reply in zip(takes, replies, strict=False):
+        try:
+            delivery = shard.in_flight.read_delivery(reply)
+            dispatcher.note_delivery(shard, wakes, delivery)
+            received(shard, delivery)
+        except LeaseLost:
+            lost(shard)
+        except RedisUnavailable as error:
+            trouble = error if trouble is None else trouble
+            if client.has_several_primaries:
+                dispatcher.rest_for_failover(shard)
+        except BaseException as error:
+            if drops_failed:
+                shard.in_flight.drop_delivery()
+            if error is reply or issubclass(type(error), ValueError | TypeError | LookupError):
+                dispatcher.rest(shard, TROUBLE_SECONDS)
+                log.error("%r rests for %g s: %s", shard, TROUBLE_SECONDS, error, extra={"event": "trouble"})
+            else:
+                trouble = error
+    return trouble
+
+
 class Remarks:
-    """What went wrong beside the handler, to be logged once the outcome is written."""
+    """Errors beside the handler's, to be logged once the outcome is written."""
 
     #: A text, and what was raised.
     remarks: Sequence[tuple[str, BaseException | None]] = ()
-    #: What stops the process once the outcome is written: KeyboardInterrupt and the like, of the handler or of a hook.
+    #: Stops the process once the outcome is written: KeyboardInterrupt and the like, of the handler or of a hook.
     stop: BaseException | None = None
 
     def ask(self, remark: str, function: Callable[[], T], otherwise: T) -> T:

@@ -29,7 +29,7 @@ from lowq.store import new_store
 from lowq.store.embedded import serving
 from lowq.supervisor.process import Supervised
 from lowq.supervisor.supervisor import Supervisor
-from lowq.work.execution import add_log_context
+from lowq.work.loop import add_log_context
 
 log = get_log("lowq.cli")
 supervisor_log = get_log("lowq.supervisor")

@@ -17,7 +17,7 @@ from lowq.settings import Config
 from lowq.store import Client
 from lowq.store.keys import nodes_key
 from lowq.store.registry import rights
-from lowq.work.handler import Instances, WorkerRuntime, has_life
+from lowq.work.handler import WorkerRuntime, has_life, set_up, tear_down
 from lowq.workers import Worker, is_async
 
 log = get_log("lowq.node")
@@ -84,9 +84,8 @@ def rehearse(app: Lowq, workers: Iterable[type[Worker[Any]]], threads: int) -> N
 
 
 async def _live(instance: object) -> None:
-    instances = Instances()
-    await instances.set_up([instance])
-    await instances.tear_down()
+    await set_up(instance)
+    await tear_down(instance)
 
 
 def warn(app: Lowq, client: Client, registered: Sequence[QueueInfo]) -> None:

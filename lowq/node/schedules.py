@@ -46,7 +46,7 @@ from lowq.store import Call, Client, Command
 from lowq.store.calls import time_of
 from lowq.store.keys import shard_prefix
 from lowq.store.shard import PUSH
-from lowq.work.execution import current
+from lowq.work.handler import current
 from lowq.workers import Worker, schedules_of
 
 log = get_log("lowq.node")

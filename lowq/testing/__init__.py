@@ -18,7 +18,7 @@ from lowq.job import Job
 from lowq.testing.drainer import Drained, adrain, drain, worker_of
 from lowq.testing.pushes import Pushed
 from lowq.testing.sandbox import Sandbox, SandboxClock, sandbox
-from lowq.work.execution import Execution, current_execution
+from lowq.work.handler import Execution, current_execution
 from lowq.work.time_limits import TimeLimits
 from lowq.workers import time_limits_of
 
@@ -63,7 +63,8 @@ def execution(
             for job_id, payloads in jobs.items()
         ]  # fmt: skip
     limits = time_limits_of(worker)
-    value = Execution(worker, shard, fence, jobs, limits=TimeLimits(*limits) if any(limits) else None)
+    value = Execution(worker, shard, fence, jobs)
+    value._limits = TimeLimits(*limits) if any(limits) else None
     token = current_execution.set(value)
     try:
         yield value

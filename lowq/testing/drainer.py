@@ -26,7 +26,7 @@ from lowq.observe.tallies import SlowBatches, Tally
 from lowq.shards.delivery import Report, TakenJob
 from lowq.shards.lease import Lease, LeaseDenied
 from lowq.shards.shard import Shard, shards_of
-from lowq.work.handler import Instances, WorkerRuntime, has_life
+from lowq.work.handler import WorkerRuntime, has_life
 from lowq.work.loop import BatchActivity, Loop
 from lowq.work.outcome import Outcome
 from lowq.work.time_limits import WrittenOff
@@ -223,7 +223,6 @@ class _Drainer(Loop):
         self._activity = BatchActivity(None)
         #: The outcome of the last batch, if it did not simply finish.
         self._outcome = Outcome()
-        self._instances = Instances()
         self._app.registrations.enter(worker.queue_name, worker.shards_count, worker)
         #: Leased shards; `_others` are not leased yet.
         self.shards: list[Shard] = []
@@ -275,11 +274,10 @@ class _Drainer(Loop):
                 )
 
     async def set_up(self) -> None:
-        await self._call(self._instances.set_up([self._runtimes[self._worker.queue_name].instance]))
+        await self._call(self.set_up_instances([self._runtimes[self._worker.queue_name].instance]))
 
     async def tear_down(self) -> None:
-        if self._instances:
-            await self._call(self._instances.tear_down())
+        await self._call(self.tear_down_instances())
 
     async def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine that calls the worker, in the thread that performs it."""

@@ -24,7 +24,7 @@ from lowq.testing import drainer
 from lowq.testing.drainer import ERRORS_KEPT, Drained, worker_of
 from lowq.testing.order import OrderCheck
 from lowq.testing.pushes import ANYTHING, Place, Pushed, Pushes, place_in
-from lowq.work.execution import current_execution
+from lowq.work.handler import current_execution
 from lowq.workers import Worker
 
 #: Scripts that bring no jobs into an empty shard. Shards that any other script was called for are drained.

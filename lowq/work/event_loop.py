@@ -4,7 +4,7 @@
 
     thread lowq-loop       one asyncio loop; a task for each delivery: batch by batch, as a worker thread does it
     thread lowq-loop-io    the round trips to Redis, for all of them
-    thread lowq-loop-watch looks whether a handler blocks the loop (`blocked_loop`)
+    thread lowq-loop-watch names in the log the handler that blocks the loop
 
 While a round trip is under way, what the tasks have finished and the shards that have become due gather; the next one
 takes all of it along in one write: acknowledgements, takes and reports. No task waits for the reply to another's call.
@@ -19,10 +19,11 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import Any
 
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
@@ -33,26 +34,22 @@ from lowq.shards.delivery import Delivery, Report
 from lowq.shards.dispatcher import Dispatcher
 from lowq.shards.shard import Performing, Shard
 from lowq.store import Call
-from lowq.work.blocked_loop import BlockedLoopWatch, stack_of
-from lowq.work.handler import Instances, WorkerRuntime
-from lowq.work.loop import TROUBLE_SECONDS, BatchActivity, NodeContext, NodeLoop, backoff
+from lowq.verdicts import TROUBLE_SECONDS, read_takes
+from lowq.work.handler import WorkerRuntime
+from lowq.work.loop import BatchActivity
+from lowq.work.threads import NodeContext, NodeLoop, backoff
 from lowq.work.time_limits import Interrupt, WrittenOff, interrupt_of_this_task
 
 log = get_log("lowq.node")
 
 #: Seconds without a sign of life after which a loop counts as blocked for good. The machine may be busy.
 STUCK_SECONDS = 5.0
-#: What the names of the threads begin with that handlers use by `asyncio.to_thread`.
+#: Prefix of the names of the threads that handlers use by `asyncio.to_thread`.
 _EXECUTOR = "lowq-loop-thread"
 #: Seconds that cancelled tasks have for their clean-up.
 CLEAN_UP_SECONDS = 1.0
-
-
-class _Write(NamedTuple):
-    """Reports of a task that are to be written, and its future: it gets their replies."""
-
-    reports: Sequence[Report]
-    future: "asyncio.Future[list[Any]]"
+#: Seconds for which a handler may go on without awaiting anything before it is named in the log.
+BLOCKED_SECONDS = 0.1
 
 
 class EventLoop(NodeLoop):
@@ -76,30 +73,28 @@ class EventLoop(NodeLoop):
         self._loop.set_default_executor(self._executor)
         self._thread = threading.Thread(target=self._run, name="lowq-loop", daemon=True)
         self._io = threading.Thread(target=self._run_io, name="lowq-loop-io", daemon=True)
-        #: What each shard's task shows to others. A shard is in it from the start of its task until that has ended.
+        #: The activity of each shard's task, from the start of the task until it has ended.
         self._running: dict[Shard, BatchActivity] = {}
         self._tasks: dict[Shard, asyncio.Task[None]] = {}
-        #: Shards whose task has ended, and reports: from the tasks to the thread of the round trips.
+        #: From the tasks to the thread of the round trips: shards whose task has ended; and reports to be written, each
+        #: with the future that gets their replies.
         self._ended: deque[Shard] = deque()
-        self._writes: deque[_Write] = deque()
+        self._writes: deque[tuple[Sequence[Report], asyncio.Future[list[Any]]]] = deque()
         #: Claimed, neither running nor in a round trip, and perhaps with something unacknowledged. Of the thread of the
         #: round trips.
         self._resting: set[Shard] = set()
         #: Tasks that were written off and have not ended since, and those that are to be.
         self._hanging: list[asyncio.Task[None]] = []
         self._overdue: deque[BatchActivity] = deque()
+        #: The last round trip is over, and the loop is to end.
+        self._is_closing = False
         #: The tasks were cancelled, as the node's time to stop is over.
         self._cancelled: bool = False
-        self._instances = Instances()
         #: Set when its instances are set up, or could not be: then `setup_error` says why.
         self.is_set_up = threading.Event()
         self.setup_error: BaseException | None = None
-        self._watch = BlockedLoopWatch(self._loop, self._thread, lambda: bool(self._tasks), self._performing, clock)
-
-    def _performing(self, task: "asyncio.Task[Any]") -> Performing | None:
-        """What a task performs."""
-        running = list(self._running.items())
-        return next((activity.performing for shard, activity in running if self._tasks.get(shard) is task), None)
+        #: Set while tasks run: then the loop is watched.
+        self._busy = threading.Event()
 
     # --- from other threads ---
 
@@ -107,18 +102,18 @@ class EventLoop(NodeLoop):
         """Starts its threads."""
         self._thread.start()
         self._io.start()
-        self._watch.start()
+        threading.Thread(target=self._watch, name="lowq-loop-watch", daemon=True).start()
 
     def is_alive(self) -> bool:
         """Whether anything is being performed, still to be written or to be torn down, or may be."""
-        return self._io.is_alive() or (bool(self._instances) and self._thread.is_alive() and not self.hanging())
+        return self._io.is_alive() or (bool(self._set_up) and self._thread.is_alive() and not self.hanging())
 
     def activities(self) -> list[BatchActivity]:
-        """Those of the running tasks."""
+        """The activities of the running tasks."""
         return list(self._running.values())
 
     def stacks(self) -> list[tuple[Performing | None, list[str]]]:
-        """What each task performs, and where it is: lines of its stack, outermost first."""
+        """The batch of each task, and the lines of its stack, outermost first."""
         found = []
         for shard, task in list(self._tasks.items()):
             activity = self._running.get(shard)
@@ -130,8 +125,8 @@ class EventLoop(NodeLoop):
         return [task for task in self._hanging if not task.done()]
 
     def wait_for_end(self, seconds: float) -> bool:
-        """Waits so many seconds for what handlers have left running: the loop, and the threads of its executor. False:
-        some of it still runs.
+        """Waits so many seconds for the loop, and for the threads that handlers have left running. False: some still
+        run.
         """
         deadline = time.monotonic() + seconds
         for thread in threading.enumerate():
@@ -185,7 +180,8 @@ class EventLoop(NodeLoop):
                 self._node.fail(error)
                 failures += 1
                 time.sleep(backoff(failures))
-        self._watch.close()
+        self._is_closing = True
+        self._busy.set()  # for the watch to end
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _turn(self) -> bool:
@@ -219,8 +215,7 @@ class EventLoop(NodeLoop):
         self._loop.call_soon_threadsafe(answered.set)
         blocked = asyncio.current_task(self._loop) is task and not answered.wait(STUCK_SECONDS)
         if blocked:
-            frame = sys._current_frames().get(self._thread.ident or 0)
-            stack = "".join(traceback.format_stack(frame))
+            stack = "".join(traceback.format_stack(self._frame()))
         self._hanging = [*self.hanging(), task]
         self._loop.call_soon_threadsafe(task.cancel)
         try:
@@ -248,7 +243,7 @@ class EventLoop(NodeLoop):
         self._resting.update(picked)
         calls: list[Call[Any]] = [shard.in_flight.take_call(limit) for shard, limit in limits.items()]
         writes = [self._writes.popleft() for _ in range(len(self._writes))]
-        calls += [report.call for write in writes for report in write.reports]
+        calls += [report.call for reports, _ in writes for report in reports]
         if not calls:
             return
         begun = self._node.broker.outage.begun
@@ -258,8 +253,13 @@ class EventLoop(NodeLoop):
             self._writes.extendleft(reversed(writes))
             raise
         self._resting.clear()
-        deliveries, trouble = self.read_takes(takes, replies, begun)
-        answers = [(write.future, [next(replies) for _ in write.reports]) for write in writes]
+        deliveries: dict[Shard, Delivery] = {}
+        trouble = read_takes(
+            self._client, self._dispatcher, takes, replies, deliveries.__setitem__, self.lost, drops_failed=True
+        )
+        if deliveries and self._node.broker.outage.is_on:
+            self._node.broker.outage.end(begun)
+        answers = [(future, [next(replies) for _ in reports]) for reports, future in writes]
         goes_on = isinstance(trouble, RedisUnavailable) and self._client.has_several_primaries
         for shard, _ in takes:
             if shard not in deliveries:
@@ -290,7 +290,7 @@ class EventLoop(NodeLoop):
         asyncio.set_event_loop(self._loop)
         try:
             instances = [runtime.instance for runtime in self._runtimes.values()]
-            run_first(self._loop.run_until_complete, self._instances.set_up(instances))
+            run_first(self._loop.run_until_complete, self.set_up_instances(instances))
         except BaseException as error:
             self.setup_error = error
         self.is_set_up.set()
@@ -304,8 +304,8 @@ class EventLoop(NodeLoop):
             except BaseException as error:
                 self._node.fail(error)
         self._reap()
-        if self._instances:
-            self._loop.run_until_complete(self._instances.tear_down())
+        if self._set_up:
+            self._loop.run_until_complete(self.tear_down_instances())
         self._executor.shutdown(wait=False, cancel_futures=True)
         self._loop.close()
         asyncio.set_event_loop(None)
@@ -326,14 +326,16 @@ class EventLoop(NodeLoop):
         begin: list[tuple[Shard, Delivery]],
         answers: list[tuple["asyncio.Future[list[Any]]", list[Any]]],
     ) -> None:
-        """What a round trip has brought: tasks to begin, and replies that tasks wait for."""
+        """Begins tasks for the deliveries of a round trip, and answers those that wait for replies."""
         for future, replies in answers:
             if not future.done():  # cancelled meanwhile
                 future.set_result(replies)
         for shard, delivery in begin:
-            self._tasks[shard] = self._loop.create_task(self._work(shard, delivery), name=f"lowq {shard!r}")
-        if begin:
-            self._watch.nudge()
+            self._tasks[shard] = self._loop.create_task(
+                self._work(shard, delivery), name=f"lowq {shard.layout_name}:{shard.index}"
+            )
+        if begin and not self._busy.is_set():
+            self._busy.set()
 
     async def _work(self, shard: Shard, delivery: Delivery) -> None:
         activity = self._running[shard]
@@ -358,6 +360,45 @@ class EventLoop(NodeLoop):
         self._ended.append(shard)
         self._dispatcher.nudge()
 
+    # --- a handler that blocks the loop ---
+
+    def _watch(self) -> None:
+        """While tasks run, asks the loop for a sign of life, and names the handler that has not awaited anything for
+        long.
+        """
+        while self._busy.wait() and not self._is_closing:
+            if not self._tasks:
+                self._busy.clear()
+                if self._tasks or self._is_closing:  # since it was looked at
+                    self._busy.set()
+                continue
+            answered, asked_at, warn_after = threading.Event(), self._clock(), BLOCKED_SECONDS
+            self._loop.call_soon_threadsafe(answered.set)
+            time.sleep(BLOCKED_SECONDS / 4)
+            while not (answered.is_set() or self._is_closing):
+                seconds = self._clock() - asked_at
+                if seconds >= warn_after and self._name_blocker(seconds, answered):
+                    warn_after *= 2
+                time.sleep(BLOCKED_SECONDS / 4)
+
+    def _name_blocker(self, seconds: float, answered: threading.Event) -> bool:
+        """False: it is the machine, or it is over."""
+        task, frame = asyncio.current_task(self._loop), self._frame()
+        if task is None or frame is None or answered.is_set():
+            return False
+        running = list(self._running.items())
+        performing = next((activity.performing for shard, activity in running if self._tasks.get(shard) is task), None)
+        log.warning(
+            "%s has blocked the event loop for %.1f s, and with it all other tasks: await what waits, and run what "
+            "computes in asyncio.to_thread\n%s",
+            performing or f"task {task.get_name()!r}", seconds,
+            "".join(traceback.format_stack(frame)), extra={"event": "loop_blocked", "seconds": seconds},
+        )  # fmt: skip
+        return True
+
+    def _frame(self) -> FrameType | None:
+        return sys._current_frames().get(self._thread.ident or 0)
+
     # --- as a driver of the loop ---
 
     def interrupt(self, activity: BatchActivity) -> Interrupt:
@@ -372,7 +413,7 @@ class EventLoop(NodeLoop):
         failures = 0
         while reports:
             future: asyncio.Future[list[Any]] = self._loop.create_future()
-            self._writes.append(_Write(reports, future))
+            self._writes.append((reports, future))
             self._dispatcher.nudge()
             try:
                 shard.in_flight.note_written(reports, await future)
@@ -381,6 +422,19 @@ class EventLoop(NodeLoop):
                 self._node.broker.outage.begin(error)
                 failures += 1
                 await asyncio.sleep(backoff(failures))
+
+
+def stack_of(task: "asyncio.Task[None]") -> list[str]:
+    """The stack of a task, outermost first. `asyncio.Task.get_stack` knows only its outermost function."""
+    lines = []
+    awaited: Any = task.get_coro()
+    while isinstance(awaited, Coroutine):
+        frame: FrameType | None = getattr(awaited, "cr_frame", None)
+        if frame is not None:
+            code = frame.f_code
+            lines.append(f'  File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}\n')
+        awaited = getattr(awaited, "cr_await", None)
+    return lines
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

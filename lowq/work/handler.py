@@ -1,11 +1,11 @@
-"""The handler: the instance of a worker, and its ``perform`` or ``perform_one`` with the middlewares around it.
+"""The handler: the instance of a worker, ``perform`` or ``perform_one`` with the middlewares around it, and `current`.
 
 ::
 
     payloads_by_id -> middlewares -> merge function -> perform, or perform_one for each id
 
-An instance belongs to one thread, or to the event loop. ``setup`` and ``teardown`` are called there, once each. What
-could not be set up is not torn down.
+An instance belongs to one thread, or to the event loop. ``setup`` and ``teardown`` are called there, once each. An
+instance that could not be set up is not torn down.
 
 In ``perform_one`` each id has its own outcome::
 
@@ -20,52 +20,193 @@ waits again.
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from contextvars import Context, copy_context
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from types import CoroutineType
 from typing import Any, NoReturn, Self
 
+from lowq import codec, options
+from lowq.codec import delay_seconds
+from lowq.codec.payloads import cut_error
 from lowq.coroutines import OwnContext, as_raised, at_once
 from lowq.errors import LowqError, TimeLimitExceeded
+from lowq.job import Job
 from lowq.logs import describe, flush, get_log
 from lowq.middleware import check_done, check_plain, wrap
-from lowq.observe.events import QueueEvents
-from lowq.options import MergeFunction, merged
+from lowq.observe.events import ObservedBatch, QueueEvents
 from lowq.settings import Config
+from lowq.shards.delivery import TakenJob
+from lowq.shards.shard import Shard
 from lowq.verdicts import STOPS
-from lowq.work.execution import Execution, current
-from lowq.work.outcome import RAISED
+from lowq.work.time_limits import TimeLimits
 from lowq.workers import Worker, handler_of, is_async, time_limits_of
 
 log = get_log("lowq.node")
 
-#: An id that has not begun. It is known by its identity: a handler may say the same of an id.
+#: The outcome of an id that raised while nothing else was performed: the failure is its own.
+RAISED = "raised"
+#: The outcome of an id that has not begun. It is known by its identity: a handler may say the same of an id.
 _NOT_BEGUN: tuple[str, Any] = ("release", None)
 _DONE: tuple[str, Any] = ("done", None)
 #: Errors that the error of a batch shows.
 _SHOWN = 10
-#: Methods of an instance's life, and those that do nothing.
-_OF_WORKER: list[tuple[str, Any]] = [("setup", Worker.setup), ("teardown", Worker.teardown)]
+_SECONDS = options.seconds(optional=False)
 
 #: A handler, with or without what is around it.
-Performing = Callable[..., Coroutine[Any, Any, None]]
+Handler = Callable[..., Coroutine[Any, Any, None]]
+
+
+# --- the batch that it performs ---
+
+
+class Execution:
+    """A batch that is being performed, as `current` returns it. Only for the thread, or task, that performs it."""
+
+    # And whatever a middleware or a handler keeps here.
+    __slots__ = (
+        "__dict__", "__weakref__", "_jobs", "_load_payload", "_outcomes", "_source", "fence", "shard", "worker",
+    )  # fmt: skip
+
+    # What most batches do without: set on those that need it, as each batch makes one of these.
+    _limits: TimeLimits | None = None
+    #: The id that ``perform_one`` performs, in a batch of several.
+    _running_id: str | None = None
+    #: The observers of the batch.
+    _observed: ObservedBatch | None = None
+    #: Whether another id may begin: not when the node stops, the shard is given up, or its lease is not surely held.
+    _may_go_on: Callable[[], bool] = staticmethod(lambda: True)
+    #: Whether the task was cancelled, and not something that it awaits.
+    _is_cancelled: Callable[[], bool] = staticmethod(
+        lambda: (task := asyncio.current_task()) is not None and task.cancelling() > 0
+    )
+
+    def __init__(
+        self,
+        worker: type,
+        shard: int,
+        fence: int,
+        jobs: Sequence[TakenJob] | Sequence[Job],
+        load_payload: Callable[[bytes], Any] = codec.load_payload,
+        source: Shard | None = None,
+    ) -> None:
+        #: The worker's class.
+        self.worker = worker
+        #: The number of the shard.
+        self.shard = shard
+        #: The fencing token: grows with every change of the shard's owner. A database that remembers the highest one
+        #: can refuse an owner that was replaced without noticing.
+        self.fence = fence
+        self._jobs = jobs
+        self._load_payload = load_payload
+        self._source = source
+        #: Outcomes of single ids, as the handler has set them: id -> verb and detail.
+        self._outcomes: dict[str, tuple[str, Any]] = {}
+
+    @property
+    def delivery(self) -> int:
+        """The number of the batch's delivery, counted by the shard; once it was written off, that of a later one."""
+        return 0 if self._source is None else self._source.in_flight.delivery
+
+    @property
+    def deadline(self) -> float | None:
+        """``time.monotonic()`` at which ``time_limit`` or ``ttr`` passes, whichever is first; None: it has neither, or
+        has ended.
+        """
+        return None if self._limits is None else self._limits.deadline
+
+    def touch(self, seconds: float | timedelta) -> None:
+        """Gives the batch so many seconds from now: ``time_limit`` passes then, and ``ttr`` as much later as it is
+        longer. For a worker with neither it does nothing.
+
+        Raises:
+            LeaseLost: ``ttr`` has passed already, the jobs are performed by somebody else.
+        """
+        more: float = _SECONDS.check("touch: ", "seconds", seconds)
+        if self._limits is not None:
+            self._limits.touch(more)
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The jobs of the batch, with scores, retry_count and perform_at, as they were taken."""
+        return [item if isinstance(item, Job) else item.job(self._load_payload) for item in self._jobs]
+
+    def done(self, job_id: object) -> None:
+        """The id is finished, also if ``perform`` raises later."""
+        self._set_outcome(job_id, "done", None)
+
+    def fail(self, job_id: object, error: BaseException | str) -> None:
+        """The id failed: it is charged a retry, whatever becomes of the others. What ``bury_on`` and ``release_on`` say
+        of the error holds, as if the id had raised it alone.
+        """
+        if not isinstance(error, BaseException | str):
+            raise LowqError(f"fail({job_id!r}): say the exception or a text, not {error!r:.100}")
+        self._set_outcome(job_id, "fail", error if isinstance(error, BaseException) else cut_error(error))
+
+    def release(self, job_id: object, delay: float | timedelta | None = None) -> None:
+        """The id waits again, uncharged: ``delay`` seconds, or behind nothing when it is None."""
+        # Checked here, where the handler learns of it: once the batch is over, nobody can learn of it.
+        self._set_outcome(job_id, "release", None if delay is None else float(delay_seconds(delay)))
+
+    def bury(self, job_id: object, reason: str = "") -> None:
+        """The id goes to the morgue with all its payloads."""
+        if not isinstance(reason, str):
+            raise LowqError(f"bury({job_id!r}): reason is a text, not {reason!r:.100}")
+        self._set_outcome(job_id, "bury", cut_error(reason))
+
+    def _done_ids(self) -> list[str]:
+        """The ids that are done whatever becomes of the rest. The handler may set outcomes meanwhile."""
+        return [job_id for job_id, (verb, _) in dict(self._outcomes).items() if verb == "done"]
+
+    def _begin(self, job_id: str | None) -> None:
+        """In ``perform_one`` the id begins; None: all have ended."""
+        self._running_id = job_id
+        if job_id is not None and self._observed is not None:
+            self._observed.id_began(job_id)
+
+    def _set_outcome(self, job_id: object, verb: str, detail: Any) -> None:
+        # Plain texts are kept: what raises, raises here, where the handler learns of it.
+        name = "".join((str(job_id),))
+        if self._limits is not None:
+            # Should ttr pass right now, the outcome may get lost, as in a crash.
+            self._limits.check_held()
+        if not any(item.id == name for item in self._jobs):
+            raise LowqError(f"{verb}({job_id!r}): the batch being performed has no such id")
+        self._outcomes[name] = (verb, detail)
+
+
+current_execution: ContextVar[Execution | None] = ContextVar("lowq_execution", default=None)
+
+
+def current() -> Execution:
+    """The batch that is being performed.
+
+    Raises:
+        LowqError: called outside of ``perform``.
+    """
+    execution = current_execution.get()
+    if execution is None:
+        raise LowqError(
+            "lowq.current() was called outside of perform; in a test of a handler use lowq.testing.execution"
+        )
+    return execution
+
+
+# --- the handler, and what is around it ---
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRuntime:
-    """What one thread, or the event loop, needs for one queue: its instance of the worker, and that with the
-    middlewares around it.
-    """
+    """The instance of a worker that belongs to one thread, or to the event loop, with the middlewares around it."""
 
     instance: Worker[Any]
     #: Emits the events of its batches.
     events: QueueEvents
     #: Performs payloads_by_id, with ``context=`` in that. In a thread everything that it awaits is done at once.
-    call: Performing
-    is_async: bool
+    call: Handler
     #: Read once: an application's attributes are not asked for between a take and its outcome.
     batch_size: int
     #: Seconds.
@@ -83,9 +224,8 @@ class WorkerRuntime:
         events: QueueEvents | None = None,
         in_thread: Callable[..., Awaitable[None]] | None = None,
     ) -> Self:
-        """Makes an instance of the worker, with the application's middlewares around it. ``on_perform``: of tests;
-        called with the handler's payloads. ``in_thread``: calls a plain worker, given as a function and its argument,
-        in a thread, and is awaited.
+        """Makes an instance of the worker. ``on_perform``: of tests; called with the handler's payloads.
+        ``in_thread``: awaited to call a plain worker in a thread; it gets a function and its argument.
 
         Raises:
             ConfigError: a middleware that can't be around such a worker. What the worker's ``__init__`` raises.
@@ -104,20 +244,17 @@ class WorkerRuntime:
             if is_per_id:
                 chain = _one_by_one(chain, ttr if time_limit is None else time_limit)
             if on_perform is not None:
-                chain = _observed(on_perform, chain)
+                chain = _watched(on_perform, chain)
             chain = wrap(middlewares, worker, chain, is_async=is_awaited) if middlewares else chain
             call = chain if merge is None else _merging(merge, chain)
             if in_thread is not None and not is_awaited:
                 # As a coroutine: no future takes a StopIteration that a plain function has raised.
-                call, is_awaited = partial(in_thread, _run, call), True
+                chain = call
+                call, is_awaited = partial(in_thread, lambda payloads_by_id: at_once(chain(payloads_by_id))), True
         name = "a middleware" if middlewares else "the handler"
-        bounded = _bounded(call, worker, name, is_async=is_awaited, is_awaited=is_awaited or is_chain)
+        call = _bounded(call, worker, name, is_async=is_awaited, is_awaited=is_awaited or is_chain)
         events = events or QueueEvents(worker.queue_name)
-        return cls(instance, events, bounded, is_awaited, worker.batch_size, time_limit, ttr, is_per_id)
-
-
-def _run(chain: Performing, payloads_by_id: dict[str, list[Any]]) -> None:
-    at_once(chain(payloads_by_id))
+        return cls(instance, events, call, worker.batch_size, time_limit, ttr, is_per_id)
 
 
 async def _awaited(awaitable: Awaitable[object]) -> object:
@@ -126,7 +263,7 @@ async def _awaited(awaitable: Awaitable[object]) -> object:
 
 def _bounded(
     call: Callable[..., Any], worker: type[Worker[Any]], name: str, *, is_async: bool, is_awaited: bool
-) -> Performing:
+) -> Handler:
     """The call, in a context if one is given. What leaves a handler, or a middleware, concerns its job, in the process
     that has called it, and nothing else: neither the thread, nor a child that the handler has forked. ``is_awaited``:
     the call returns something to await.
@@ -145,7 +282,7 @@ def _bounded(
                 _end_child(raised)
             kind = type(raised)  # what an object says of its class is its own affair
             if issubclass(kind, STOPS) and not (is_async and issubclass(kind, asyncio.CancelledError)):
-                raise _failure_of(name, raised) from raised
+                raise LowqError(f"{name} raised {describe(raised)}") from raised
             raise  # also a cancellation of the task, or of something that it awaited: see `Loop`
         if os.getpid() != pid:
             _end_child(None)
@@ -155,15 +292,10 @@ def _bounded(
     return bounded
 
 
-def _failure_of(name: str, raised: BaseException) -> LowqError:
-    return LowqError(f"{name} raised {describe(raised)}")
-
-
 def _end_child(raised: BaseException | None) -> NoReturn:
     """Ends a process that a handler forked and that has left the handler: what follows is the parent's."""
-    code = 0 if raised is None else 1
-    if isinstance(raised, SystemExit):
-        code = raised.code if isinstance(raised.code, int) else int(raised.code is not None)
+    code: Any = raised.code if isinstance(raised, SystemExit) else raised
+    code = code if isinstance(code, int) else int(code is not None)
     log.warning(
         "a process that a handler has forked has left the handler and ends with code %d%s", code,
         "" if raised is None else f": {describe(raised)}", extra={"event": "forked"},
@@ -172,15 +304,15 @@ def _end_child(raised: BaseException | None) -> NoReturn:
     os._exit(code)
 
 
-def _observed(on_perform: Callable[[dict[str, list[Any]]], object], inner: Performing) -> Performing:
-    async def call(payloads_by_id: dict[str, list[Any]]) -> None:
+def _watched(on_perform: Callable[[dict[str, list[Any]]], object], call: Handler) -> Handler:
+    async def watch_and_call(payloads_by_id: dict[str, list[Any]]) -> None:
         on_perform(payloads_by_id)
-        await inner(payloads_by_id)
+        await call(payloads_by_id)
 
-    return call
+    return watch_and_call
 
 
-def _merging(merge: MergeFunction, call: Performing) -> Performing:
+def _merging(merge: options.MergeFunction, call: Handler) -> Handler:
     """The call, with the payloads that the worker's merge function leaves. An id whose payloads it can't merge fails,
     and the others are performed; an id without any left is done.
     """
@@ -190,26 +322,23 @@ def _merging(merge: MergeFunction, call: Performing) -> Performing:
         left: dict[str, list[Any]] = {}
         for job_id, payloads in payloads_by_id.items():
             try:
-                left[job_id] = merged(merge, payloads)
+                left[job_id] = options.merged(merge, payloads)
+                if not left[job_id]:
+                    del left[job_id]
+                    execution.done(job_id)
             except Exception as error:
                 execution.fail(job_id, error)
-                continue
             except STOPS as error:
-                execution.fail(job_id, _failure_of("the merge function", error))
-                continue
-            if not left[job_id]:
-                del left[job_id]
-                execution.done(job_id)
+                execution.fail(job_id, LowqError(f"the merge function raised {describe(error)}"))
         if left:
             await call(left)
 
     return merge_and_call
 
 
-def _one_by_one(perform_one: Performing, seconds: float | None) -> Performing:
-    """``perform`` of a worker with ``perform_one``. ``seconds``: what each id has, of the time limit or the ttr.
-
-    An id that is alone is performed as a batch is.
+def _one_by_one(perform_one: Handler, seconds: float | None) -> Handler:
+    """``perform`` of a worker with ``perform_one``; an id that is alone is performed as a batch is. ``seconds``: what
+    each id has, of the time limit or the ttr.
     """
 
     async def perform(payloads_by_id: dict[str, list[Any]]) -> None:
@@ -231,38 +360,39 @@ def _one_by_one(perform_one: Performing, seconds: float | None) -> Performing:
             has_begun = True
             errors += await _perform_id(perform_one, batch, job_id, payloads)
         batch._begin(None)
-        try:
-            _raise_all(errors, len(payloads_by_id))
+        try:  # for middlewares and the log: the outcomes are set, and hold
+            if len(errors) == 1:
+                raise errors[0]
+            if errors:
+                raise ExceptionGroup(f"{len(errors)} of {len(payloads_by_id)} ids failed", errors[:_SHOWN])
         finally:
             del errors  # this frame is a part of their tracebacks
 
     return perform
 
 
-async def _perform_id(perform_one: Performing, batch: Execution, job_id: str, payloads: list[Any]) -> list[Any]:
-    """Performs one id of several, and sets its outcome. What the handler itself has said of the id comes first.
-
-    Returns what it raised; that is raised if it ends the batch.
+async def _perform_id(perform_one: Handler, batch: Execution, job_id: str, payloads: list[Any]) -> list[Any]:
+    """Performs one id of several, and sets its outcome, unless the handler itself has. Returns what it raised, or
+    raises that if it ends the batch.
     """
     outcomes, limits = batch._outcomes, batch._limits
     if outcomes.get(job_id) is _NOT_BEGUN:
         del outcomes[job_id]
     batch._begin(job_id)
-    error: Any = None
     try:
         await perform_one(job_id, payloads, context=copy_context())
         outcomes.setdefault(job_id, _DONE)
         return []
     except Exception as raised:
-        error = as_raised(raised)
+        error: Any = as_raised(raised)
     except TimeLimitExceeded as raised:
         outcomes.setdefault(job_id, (RAISED, raised))
         raise
     except asyncio.CancelledError as cancelled:
         if limits is not None and limits.cancelled:
-            error = TimeLimitExceeded(limits.exceeded()).with_traceback(cancelled.__traceback__)
-            outcomes.setdefault(job_id, (RAISED, error))
-            del error
+            overdue = TimeLimitExceeded(limits.exceeded()).with_traceback(cancelled.__traceback__)
+            outcomes.setdefault(job_id, (RAISED, overdue))
+            del overdue
             raise
         if batch._is_cancelled():
             raise
@@ -274,17 +404,6 @@ async def _perform_id(perform_one: Performing, batch: Execution, job_id: str, pa
         del error  # this frame is a part of its traceback
 
 
-def _raise_all(errors: list[Any], count: int) -> None:
-    """Raises what the ids have raised, for middlewares and the log: the outcomes are set, and hold."""
-    try:
-        if len(errors) == 1:
-            raise errors[0]
-        if errors:
-            raise ExceptionGroup(f"{len(errors)} of {count} ids failed", errors[:_SHOWN])
-    finally:
-        del errors
-
-
 def cancelled_inside(cancelled: BaseException) -> LowqError:
     """The failure of a handler in which something that it awaits was cancelled, and not its task."""
     error = LowqError("what the handler awaited was cancelled")
@@ -292,46 +411,36 @@ def cancelled_inside(cancelled: BaseException) -> LowqError:
     return error
 
 
+# --- the life of an instance ---
+
+
 def has_life(worker: object) -> bool:
     """Whether the worker, a class or an instance, has a ``setup`` or a ``teardown`` of its own."""
     kind: Any = worker if isinstance(worker, type) else type(worker)
-    return any(getattr(kind, name, own) is not own for name, own in _OF_WORKER)
+    return any(getattr(kind, name) is not getattr(Worker, name) for name in ("setup", "teardown"))
 
 
-class Instances:
-    """Those of one thread, or of the event loop, that were set up. Only for that thread."""
+async def set_up(instance: object) -> None:
+    """Calls its ``setup``, which may be an async def if the worker is async.
 
-    def __init__(self) -> None:
-        self._set_up: list[Any] = []
+    Raises:
+        What it raises, with a note that names the worker. ConfigError: it returned a coroutine.
+    """
+    try:
+        await _call(instance, "setup")
+    except BaseException as error:
+        name = type(instance).__name__
+        with suppress(Exception):  # what an exception says of itself is its own affair
+            error.add_note(f"raised by {name}.setup, before anything was performed by that instance")
+        raise
 
-    def __bool__(self) -> bool:
-        return bool(self._set_up)
 
-    async def set_up(self, instances: Iterable[object]) -> None:
-        """Calls ``setup`` of each, which may be an async def if its worker is async.
-
-        Raises:
-            What it raises, with a note that names the worker. ConfigError: it returned a coroutine.
-        """
-        for instance in instances:
-            if has_life(instance):
-                try:
-                    await _call(instance, "setup")
-                except BaseException as error:
-                    name = type(instance).__name__
-                    with suppress(Exception):  # what an exception says of itself is its own affair
-                        error.add_note(f"raised by {name}.setup, before anything was performed by that instance")
-                    raise
-                self._set_up.append(instance)
-
-    async def tear_down(self) -> None:
-        """Calls ``teardown`` of all that were set up, the last first. What it raises is logged."""
-        while self._set_up:
-            instance = self._set_up.pop()
-            try:
-                await _call(instance, "teardown")
-            except BaseException:
-                log.exception("%s.teardown failed", type(instance).__name__)
+async def tear_down(instance: object) -> None:
+    """Calls its ``teardown``. What that raises is logged."""
+    try:
+        await _call(instance, "teardown")
+    except BaseException:
+        log.exception("%s.teardown failed", type(instance).__name__)
 
 
 async def _call(instance: Any, method: str) -> None:

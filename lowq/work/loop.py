@@ -20,42 +20,37 @@ fails alone, or that the handler named, is charged a retry.
 """
 
 import asyncio
-import random
-import time
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 from functools import partial
-from threading import Event
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
-from lowq.application import Lowq
 from lowq.clock import Clock
 from lowq.coroutines import OwnContext, as_raised
-from lowq.errors import LeaseLost, RedisUnavailable
-from lowq.logs import get_log
-from lowq.observe.events import QueueEvents, end_observed
+from lowq.observe.events import end_observed
 from lowq.settings import Config
-from lowq.shards.broker import Broker
 from lowq.shards.delivery import MAX_DELIVERY_JOBS, Delivery, Report, TakenJob
-from lowq.shards.dispatcher import Dispatcher
 from lowq.shards.shard import Activity, Performing, Shard
-from lowq.store import Client
-from lowq.verdicts import bury_undecodable, log_lost
-from lowq.work.execution import Execution, current_execution
-from lowq.work.handler import WorkerRuntime, cancelled_inside
-from lowq.work.outcome import RAISED, Outcome, log_failure, notify_worker, outcome_of, reports_of, write_off
+from lowq.verdicts import bury_undecodable
+from lowq.work.handler import (
+    RAISED,
+    Execution,
+    WorkerRuntime,
+    cancelled_inside,
+    current_execution,
+    has_life,
+    set_up,
+    tear_down,
+)
+from lowq.work.outcome import Outcome, notify_worker, outcome_of, reports_of
 from lowq.work.time_limits import Interrupt, TimeLimits, WrittenOff
 
-if TYPE_CHECKING:
-    from lowq.work.threads import WorkerThread
-
-log = get_log("lowq.node")
-
-#: Seconds for which a shard is left alone when its script fails.
-TROUBLE_SECONDS = 1.0
 #: Seconds of work that one delivery may take in advance of its acknowledgement: a crash repeats about that much.
 PREFETCH_SECONDS = 0.005
+#: Ids that a log record carries at most.
+MAX_LOGGED_IDS = 10
 
 
 @dataclass(slots=True)
@@ -97,6 +92,8 @@ class Loop:
         self._prefetch = prefetch
         #: queue -> seconds that one of its batches took lately.
         self._seconds: dict[str, float] = {}
+        #: Instances that were set up and are to be torn down.
+        self._set_up: list[object] = []
 
     # --- what a driver says ---
 
@@ -132,6 +129,24 @@ class Loop:
     def ended(self, shard: Shard, jobs: list[TakenJob], outcome: Outcome) -> None:
         """Tells observers and the log what went wrong, once the outcome is written or can't be any more."""
         raise NotImplementedError
+
+    # --- its instances ---
+
+    async def set_up_instances(self, instances: Iterable[object]) -> None:
+        """Calls ``setup`` of those that have one.
+
+        Raises:
+            As `set_up`.
+        """
+        for instance in instances:
+            if has_life(instance):
+                await set_up(instance)
+                self._set_up.append(instance)
+
+    async def tear_down_instances(self) -> None:
+        """Calls ``teardown`` of all that were set up, the last first."""
+        while self._set_up:
+            await tear_down(self._set_up.pop())
 
     # --- how much is taken ---
 
@@ -207,24 +222,23 @@ class Loop:
         activity: BatchActivity,
         now: float,
     ) -> None:
-        """Performs one batch.
+        """Performs one batch: the steps of the drawing above, over one `Execution`.
 
         Raises:
             WrittenOff: the batch, the shard and what is in flight of it are somebody else's, who reports it all.
             asyncio.CancelledError: the task was cancelled. Nothing is decided then, and what the handler has said to be
             done is finished.
         """
-        in_flight, events = shard.in_flight, runtime.events
+        in_flight = shard.in_flight
         if in_flight.unacknowledged:
             self.on_unacknowledged()
         payloads_by_id = {job.id: job.payloads for job in jobs}
         ids = [*payloads_by_id]
         batch = Execution(
-            type(runtime.instance), shard.index, delivery.lease.fence, jobs, in_flight.load_payload, source=shard
+            type(runtime.instance), shard.index, delivery.lease.fence, jobs, in_flight.load_payload, shard
         )
-        limits: TimeLimits | None = None
         if runtime.time_limit is not None or runtime.ttr is not None:
-            limits = batch._limits = TimeLimits(
+            batch._limits = TimeLimits(
                 runtime.time_limit, runtime.ttr, interrupt=self.interrupt(activity), on_earlier=self.on_earlier_limit
             )
         if runtime.is_per_id:
@@ -233,28 +247,12 @@ class Loop:
             batch._is_cancelled = self.is_cancelled
         performing = activity.performing = Performing(shard, ids, now)
         activity.batch = batch
-        # What a batch sets of context variables is not there for the next one. What is called and logged because of its
-        # outcome has them.
+        # Context variables that a batch sets do not reach the next batch. They are there for what is called and logged
+        # because of its outcome.
         context = copy_context()
         error: BaseException | None = None
         try:
-            if events.follows_batches:
-                batch._observed = context.run(
-                    events.batch_began, batch.worker, shard, jobs, is_per_id=runtime.is_per_id
-                )
-            context.run(current_execution.set, batch)
-            try:
-                called = runtime.call(payloads_by_id, context=context)
-                await (called if limits is None else limits.run(called, context))
-            except WrittenOff:
-                raise
-            except BaseException as raised:
-                error = raised
-            finally:
-                if batch._observed is not None:
-                    context.run(batch._observed.left)
-            if self.is_cancelled is not None and (task := asyncio.current_task()) is not None and task.cancelling():
-                error = await _take_back_cancels(task, self.is_cancelled, error)
+            error = await self._call_handler(runtime, batch, payloads_by_id, context)
             if error is None and not (batch._outcomes or in_flight.found_no_redis):
                 outcome = Outcome(ids, observed=batch._observed)
             else:
@@ -262,10 +260,10 @@ class Loop:
         finally:
             del error  # this frame is a part of its traceback
             ended = self._clock()
-            if limits is None or not limits.written_off:
+            if batch._limits is None or not batch._limits.written_off:
                 activity.performed = performing, ended
                 activity.performing = activity.batch = None
-        events.tally.batch_performed(shard, jobs, outcome, ended - now, ended)
+        runtime.events.tally.batch_performed(shard, jobs, outcome, ended - now, ended)
         in_flight.finish(outcome.finished)
         try:
             if outcome.error is not None or outcome.failures or outcome.releases or outcome.buries:
@@ -276,6 +274,37 @@ class Loop:
         finally:
             del outcome  # as with the error, which it has
 
+    async def _call_handler(
+        self, runtime: WorkerRuntime, batch: Execution, payloads_by_id: dict[str, list[Any]], context: Context
+    ) -> BaseException | None:
+        """Calls the handler, in the context. Returns what it raised.
+
+        Raises:
+            WrittenOff
+        """
+        limits, events = batch._limits, runtime.events
+        if events.follows_batches:
+            began = partial(events.batch_began, is_per_id=runtime.is_per_id)
+            batch._observed = context.run(began, batch.worker, batch._source, batch._jobs)
+        context.run(current_execution.set, batch)
+        error: BaseException | None = None
+        try:
+            called = runtime.call(payloads_by_id, context=context)
+            await (called if limits is None else limits.run(called, context))
+        except WrittenOff:
+            raise
+        except BaseException as raised:
+            error = as_raised(raised)
+        finally:
+            if batch._observed is not None:
+                context.run(batch._observed.left)
+        try:
+            if self.is_cancelled is not None and (task := asyncio.current_task()) is not None and task.cancelling():
+                return await _take_back_cancels(task, self.is_cancelled, error)
+            return error
+        finally:
+            del error  # this frame is a part of its traceback
+
     def _decide(
         self, runtime: WorkerRuntime, batch: Execution, error: BaseException | None, context: Context
     ) -> Outcome:
@@ -284,12 +313,11 @@ class Loop:
         Raises:
             asyncio.CancelledError: the task was cancelled.
         """
+        assert batch._source is not None
         try:
-            error = None if error is None else as_raised(error)
-            if runtime.is_async and issubclass(type(error), asyncio.CancelledError):
+            if issubclass(type(error), asyncio.CancelledError):
                 assert error is not None
                 if batch._is_cancelled():
-                    assert batch._source is not None
                     batch._source.in_flight.finish(batch._done_ids())
                     if batch._observed is not None:
                         batch._observed.ended(None)
@@ -305,7 +333,7 @@ class Loop:
             del error
 
     async def _conclude(self, shard: Shard, jobs: list[TakenJob], runtime: WorkerRuntime, outcome: Outcome) -> None:
-        """Writes what did not simply finish, then notifies the worker, then tells the others.
+        """Writes what did not simply finish, then notifies the worker, then the observers and the log.
 
         Should the process die before that is written, the jobs are restored and performed again.
         """
@@ -338,166 +366,42 @@ async def _take_back_cancels(
     return error
 
 
-def backoff(failures: int) -> float:
-    """Seconds to wait after so many failures in a row, with jitter."""
-    return min(0.05 * 2.0 ** min(failures, 10), 2.0) * random.uniform(0.5, 1.0)
+# --- log records of what is performed ---
 
 
-class NodeContext(Protocol):
-    """What threads and the event loop need of their node."""
+class LogContext(logging.Filter):
+    """A filter for handlers of `logging`: each record made inside of ``perform`` gets the attributes ``queue``,
+    ``shard``, ``ids`` (the first 10 of the batch, and ``ids_count`` if there are more; in ``perform_one`` its id), and
+    ``delivery``. Records from elsewhere, and attributes that a record has, stay as they are. All records pass.
 
-    app: Lowq
-    client: Client
-    broker: Broker
-    #: Set when the node is to stop.
-    stopping: Event
-    prefetch: bool
-    #: It takes nothing more.
-    draining: bool
+    It goes by context variables: it works in coroutines, and in what copies the context, such as `asyncio.to_thread`.
+    ``lowq run`` adds it to the handlers of the root logger.
+    """
 
-    def limit_moved(self) -> None:
-        """The deadline of a batch that is being performed is nearer than it was."""
-        ...
-
-    def new_runtime(self, queue: str, events: QueueEvents | None = None) -> WorkerRuntime:
-        """With a new instance of the queue's worker. ``events``: of the thread that is replaced. It raises what that
-        raises.
-        """
-        ...
-
-    def on_task_written_off(self, performing: Performing | None, stack: str, *, hanging: int, is_lost: bool) -> None:
-        """What a task had in hand, which was written off, is reported. ``hanging``: how many of them hang by now.
-        ``is_lost``: too many, or its handler blocks the loop.
-        """
-        ...
-
-    def on_thread_written_off(self, thread: "WorkerThread") -> None:
-        """All that it had in hand is reported."""
-        ...
-
-    def fail(self, error: BaseException, /) -> object:
-        """Stops the node because of an error."""
-        ...
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Adds the attributes. Always True."""
+        execution = current_execution.get()
+        if execution is not None:
+            for name, value in _log_fields(execution).items():
+                record.__dict__.setdefault(name, value)
+        return True
 
 
-class NodeLoop(Loop):
-    """A loop of a node, which takes from the shards that its dispatcher hands out."""
+def add_log_context() -> None:
+    """Adds the filter to those handlers of the root logger that don't have it."""
+    for handler in logging.getLogger().handlers:
+        if not any(isinstance(item, LogContext) for item in handler.filters):
+            handler.addFilter(LogContext())
 
-    def __init__(
-        self,
-        node: NodeContext,
-        dispatcher: Dispatcher,
-        runtimes: dict[str, WorkerRuntime],
-        clock: Clock,
-    ) -> None:
-        super().__init__(node.app.config, runtimes, clock, prefetch=node.prefetch)
-        self._node = node
-        self._client = node.client
-        self._dispatcher = dispatcher
 
-    def is_leaving(self, shard: Shard) -> bool:
-        return shard.dispatch.leaving or self._node.stopping.is_set()
-
-    def may_go_on(self, shard: Shard, delivery: Delivery) -> bool:
-        return delivery.is_held(shard.lease, self._clock()) and not self.is_leaving(shard)
-
-    def on_earlier_limit(self) -> None:
-        self._node.limit_moved()
-
-    def look_again(self, shard: Shard) -> None:
-        self._dispatcher.look_again(shard)
-
-    def on_unacknowledged(self) -> None:
-        self._node.broker.maintenance.arm()
-
-    def ended(self, shard: Shard, jobs: list[TakenJob], outcome: Outcome) -> None:
-        """Stops the node, too, if it has to."""
-        try:
-            end_observed(outcome, jobs)  # first: Sentry takes the second of two events for a duplicate
-            log_failure(shard, jobs, outcome, self._runtimes[shard.queue].instance)
-            outcome.log()
-        finally:
-            if outcome.stop is not None:
-                self._node.fail(outcome.stop)
-            outcome.forget()
-
-    def until_written(self, write: Callable[[], object]) -> None:
-        """Repeats it, in a thread, while Redis is away: only the end of the process or of the lease ends that.
-
-        Raises:
-            LeaseLost
-        """
-        failures = 0
-        while True:
-            try:
-                write()
-                return
-            except RedisUnavailable as error:
-                self._node.broker.outage.begin(error)
-                failures += 1
-                time.sleep(backoff(failures))
-
-    def read_takes(
-        self, takes: Iterable[tuple[Shard, int]], replies: Iterable[Any], begun: int
-    ) -> tuple[dict[Shard, Delivery], BaseException | None]:
-        """Reads the replies to takes of shards, each given with its wake-ups before it was sent. ``begun``: the
-        outages that had begun then.
-
-        Returns the deliveries, and what concerns all shards: Redis did not answer, or the process is to stop. What
-        concerns one shard alone is dealt with here: it rests for a while, or is looked at anew.
-        """
-        deliveries: dict[Shard, Delivery] = {}
-        trouble: BaseException | None = None
-        for (shard, wakes), reply in zip(takes, replies, strict=False):
-            try:
-                delivery = shard.in_flight.read_delivery(reply)
-                self._dispatcher.note_delivery(shard, wakes, delivery)
-                deliveries[shard] = delivery
-            except LeaseLost:
-                self.lost(shard)
-            except RedisUnavailable as error:
-                trouble = trouble or error
-                if self._client.has_several_primaries:
-                    self._dispatcher.rest_for_failover(shard)
-            except BaseException as error:
-                shard.in_flight.drop_delivery()
-                self._dispatcher.rest(shard, TROUBLE_SECONDS)
-                if not issubclass(type(error), Exception):
-                    trouble = error
-                log.error("%r rests for %g s: %s", shard, TROUBLE_SECONDS, error, extra={"event": "trouble"})
-        if deliveries and self._node.broker.outage.is_on:
-            self._node.broker.outage.end(begun)
-        return deliveries, trouble
-
-    def lost(self, shard: Shard) -> None:
-        """The lease was lost with what was taken under it."""
-        shard.in_flight.drop_delivery()
-        self._dispatcher.look_again(shard)
-        self._node.broker.maintenance.check(shard)
-        log_lost(shard)
-
-    def give_up(self, shard: Shard, batch: Execution) -> None:
-        """Reports what was in hand of a batch that was written off, and has the lease surrendered and got anew. Until
-        then the shard is withheld, and nothing of it is taken.
-        """
-        in_flight, token = shard.in_flight, shard.in_flight.token
-        jobs: Sequence[Any] = batch._jobs
-        outcome = Outcome(observed=batch._observed)
-        outcome.is_written = False
-        try:
-            outcome = write_off(self._runtimes[shard.queue].instance, shard, batch, self._config)
-            in_flight.finish(outcome.finished)
-            self.until_written(lambda: in_flight.write(reports_of(shard, outcome)))
-            outcome.is_written = True
-            self._dispatcher.look_again(shard)
-            # Last: should the lease have been lost and got again, it begins a new delivery.
-            self.until_written(lambda: in_flight.take(0))
-        except LeaseLost:
-            log_lost(shard)
-        except Exception:
-            log.exception("%r: what was in hand of a batch that was written off can't be reported", shard)
-        finally:
-            in_flight.drop_delivery()
-            self._dispatcher.suspend(shard)
-            self._node.broker.maintenance.replace_lease(shard, token)
-            end_observed(outcome, jobs)
+def _log_fields(execution: Execution) -> dict[str, Any]:
+    running, ids = execution._running_id, [job.id for job in execution._jobs[:MAX_LOGGED_IDS]]
+    fields = {
+        "queue": getattr(execution.worker, "queue_name", execution.worker.__name__),
+        "shard": execution.shard,
+        "ids": ids if running is None else [running],
+        "delivery": execution.delivery,
+    }
+    if running is None and len(execution._jobs) > MAX_LOGGED_IDS:
+        fields["ids_count"] = len(execution._jobs)
+    return fields

@@ -1,8 +1,8 @@
-"""What becomes of each job of a batch: decided, written, and then told to the worker.
+"""The outcome of a batch: decided for each of its jobs, written, and then told to the worker and the log.
 
 Whatever an application's objects do, an outcome is written, or its jobs would be performed for ever. So it is made of
-what was taken, not of what the handler was given; what belongs to the application is called by `Remarks.ask` alone,
-which catches everything; and neither worker nor log learns of it before it is written.
+the jobs as they were taken, not as the handler was given them. `Remarks.ask` alone calls the application's code, and
+catches everything. Neither worker nor log learns of an outcome before it is written.
 """
 
 import random
@@ -28,21 +28,19 @@ from lowq.settings import Config
 from lowq.shards.delivery import Failure, Report, TakenJob
 from lowq.shards.shard import Shard
 from lowq.verdicts import Remarks, charge, error_bytes, is_failure
-from lowq.work.execution import Execution
+from lowq.work.handler import RAISED, Execution
 from lowq.work.time_limits import WrittenOff
 from lowq.workers import Worker, is_async, payload_type_of
 
 log = get_log("lowq.node")
 
-#: The verb of an id that raised while nothing else was performed: it is the id's own failure.
-RAISED = "raised"
 #: Seconds until a job is tried again whose handler found no Redis, the first time in a row, the second ...; None: at
 #: once. After them it is charged a retry: Redis answers the node all the while, so it is something else.
 NO_REDIS_PAUSES: tuple[float | None, ...] = (None, 1.0, 5.0, 15.0, 30.0)
 
 
 class Outcome(Remarks):
-    """What becomes of the jobs of a batch. ``observed``: its observers; None: there are none."""
+    """The verdict on each job of a batch. ``observed``: its observers; None: there are none."""
 
     #: id, seconds until it waits again.
     releases: Sequence[tuple[str, float | None]] = ()
@@ -54,7 +52,7 @@ class Outcome(Remarks):
     exhausted: Sequence[tuple[TakenJob, Failure]] = ()
     #: What the handler raised.
     error: BaseException | None = None
-    #: What the ids failed with, for observers: what was raised, or the handler's text. None: nothing did.
+    #: For observers, the error of each id that failed: an exception, or the handler's text. None: none failed.
     raised: dict[str, BaseException | str] | None = None
     #: Whether all that went wrong is what ``release_on`` expects.
     is_expected = False
@@ -69,7 +67,7 @@ class Outcome(Remarks):
         self.observed = observed
 
     def result(self, jobs: Sequence[TakenJob]) -> BatchResult:
-        """What observers hear of it, once it is written or can't be any more. ``jobs``: those of the batch."""
+        """The result for observers, once it is written or can't be any more. ``jobs``: those of the batch."""
         retries = {job.id: job.retry_count + 1 for job in jobs}
         verdicts: dict[str, Verdict] = {failure.id: failure.verdict for failure in self.failures}
         verdicts |= dict.fromkeys([job_id for job_id, _ in self.releases], "released")
@@ -84,16 +82,16 @@ class Outcome(Remarks):
         return BatchResult(tuple(self.finished), failures, error, self.is_written)
 
     def forget(self) -> None:
-        """Lets go of what was raised, once it is written and logged: it holds the frames of handlers, and with them all
-        that these have held, as a lock that a retry needs.
+        """Drops the errors, once they are written and logged: they hold the frames of handlers, and so whatever these
+        have held, as a lock that a retry needs.
         """
         self.error = self.raised = self.stop = None
         self.remarks = ()
 
 
 def outcome_of(worker: Worker[Any], batch: Execution, error: BaseException | None, config: Config) -> Outcome:
-    """What becomes of each job, given the outcomes that the handler has set and what it raised. Should something of the
-    application's break that, it is decided without.
+    """Decides what becomes of each job, by the outcomes that the handler has set and the error that it raised. Should
+    the application's code break that, it is decided without it.
     """
     outcomes = dict(batch._outcomes)
     try:
@@ -111,7 +109,7 @@ def outcome_of(worker: Worker[Any], batch: Execution, error: BaseException | Non
         return outcome
 
 
-#: What `outcome_of` goes by without the application.
+#: For a decision without the application's code.
 _PLAIN_WORKER: Worker[Any] = Worker()
 _PLAIN_CONFIG = Config()
 
@@ -178,10 +176,10 @@ def _decide(
 
 
 def write_off(worker: Worker[Any], shard: Shard, batch: Execution, config: Config) -> Outcome:
-    """What becomes of a delivery whose handler did not come back within ``ttr``. What it has said of single ids holds,
-    the others of its batch are charged a crash, and the batches after it wait again.
+    """The outcome of a delivery whose handler did not come back within ``ttr``. Outcomes that it has set hold, the
+    other ids of its batch are charged a crash, and the batches after it wait again.
 
-    The handler may come to life meanwhile, and set outcomes and change payloads: from here on nobody asks for them.
+    The handler may come to life meanwhile, and set outcomes and change payloads: from here on they are not read.
     """
     assert batch._limits is not None
     outcome = outcome_of(worker, batch, WrittenOff(), config)
@@ -194,8 +192,8 @@ def write_off(worker: Worker[Any], shard: Shard, batch: Execution, config: Confi
 
 
 def found_no_redis_in(error: BaseException | None) -> bool:
-    """Whether it says that Redis did not answer, or could not serve, as the handler heard it from lowq: then no id has
-    failed. Neither a subclass of the application's own says so, nor `RedisFull`, as a Redis that is full answers.
+    """Whether it is lowq's error that Redis did not answer, or could not serve: then no id has failed. A subclass of
+    the application's own does not count, nor `RedisFull`, as a Redis that is full answers.
     """
     if issubclass(type(error), BaseExceptionGroup):
         group: Any = error
@@ -243,8 +241,8 @@ def _retry_delay(
 
 
 def reports_of(shard: Shard, outcome: Outcome, now: float | None = None) -> list[Report]:
-    """What is to be written of an outcome: what did not simply finish, each kind with one script. May be repeated as
-    a whole. If Redis executes only some of them, what was not reported is restored and performed again.
+    """The reports of all jobs that did not simply finish, one script for each kind. May be repeated as a whole. If
+    Redis executes only some of them, the other jobs are restored and performed again.
     """
     in_flight = shard.in_flight
     reports: list[Report] = []
@@ -261,9 +259,7 @@ def reports_of(shard: Shard, outcome: Outcome, now: float | None = None) -> list
 
 
 async def notify_worker(outcome: Outcome, worker: Worker[Any], config: Config) -> None:
-    """Tells the worker what was given up, once that is written. ``retries_exhausted`` of an async worker may be an
-    async def.
-    """
+    """Calls ``retries_exhausted``, once the outcome is written. That of an async worker may be an async def."""
     if not outcome.exhausted:
         return
     kind = type(worker)
@@ -293,8 +289,8 @@ def _buried(
 
 
 def log_failure(shard: Shard, jobs: list[TakenJob], outcome: Outcome, worker: Worker[Any]) -> None:
-    """What was raised, and what becomes of each id. What will be tried again is one line, however often it fails; what
-    goes to the morgue is an error with its traceback.
+    """Logs the error, and what becomes of each id: one line if all are tried again, however often they fail; an error
+    with its traceback if one goes to the morgue.
     """
     if outcome.error is None and not outcome.failures:
         return
@@ -336,7 +332,7 @@ def log_failure(shard: Shard, jobs: list[TakenJob], outcome: Outcome, worker: Wo
 
 
 def _describe(failure: Failure, max_retry_count: int) -> str:
-    """What becomes of an id that failed, for people."""
+    """The verdict on an id that failed, for people."""
     if failure.verdict == "retry":
         return f"id {failure.id}: retry {failure.retry_count + 1} of {max_retry_count} in {duration(failure.delay)}"
     if failure.verdict == "solo":

@@ -22,26 +22,164 @@ had claimed, and what was in flight there. While it inherits::
     and gets it anew ---------->  a higher fence             nothing is in flight
 """
 
+import random
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
+from lowq.application import Lowq
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.coroutines import at_once
 from lowq.errors import LeaseLost, LowqError, RedisUnavailable
 from lowq.logs import get_log
-from lowq.shards.delivery import Delivery, Report
+from lowq.observe.events import QueueEvents, end_observed
+from lowq.shards.broker import Broker
+from lowq.shards.delivery import Delivery, Report, TakenJob
 from lowq.shards.dispatcher import Dispatcher
-from lowq.shards.shard import Shard
-from lowq.store import Call
-from lowq.verdicts import log_lost
-from lowq.work.handler import Instances, WorkerRuntime, has_life
-from lowq.work.loop import BatchActivity, NodeContext, NodeLoop, backoff
+from lowq.shards.shard import Performing, Shard
+from lowq.store import Call, Client
+from lowq.verdicts import log_lost, read_takes
+from lowq.work.handler import Execution, WorkerRuntime, has_life
+from lowq.work.loop import BatchActivity, Loop
+from lowq.work.outcome import Outcome, log_failure, reports_of, write_off
 from lowq.work.time_limits import Interrupt, WrittenOff, interrupt_of_this_thread
 
 log = get_log("lowq.node")
+
+
+def backoff(failures: int) -> float:
+    """Seconds to wait after so many failures in a row, with jitter."""
+    return min(0.05 * 2.0 ** min(failures, 10), 2.0) * random.uniform(0.5, 1.0)
+
+
+class NodeContext(Protocol):
+    """The node, as its threads and its event loop see it."""
+
+    app: Lowq
+    client: Client
+    broker: Broker
+    #: Set when the node is to stop.
+    stopping: threading.Event
+    prefetch: bool
+    #: It takes nothing more.
+    draining: bool
+
+    def limit_moved(self) -> None:
+        """The deadline of a batch that is being performed is nearer than it was."""
+        ...
+
+    def new_runtime(self, queue: str, events: QueueEvents | None = None) -> WorkerRuntime:
+        """Makes an instance of the queue's worker; it raises what that raises. ``events``: of the thread that is
+        replaced.
+        """
+        ...
+
+    def on_task_written_off(self, performing: Performing | None, stack: str, *, hanging: int, is_lost: bool) -> None:
+        """Called when all that a task had in hand is reported, which was written off. ``hanging``: how many such tasks
+        hang by now. ``is_lost``: too many, or its handler blocks the loop.
+        """
+        ...
+
+    def on_thread_written_off(self, thread: "WorkerThread") -> None:
+        """Called when all that the thread had in hand is reported."""
+        ...
+
+    def fail(self, error: BaseException, /) -> object:
+        """Stops the node because of an error."""
+        ...
+
+
+class NodeLoop(Loop):
+    """A loop of a node, which takes from the shards that its dispatcher hands out."""
+
+    def __init__(
+        self,
+        node: NodeContext,
+        dispatcher: Dispatcher,
+        runtimes: dict[str, WorkerRuntime],
+        clock: Clock,
+    ) -> None:
+        super().__init__(node.app.config, runtimes, clock, prefetch=node.prefetch)
+        self._node = node
+        self._client = node.client
+        self._dispatcher = dispatcher
+
+    def is_leaving(self, shard: Shard) -> bool:
+        return shard.dispatch.leaving or self._node.stopping.is_set()
+
+    def may_go_on(self, shard: Shard, delivery: Delivery) -> bool:
+        return delivery.is_held(shard.lease, self._clock()) and not self.is_leaving(shard)
+
+    def on_earlier_limit(self) -> None:
+        self._node.limit_moved()
+
+    def look_again(self, shard: Shard) -> None:
+        self._dispatcher.look_again(shard)
+
+    def on_unacknowledged(self) -> None:
+        self._node.broker.maintenance.arm()
+
+    def ended(self, shard: Shard, jobs: list[TakenJob], outcome: Outcome) -> None:
+        """Stops the node, too, if it has to."""
+        try:
+            end_observed(outcome, jobs)  # first: Sentry takes the second of two events for a duplicate
+            log_failure(shard, jobs, outcome, self._runtimes[shard.queue].instance)
+            outcome.log()
+        finally:
+            if outcome.stop is not None:
+                self._node.fail(outcome.stop)
+            outcome.forget()
+
+    def until_written(self, write: Callable[[], object]) -> None:
+        """Repeats it, in a thread, while Redis is away: only the end of the process or of the lease ends that.
+
+        Raises:
+            LeaseLost
+        """
+        failures = 0
+        while True:
+            try:
+                write()
+                return
+            except RedisUnavailable as error:
+                self._node.broker.outage.begin(error)
+                failures += 1
+                time.sleep(backoff(failures))
+
+    def lost(self, shard: Shard) -> None:
+        """The lease was lost with what was taken under it."""
+        shard.in_flight.drop_delivery()
+        self._dispatcher.look_again(shard)
+        self._node.broker.maintenance.check(shard)
+        log_lost(shard)
+
+    def give_up(self, shard: Shard, batch: Execution) -> None:
+        """Reports what was in hand of a batch that was written off, and has the lease surrendered and got anew. Until
+        then the shard is withheld, and nothing of it is taken.
+        """
+        in_flight, token = shard.in_flight, shard.in_flight.token
+        jobs: Sequence[Any] = batch._jobs
+        outcome = Outcome(observed=batch._observed)
+        outcome.is_written = False
+        try:
+            outcome = write_off(self._runtimes[shard.queue].instance, shard, batch, self._config)
+            in_flight.finish(outcome.finished)
+            self.until_written(lambda: in_flight.write(reports_of(shard, outcome)))
+            outcome.is_written = True
+            self._dispatcher.look_again(shard)
+            # Last: should the lease have been lost and got again, it begins a new delivery.
+            self.until_written(lambda: in_flight.take(0))
+        except LeaseLost:
+            log_lost(shard)
+        except Exception:
+            log.exception("%r: what was in hand of a batch that was written off can't be reported", shard)
+        finally:
+            in_flight.drop_delivery()
+            self._dispatcher.suspend(shard)
+            self._node.broker.maintenance.replace_lease(shard, token)
+            end_observed(outcome, jobs)
 
 
 class WorkerThread(NodeLoop):
@@ -67,7 +205,6 @@ class WorkerThread(NodeLoop):
         self._number = number
         self._predecessor = predecessor
         self._held: Shard | None = None
-        self._instances = Instances()
         #: Set when its instances are set up, or could not be: then `setup_error` says why.
         self.is_set_up = threading.Event()
         self.setup_error: BaseException | None = None
@@ -121,7 +258,7 @@ class WorkerThread(NodeLoop):
     def _run(self) -> None:
         try:
             if self._predecessor is None:  # else `_inherit` makes new ones
-                at_once(self._instances.set_up([runtime.instance for runtime in self._runtimes.values()]))
+                at_once(self.set_up_instances([runtime.instance for runtime in self._runtimes.values()]))
         except BaseException as error:
             self.setup_error = error
         self.is_set_up.set()
@@ -129,11 +266,11 @@ class WorkerThread(NodeLoop):
             if self.setup_error is None:
                 self._take_turns()
         finally:
-            at_once(self._instances.tear_down())
+            at_once(self.tear_down_instances())
 
     def _take_turns(self) -> None:
         failures = 0
-        while not self.is_written_off:
+        while not (failures and self.is_written_off):
             try:
                 old, self._predecessor = self._predecessor, None
                 if (old is not None and not self._inherit(old)) or not self._turn():
@@ -191,13 +328,15 @@ class WorkerThread(NodeLoop):
             shard = self._dispatcher.pick(self._number)
         delivery = self._exchange(shard)
         if shard is not None and delivery is not None:
+            # What did not finish is in flight then, and no longer in hand: the next take, or the next owner, gets it.
+            # If this thread was written off, its successor does.
             try:
                 at_once(self.perform(shard, delivery, self.activity))
-            finally:
-                # Whatever went wrong: what did not finish is in flight, and no longer in hand. The next take, or
-                # the next owner, gets it. If this thread was written off, it is its successor's.
+            except BaseException:
                 if not self.is_written_off:
                     shard.in_flight.in_hand.clear()
+                raise
+            shard.in_flight.in_hand.clear()
         return True
 
     def _inherit(self, old: "WorkerThread") -> bool:
@@ -222,7 +361,7 @@ class WorkerThread(NodeLoop):
                 for queue, runtime in list(self._runtimes.items()):
                     if queue == shard.queue or has_life(runtime.instance):
                         self._runtimes[queue] = self._node.new_runtime(queue, runtime.events)
-                        at_once(self._instances.set_up([self._runtimes[queue].instance]))
+                        at_once(self.set_up_instances([self._runtimes[queue].instance]))
             except Exception as error:  # as at the start of a node
                 log.exception("a thread can't replace another one: what it needs of a worker failed")
                 self._node.fail(error)
@@ -237,6 +376,7 @@ class WorkerThread(NodeLoop):
         """
         held = self._held
         leaving = held if held is not shard else None
+        deliveries: dict[Shard, Delivery] = {}
         takes: list[tuple[Shard, int]] = []
         calls: list[Call[Any]] = []
         try:
@@ -248,7 +388,11 @@ class WorkerThread(NodeLoop):
                 calls.append(shard.in_flight.take_call(self.limit(shard)))
             begun = self._node.broker.outage.begun
             replies = self._client.run_many(calls) if calls else ()
-            deliveries, trouble = self.read_takes(takes, replies, begun)
+            trouble = read_takes(
+                self._client, self._dispatcher, takes, replies, deliveries.__setitem__, self.lost, drops_failed=True
+            )
+            if deliveries and self._node.broker.outage.is_on:
+                self._node.broker.outage.end(begun)
         except BaseException:
             if shard is not None and shard is not held:
                 self._dispatcher.unclaim(shard)

@@ -1,4 +1,4 @@
-"""How long a batch may run, by the ``time_limit`` and the ``ttr`` of its worker, and what holds when they have passed.
+"""Time limits of a batch: the ``time_limit`` and the ``ttr`` of its worker, and what holds when they have passed.
 
 ::
 
@@ -8,8 +8,8 @@
        |
        +-- ttr passes ---------------------------------------> written off: the batch is somebody else's
 
-Who performs the batch and who watches the time (`Watchdog`) decide under the lock of the batch which of the arrows it
-is. So neither an interrupt nor the end by ``ttr`` ever meets a batch that has ended, nor the one after it.
+The performer of the batch and the watchdog, which watches the time, decide under the lock of the batch which of the
+arrows it is. So neither an interrupt nor the end by ``ttr`` ever meets a batch that has ended, nor the one after it.
 
 A handler is interrupted once: one that catches it may clean up. An interrupt that strikes in a finalizer (``__del__``,
 a callback of the garbage collector), where Python drops every exception, has not reached the handler: it comes again.
@@ -25,7 +25,7 @@ from functools import cache
 from typing import Any
 
 from lowq.clock import Clock, duration
-from lowq.errors import LeaseLost, LowqError, TimeLimitExceeded
+from lowq.errors import LeaseLost, TimeLimitExceeded
 from lowq.store import caller_limit
 
 #: How soon it is noticed that an interrupt was dropped, in seconds.
@@ -40,11 +40,11 @@ class WrittenOff(BaseException):
 
 
 class TimeLimits:
-    """Until when one batch may run, and whether it still belongs to who performs it.
+    """The deadlines of one batch, and whether it still belongs to its performer.
 
-    Seconds of ``time.monotonic``, as that is what a handler compares with: time in which the machine was suspended
-    does not count. ``interrupt``: made by who performs it; None: nobody watches, so nothing is enforced.
-    ``on_earlier``: called when the deadline was moved nearer.
+    Seconds of ``time.monotonic``, as handlers compare with that: time in which the machine was suspended does not
+    count. ``interrupt``: made by the performer; None: nobody watches, so nothing is enforced. ``on_earlier``: called
+    when the deadline was moved nearer.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class TimeLimits:
         self._time_limit_at = None if time_limit is None else now + time_limit
         self._ttr_at = None if ttr is None else now + ttr
 
-    # --- for who performs it ---
+    # --- for the performer ---
 
     async def run(self, performing: Coroutine[Any, Any, None], context: Context) -> None:
         """Performs the batch. Once this returns or raises, no interrupt is pending, nor will one come. ``context``: of
@@ -115,12 +115,12 @@ class TimeLimits:
         return self._running
 
     def exceeded(self) -> str:
-        """What `TimeLimitExceeded` says."""
+        """The message of `TimeLimitExceeded`."""
         assert self._time_limit is not None
         return f"the batch has run for longer than its time_limit of {duration(self._time_limit)}"
 
     def overdue(self) -> str:
-        """Why a batch is written off."""
+        """The reason why a batch is written off."""
         return "the batch has run for longer than its ttr" + ("" if self._ttr is None else f" of {duration(self._ttr)}")
 
     def _begin(self) -> None:
@@ -186,23 +186,19 @@ class TimeLimits:
                     task.uncancel()
         self.touch(seconds)
         if was_interrupted:
-            self._on_earlier()  # who watches looks for one that was dropped, at its own pace
+            self._on_earlier()  # the watchdog looks for a dropped one at its own pace
 
     def check_held(self) -> None:
-        """Whether the batch still belongs to who performs it.
-
-        Raises:
-            LeaseLost: it was written off.
-        """
+        """Raises `LeaseLost` if the batch was written off."""
         if self._written_off:
             raise LeaseLost("the batch has run for longer than its ttr: its jobs are performed by somebody else")
 
     def interrupt_dropped(self) -> bool:
         """Python has dropped an exception of the interrupt's type: whether it was the interrupt. If the batch still
-        runs, who watches sends it again.
+        runs, the watchdog sends it again.
 
-        Called by who performs the batch, in the midst of anything, also where it holds the lock: so without that. No
-        interrupt is sent meanwhile, as long as this one counts.
+        Called by the performer, in the midst of anything, also where it holds the lock: so without that. No interrupt
+        is sent meanwhile, as long as this one counts.
         """
         if not self._interrupted:
             return False
@@ -210,13 +206,13 @@ class TimeLimits:
             self._interrupted = False
         return True
 
-    # --- for who watches ---
+    # --- for the watchdog ---
 
     def enforce(self, write_off: Callable[[], object]) -> float | None:
         """Does what is due. Returns the seconds until something is due again; None: nothing will be.
 
-        ``write_off``: called when ttr has passed while the handler runs. Until it returns, who performs the batch can't
-        get beyond its end.
+        ``write_off``: called when ttr has passed while the handler runs. Until it returns, the performer can't get
+        beyond the end of the batch.
         """
         with self._lock:
             if not self._running or self._written_off or self._interrupt is None:
@@ -238,17 +234,6 @@ class TimeLimits:
                 else:
                     waits.append(self._time_limit_at - now)
             return min(waits, default=None)
-
-
-def checked_seconds(what: str, seconds: object) -> float:
-    """A length of time that a handler gives.
-
-    Raises:
-        LowqError: it is not a number of more than 0.
-    """
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
-        raise LowqError(f"{what}: {seconds!r:.100} is not a number of seconds of more than 0")
-    return float(seconds)
 
 
 # --- tasks ---

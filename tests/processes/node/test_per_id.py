@@ -20,17 +20,25 @@ def push(worker: type[Worker[Any]]) -> None:
     worker.perform_async({"id": job_id} for job_id in IDS)
 
 
-def test_a_thread_that_is_cut_short_has_acknowledged_what_is_done(app: lowq.Lowq, start: Start) -> None:
+@pytest.mark.parametrize("is_per_id", [True, False], ids=["perform_one", "done"])
+def test_a_thread_that_is_cut_short_has_acknowledged_what_is_done(
+    app: lowq.Lowq, start: Start, is_per_id: bool
+) -> None:
     begun, go = threading.Event(), threading.Event()
     performed: list[str] = []
 
-    @app.worker(shards_count=1, batch_size=10, max_crash_count=1)
-    def orders(job_id: str, payloads: list[Any]) -> None:
+    def one(job_id: str, payloads: list[Any]) -> None:
         performed.append(job_id)
         if job_id == "c" and not begun.is_set():
             begun.set()
             go.wait()
 
+    def several(payloads_by_id: dict[str, list[Any]]) -> None:
+        for job_id, payloads in payloads_by_id.items():
+            one(job_id, payloads)
+            lowq.current().done(job_id)
+
+    orders = app.worker(shards_count=1, batch_size=10, max_crash_count=1)(one if is_per_id else several)
     push(orders)
     node = start(threads=1)
     until(begun.is_set, "the third id")
