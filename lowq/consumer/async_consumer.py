@@ -30,7 +30,7 @@ class AsyncConsumerJob:
     payloads: list[Any]
     #: -1 fresh, n: failed n + 1 times.
     retry_count: int
-    #: What the job can be reported by, in any process that has the session: ``await consumer.ack(receipt)``.
+    #: Reports the job in any process that has the session: ``await consumer.ack(receipt)``.
     receipt: str
     #: As of `ConsumerJob`.
     fence: int
@@ -150,8 +150,8 @@ def _awaitable(job: ConsumerJob) -> AsyncConsumerJob:
 
 
 async def in_thread(work: Callable[[], T], discard: Callable[[T], object] | None = None) -> T:
-    """Runs it in a thread of its own, as those of the loop's executor may all be waiting. ``discard``: what is to be
-    done with the result, in a thread, when the caller was cancelled before it got that; also when the loop has ended.
+    """Runs it in a thread of its own, as those of the loop's executor may all be waiting. ``discard``: called in a
+    thread with the result if the caller was cancelled before it got that; also when the loop has ended.
     """
     future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     lock = threading.Lock()

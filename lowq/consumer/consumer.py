@@ -29,7 +29,7 @@ import secrets
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from hashlib import blake2b
 from math import inf
@@ -37,9 +37,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from lowq.backend import Backend
-from lowq.codec import decode_id
 from lowq.consumer.hand import ConsumerJob, Hand
-from lowq.consumer.takes import Caller, Taker
+from lowq.consumer.takes import Caller, Taker, in_flight_of
 from lowq.errors import ConfigError, LowqError, RedisUnavailable, SessionInUse
 from lowq.logs import describe, get_log
 from lowq.observe.error_groups import ErrorCounts, ErrorRecorder
@@ -55,7 +54,7 @@ from lowq.shards.membership import Identity
 from lowq.shards.scheduler import LagScheduler
 from lowq.shards.shard import Shard, lag_of, log_restored, shards_of
 from lowq.shards.splitter import BalancedSplitter
-from lowq.store import Call, Client, Command, registry
+from lowq.store import Client, Command, registry
 from lowq.store.keys import session_key
 from lowq.version import VERSION
 
@@ -82,7 +81,7 @@ BUSY_SECONDS = 0.02
 
 
 class Session:
-    """Whoever starts with the same ``name`` on the same queue continues it; None: a random one, which is nobody's yet.
+    """The session of a consumer. ``name``: of the one to continue on this queue; None: a random one.
 
     Raises:
         ConfigError: the name is none.
@@ -91,7 +90,7 @@ class Session:
     def __init__(self, client: Client, config: Config, queue: str, name: object) -> None:
         self.name = checked_name(name)
         #: Whether there may have been a consumer with it before.
-        self.is_named = name is not None
+        self._is_named = name is not None
         #: Stands for it in what the shards say of their owners.
         self.digest = blake2b(f"{queue}\0{self.name}".encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
         self._client = client
@@ -101,12 +100,8 @@ class Session:
         self._instance = secrets.token_hex(8)
 
     def acquire(self) -> None:
-        """Gets it, for as long as a lease.
-
-        Raises:
-            SessionInUse: another consumer has it. RedisUnavailable, RedisRefused
-        """
-        got = self._client.call(self._call(self._seconds))
+        """Gets it, for as long as a lease. It raises `SessionInUse`, and what calls raise."""
+        got = self._client.call(registry.session(self._key, self._instance, self._seconds))
         if not got.is_own:
             raise SessionInUse(
                 f"another consumer of queue {self._queue!r} has the session {self.name!r}: it is free once that one "
@@ -114,47 +109,31 @@ class Session:
             )
 
     def keep(self, client: Client) -> bool:
-        """Keeps it for as long as a lease from now; whether it was still this consumer's. It is asked once.
-
-        Raises:
-            RedisUnavailable, RedisRefused
-        """
-        (reply,) = client.run_many([self._call(self._seconds)], repeats=0)
+        """Keeps it for as long as a lease from now; whether it was still this consumer's. The call is not repeated."""
+        (reply,) = client.run_many([registry.session(self._key, self._instance, self._seconds)], repeats=0)
         if isinstance(reply, Exception):
             raise reply
         return bool(reply.is_own)
 
     def release(self) -> None:
-        """The next one with this name need not wait. Should Redis be away, it has to."""
-        self._client.run_many([self._call(None)])
-
-    def _call(self, seconds: float | None) -> Call[registry.SessionReply]:
-        return registry.session(self._key, self._instance, seconds)
+        """The next consumer with this name need not wait. Should Redis be away, it has to."""
+        self._client.run_many([registry.session(self._key, self._instance, None)])
 
     def shards_left(self, shards: Sequence[Shard]) -> list[Shard]:
-        """The shards that the last consumer with this session had; nobody has had them since.
-
-        Raises:
-            RedisUnavailable, RedisRefused
-        """
-        if not self.is_named:
+        """The shards that the last consumer with this session had; nobody has had them since."""
+        if not self._is_named:
             return []
         owners: list[Any] = self._client.run_many(
             [Command(shard.prefix, "HGET", f"{shard.prefix}meta", "owner") for shard in shards]
         )
-        for owner in owners:
-            if isinstance(owner, Exception):
-                raise owner
-        mine = self.digest.encode()
-        return [shard for shard, owner in zip(shards, owners, strict=True) if owner and owner.startswith(mine)]
+        if error := next((owner for owner in owners if isinstance(owner, Exception)), None):
+            raise error
+        is_mine = [bool(owner) and owner.startswith(self.digest.encode()) for owner in owners]
+        return [shard for shard, mine in zip(shards, is_mine, strict=True) if mine]
 
 
 def checked_name(name: object) -> str:
-    """The name of a session, a random one for None.
-
-    Raises:
-        ConfigError
-    """
+    """The name of a session, a random one for None. It raises `ConfigError`."""
     if name is None:
         return secrets.token_hex(16)
     if not isinstance(name, str) or not 1 <= len(name) <= 512:
@@ -190,12 +169,13 @@ class Consumer:
         self._taker = Taker(self._hand, self._config, self)
         #: When the session is to be kept, monotonic.
         self._session_due = 0.0
-        maintenance_client = backend.connect(2, socket_timeout=max(self._config.lease_ttl / 4, 0.1))
-        has_session = False
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._client.close)
             self._session = Session(self._client, self._config, self.queue, session)
             self._session.acquire()
-            has_session = True
+            undo.callback(self._session.release)
+            maintenance_client = backend.connect(2, socket_timeout=max(self._config.lease_ttl / 4, 0.1))
+            undo.callback(maintenance_client.close)
             digest = self._session.digest
             nonce = digest + secrets.token_hex(4)
             failed = ErrorCounts(self._config.load_error)
@@ -218,9 +198,7 @@ class Consumer:
                 splitter=BalancedSplitter(1), groups=[WorkerGroup([self.queue], [{self.queue: LagScheduler()}])],
                 shares={}, activities=list, queues=[options],
                 registrations=lambda: [backend.registrations.call(self.queue, options.shards_count)],
-                heartbeat_extras=[
-                    ErrorRecorder(self._config.namespace, {self.queue: failed}, backend.events_of)
-                ],
+                heartbeat_extras=[ErrorRecorder(self._config.namespace, {self.queue: failed}, backend.events_of)],
                 layouts={self.queue: layouts}, make_shards=make_shards, read_layouts=backend.registrations.layouts_in,
                 more_details=self._details, chore=self._chore, on_ready=ready.set, on_command=self._on_command,
                 on_fatal=self._on_fatal,
@@ -228,38 +206,30 @@ class Consumer:
             (self._dispatcher,) = self._broker.dispatchers
             self._hand.broker, self._hand.dispatcher = self._broker, self._dispatcher
             adopted = self._adopt()
-        except BaseException:
-            maintenance_client.close()
-            if has_session:
-                with suppress(LowqError):
-                    self._session.release()
-            self._client.close()
-            raise
+            undo.pop_all()
         self.name = identity.name
         self._flush_events = backend.flush_events
         self._stop_export = backend.export_metrics(self._read_figures)
         self._broker.start()
         for shard in adopted:
             self._broker.maintenance.check(shard)  # for the listener, which hears of what the loop has got
-        while not ready.wait(0.05) and self._hand.failure is None:
-            if not self._broker.maintenance.is_alive():
-                break
+        while not (ready.wait(0.05) or self._hand.failure) and self._broker.maintenance.is_alive():
+            pass
         _open.add(self)
         log.info("consumer %s of queue %r starts", self.name, self.queue, extra={"event": "start", "queue": self.queue})
         self._hand.check_open()
 
     @property
     def session(self) -> str:
-        """Whoever makes a consumer with it after `detach` goes on with what this one has."""
+        """A consumer made with it after `detach` goes on with what this one has."""
         return self._session.name
 
     # --- jobs ---
 
     def take(self, limit: int = 1, timeout: float | timedelta | None = None) -> list[ConsumerJob]:
         """Up to ``limit`` jobs that are due, of different ids; the longest waiting shard first. Waits until there is
-        one, for ``timeout`` seconds at most; None: however long it takes. Returns none when nothing came in time.
-
-        While Redis is away it is waited for as well.
+        one, and for Redis while it is away, for ``timeout`` seconds at most; None: however long it takes. Returns none
+        when nothing came in time.
 
         Raises:
             ConsumerClosed. RedisUnavailable: there was no answer in time.
@@ -268,8 +238,8 @@ class Consumer:
 
     def batches(self, limit: int, timeout: float | timedelta | None = None) -> Iterator[list[ConsumerJob]]:
         """One list of up to ``limit`` jobs after another, until the consumer is closed, or until nothing came for
-        ``timeout`` seconds. Asking for the next acknowledges what was not reported otherwise of the last. Who leaves
-        the loop has the last list in hand.
+        ``timeout`` seconds. Asking for the next list acknowledges what was not reported otherwise of the last, which
+        stays in hand when the loop is left.
 
         Raises:
             As `take`.
@@ -351,8 +321,8 @@ class Consumer:
         self._dispatcher.nudge()
 
     def detach(self) -> None:
-        """Leaves without giving anything back: what was taken stays so until the lease runs out. Whoever makes a
-        consumer with this `session` before goes on with it.
+        """Leaves without giving anything back: what was taken stays so until the lease runs out. A consumer made with
+        this `session` before that goes on with it.
 
         Raises:
             ConsumerClosed. RedisUnavailable: the leases run out by themselves.
@@ -365,28 +335,13 @@ class Consumer:
         self._broker.stop()
         try:
             with self._hand.lock:
-                # Of which nobody has the receipts.
-                unknown = [one for one, held in self._hand.held.items() if held.taker is not None or held.is_unwanted]
-                self._hand.release_all(unknown)
-                self._release_unanswered()
+                self._hand.release_all(self._hand.unreceived())
+                self._taker.release_unanswered()
                 self._broker.maintenance.detach()
                 self._hand.held.clear()
             self._session.release()
         finally:
             self._end()
-
-    def _release_unanswered(self) -> None:
-        """What takes without an answer have taken waits again."""
-        for shard in self._taker.unanswered:
-            for job_id, number, _ in self._in_flight_of(shard):
-                if f"{shard!r}:{number}:{job_id}" not in self._hand.held:
-                    shard.in_flight.write([shard.in_flight.release_report([(job_id, None)], delivery=number)])
-
-    def _in_flight_of(self, shard: Shard) -> list[tuple[str, int, int]]:
-        """What Redis has in flight of a shard: id, delivery, retry_count."""
-        raw = self._client.command("HGETALL", f"{shard.prefix}taken", key=shard.prefix)
-        records = ((decode_id(job_id), record.split()) for job_id, record in zip(raw[::2], raw[1::2], strict=True))
-        return [(job_id, int(delivery), int(count)) for job_id, (delivery, _, count, *_) in records]
 
     def _end(self) -> None:
         self._broker.stop()
@@ -403,8 +358,8 @@ class Consumer:
         self._dispatcher.nudge()
 
     def _on_command(self, command: str) -> None:
-        """As for a node: it takes nothing more, and what it has it may still report. Who waits goes on waiting. A later
-        release may send what is not known here.
+        """As for a node: it takes nothing more, and may still report what it has. Waiting takes go on waiting. Commands
+        of a later release are not known here.
         """
         if command not in ("quiet", "stop", "reload"):
             return
@@ -436,7 +391,7 @@ class Consumer:
             return False
         if not (lease.adopted or lease.resumed):  # resumed: the first attempt adopted it, and its reply was lost
             return True  # its lease had run out: what was in flight waits again
-        for job_id, delivery, retry_count in self._in_flight_of(shard):
+        for job_id, delivery, retry_count in in_flight_of(self._client, shard):
             shard.in_flight.adopt_jobs(delivery, [job_id])
             adopted = Delivery(delivery, lease, [], None, paused=False)
             (receipt,) = self._hand.add(shard, adopted, [(job_id, retry_count)])
@@ -444,14 +399,12 @@ class Consumer:
         return True
 
     def _read_figures(self) -> dict[str, Reading]:
-        """What it says in figures, once a second. It does not wait for the lock."""
+        """Its figures for Graphite and StatsD, once a second. Does not wait for the lock."""
         reported = self._hand.reported
-        counters = {
-            "processed": reported["acked"],
-            "failed": reported["failed"],
-            "released": reported["released"],
+        counters: dict[str, float] = {
+            "processed": reported["acked"], "failed": reported["failed"], "released": reported["released"],
             "buried": reported["buried"] + reported["exhausted"],
-        }
+        }  # fmt: skip
         held = sum(shard.lease.current is not None for shard in self._broker.shards)
         lag = lag_of(self._broker.shards, self.queue)
         gauges = {"shards": held, "taken": len(self._hand.held)}
@@ -490,10 +443,6 @@ class Consumer:
 
 
 def check_consumer(ttr: object, session: object) -> None:
-    """Whether a `Consumer` can be made with these, before anything is written for it.
-
-    Raises:
-        ConfigError
-    """
+    """Checks these for a `Consumer`, before anything is written for it. It raises `ConfigError`."""
     checked_name(session)
     TTR.check("", "ttr", ttr)

@@ -1,10 +1,9 @@
-"""What a consumer has in hand, by receipt: jobs that were taken and neither reported nor lost; and their reports.
+"""The jobs that a consumer has in hand, by receipt: taken, and neither reported nor lost; and their reports.
 
-A receipt is the queue, the shard, the delivery and the id. So of an id that is taken again the earlier receipt is no
-longer one.
+A receipt is the queue, the shard, the delivery and the id: when an id is taken again, its earlier receipt is void.
 
-What is in hand is known here, and guarded by one lock. Only what is known here can be reported. So when a report is
-repeated after a lost reply, and Redis has nothing in flight under it any more, the first attempt got through.
+One lock guards what is in hand, and nothing else can be reported. So when a report is repeated after a lost reply, and
+Redis has nothing in flight under it any more, the first attempt got through.
 """
 
 import os
@@ -25,7 +24,7 @@ from lowq.options import QueueOptions
 from lowq.retry import default_retry_in
 from lowq.settings import Config
 from lowq.shards.broker import Broker
-from lowq.shards.delivery import Delivery, Report
+from lowq.shards.delivery import Delivery, InFlight, Report
 from lowq.shards.dispatcher import Dispatcher
 from lowq.shards.shard import Shard
 from lowq.store import Client
@@ -40,8 +39,8 @@ RELEASED_TOGETHER = 100
 
 @dataclass(slots=True, eq=False)  # not frozen: that would cost more than all else about it
 class ConsumerJob:
-    """A job that a consumer has taken. Reported once, by `ack`, `release`, `bury` or `fail`; each of them raises
-    `NotTaken` when the consumer has it no more, and `RedisUnavailable` when it may be called again.
+    """A job that a consumer has taken. Reported once, by `ack`, `release`, `bury` or `fail`. Each of them raises
+    `NotTaken` when the consumer has the job no more, and `RedisUnavailable` when it may be called again.
     """
 
     id: str
@@ -49,7 +48,7 @@ class ConsumerJob:
     payloads: list[Any]
     #: -1 fresh, n: failed n + 1 times.
     retry_count: int
-    #: What the job can be reported by, in any process that has the session: ``consumer.ack(receipt)``.
+    #: Reports the job in any process that has the session: ``consumer.ack(receipt)``.
     receipt: str
     #: The fencing token: grows with every change of the shard's owner. A database that remembers the highest one it saw
     #: can refuse an owner that was replaced without noticing.
@@ -99,15 +98,20 @@ class Held:
     deadline: float
     #: The thread that has taken it; None: a caller has received it.
     taker: int | None
-    #: Nobody will be given it: it is to be given back.
+    #: Nobody will receive it: it is to be given back.
     is_unwanted: bool = False
     #: A report of it got no answer.
     is_uncertain: bool = False
 
     @property
+    def in_flight(self) -> InFlight:
+        """Makes its reports."""
+        return self.shard.in_flight
+
+    @property
     def is_current(self) -> bool:
         """Whether the lease is the one under which jobs of the shard may be reported."""
-        return self.delivery.lease.token == self.shard.in_flight.token
+        return self.delivery.lease.token == self.in_flight.token
 
     def is_sure(self) -> bool:
         """Whether the job is surely this consumer's, and nothing of it has expired since it was taken."""
@@ -127,9 +131,7 @@ class Sent(NamedTuple):
 
 
 class Hand:
-    """See above. ``ttr``: seconds; inf: none. ``close``: closes the consumer. Its broker and dispatcher come once they
-    are made.
-    """
+    """See above. ``ttr``: seconds; inf: none. ``close``: closes the consumer, which sets broker and dispatcher."""
 
     broker: Broker
     dispatcher: Dispatcher
@@ -146,7 +148,7 @@ class Hand:
         #: Guards what follows, and what is in flight of every shard.
         self.lock = threading.RLock()
         self.is_closed = False
-        #: What has ended the consumer.
+        #: The error that has ended the consumer.
         self.failure: BaseException | None = None
         #: The process that it belongs to.
         self.pid = os.getpid()
@@ -162,7 +164,7 @@ class Hand:
         self.reported = dict.fromkeys(("acked", "failed", "released", "buried", "exhausted"), 0)
 
     def check_open(self) -> None:
-        """Raises what has ended the consumer, if anything has."""
+        """Raises what has ended the consumer, if it has ended."""
         if os.getpid() != self.pid:
             raise ConsumerClosed(
                 f"the consumer of queue {self.queue!r} belongs to another process; make one in this one"
@@ -178,10 +180,9 @@ class Hand:
     # --- what comes and goes ---
 
     def add(self, shard: Shard, delivery: Delivery, retry_counts: Iterable[tuple[str, int]]) -> list[str]:
-        """Jobs of a delivery, as ids and retry counts, are in hand from now on; returns their receipts. What is in hand
-        of an earlier lease of the shard is lost with that.
+        """Jobs of a delivery, as ids and retry counts, are in hand from now on; returns their receipts. Of the shard
+        nothing is in hand that was taken under an earlier lease.
         """
-        self.forget_earlier(shard, delivery.lease.token)
         head, deadline, taker = f"{shard!r}:{delivery.number}:", self.new_deadline(), threading.get_ident()
         new = {
             head + job_id: Held(job_id, shard, delivery, retry_count, deadline, taker)
@@ -191,8 +192,12 @@ class Hand:
         self._count(shard, len(new))
         return list(new)
 
+    def unreceived(self) -> list[str]:
+        """The receipts that no caller has."""
+        return [one for one, held in self.held.items() if held.taker is not None or held.is_unwanted]
+
     def forget(self, receipts: Iterable[str]) -> None:
-        """These are in hand no more."""
+        """Removes these jobs: they are in hand no more."""
         gone: dict[Shard, int] = {}
         for receipt in receipts:
             held = self.held.pop(receipt, None)
@@ -202,28 +207,22 @@ class Hand:
             self._count(shard, -count)
 
     def forget_uncertain(self, ids: Collection[str]) -> None:
-        """These ids were taken anew, so what was reported of them without an answer did get there."""
+        """Forgets jobs whose report got no answer and whose id was taken anew: so the report did get there."""
         if self._has_uncertain:
             self.forget([receipt for receipt, one in self.held.items() if one.is_uncertain and one.id in ids])
             self._has_uncertain = any(one.is_uncertain for one in self.held.values())
 
     def forget_earlier(self, shard: Shard, token: str) -> None:
-        """What was taken of the shard under another lease than this one is somebody else's."""
+        """Forgets the jobs of the shard that were taken under another lease: they are somebody else's."""
         if self._tokens.get(shard) != token:
             self._tokens[shard] = token
-            self.forget(
-                [
-                    receipt
-                    for receipt, held in self.held.items()
-                    if held.shard is shard and held.delivery.lease.token != token
-                ]
-            )
+            of_shard = [(receipt, held) for receipt, held in self.held.items() if held.shard is shard]
+            self.forget([receipt for receipt, held in of_shard if held.delivery.lease.token != token])
 
     def forget_replaced(self) -> None:
         """`forget_earlier` of each shard that is leased."""
         for shard in list(self._counts):
-            lease = shard.lease.current
-            if lease is not None:
+            if (lease := shard.lease.current) is not None:
                 self.forget_earlier(shard, lease.token)
 
     def lost(self, shard: Shard) -> None:
@@ -275,7 +274,7 @@ class Hand:
     # --- reports of one job ---
 
     def find(self, receipt: object) -> Held:
-        """What is in hand under a receipt.
+        """The job in hand under a receipt.
 
         Raises:
             NotTaken, ConsumerClosed
@@ -291,20 +290,19 @@ class Hand:
             "already, or its ttr has passed, or the lease of its shard was lost, or it is no receipt of this session"
         )
 
-    def report(self, receipt: str, make: Callable[[Held, int], Report], delay: float = 0.0) -> None:
-        """Reports a job in hand, which waits for ``delay`` seconds afterwards, if it does. ``make``: is given what is
-        in hand, and the number of its delivery.
+    def report(self, receipt: str, make: Callable[[Held], tuple[Report, float]]) -> None:
+        """Reports a job in hand. ``make``: gives the report, and the seconds for which the job waits then, if it does.
 
         Raises:
             NotTaken, RedisUnavailable: as of `ConsumerJob`.
         """
         with self.lock:
             held = self.find(receipt)
-            sent = Sent(held.shard, [receipt], make(held, held.delivery.number), delay)
+            sent = Sent(held.shard, [receipt], *make(held))
             (reply,) = self.client.run_many([sent.report.call])
             self.check(held, self.note(sent, reply))
 
-    def check(self, held: Held, error: LowqError | None) -> None:
+    def check(self, held: Held, error: Exception | None) -> None:
         """Raises the error of the report of one job, as a caller knows it."""
         if isinstance(error, LeaseLost):
             raise NotTaken(
@@ -316,22 +314,23 @@ class Hand:
 
     def ack(self, receipt: str) -> None:
         """The job is done."""
-        self.report(receipt, lambda held, number: held.shard.in_flight.ack_report([held.id], number))
+        self.report(receipt, lambda held: (held.in_flight.ack_report([held.id], held.delivery.number), 0.0))
 
     def release(self, receipt: str, delay: float | timedelta | None) -> None:
         seconds = None if delay is None else float(future_delay(delay))
-        self.report(
-            receipt,
-            lambda held, number: held.shard.in_flight.release_report([(held.id, seconds)], delivery=number),
-            seconds or 0.0,
-        )
+
+        def make(held: Held) -> tuple[Report, float]:
+            return held.in_flight.release_report([(held.id, seconds)], delivery=held.delivery.number), seconds or 0.0
+
+        self.report(receipt, make)
 
     def bury(self, receipt: str, reason: str) -> None:
         if not isinstance(reason, str):
             raise LowqError(f"bury: reason is a text, not {reason!r:.100}")
         data = self._error_bytes(reason)
         self.report(
-            receipt, lambda held, number: held.shard.in_flight.bury_report([(held.id, data, ())], delivery=number)
+            receipt,
+            lambda held: (held.in_flight.bury_report([(held.id, data, ())], delivery=held.delivery.number), 0.0),
         )
 
     def fail(self, receipt: str, error: BaseException | str, delay: float | timedelta | None = None) -> None:
@@ -343,14 +342,11 @@ class Hand:
         def retry_in(retry_count: int) -> float:
             return min(default_retry_in(retry_count), MAX_TIME) if given is None else given
 
-        with self.lock:
-            held = self.find(receipt)
+        def make(held: Held) -> tuple[Report, float]:
             failure = charge(held.id, held.retry_count, self.options.max_retry_count, retry_in, data)
-            self.report(
-                receipt,
-                lambda held, number: held.shard.in_flight.fail_report([failure], delivery=number),
-                failure.delay,
-            )
+            return held.in_flight.fail_report([failure], delivery=held.delivery.number), failure.delay
+
+        self.report(receipt, make)
 
     def touch(self, receipt: str, seconds: float | timedelta) -> None:
         more: float = _TIME.check("touch: ", "seconds", seconds)
@@ -392,30 +388,31 @@ class Hand:
                 report = shard.in_flight.release_report(ids, crashed=crashed, delivery=number)
                 sent.append(Sent(shard, some, report, delay or 0.0))
         replies = (client or self.client).run_many([one.report.call for one in sent])
-        trouble: LowqError | None = None
-        for one, reply in zip(sent, replies, strict=True):
-            if crashed and not isinstance(reply, Exception):
+        errors = [self.note(one, reply) for one, reply in zip(sent, replies, strict=True)]
+        for one, error in zip(sent, errors, strict=True):
+            if crashed and error is None:
                 _log_overdue(one.shard, one.report.ids)
-            error = self.note(one, reply)
-            trouble = error if isinstance(error, RedisUnavailable) else trouble
-        if trouble is not None:
-            raise trouble
+        for error in errors:
+            if error is not None and not isinstance(error, LeaseLost):
+                raise error
 
-    def note(self, sent: Sent, reply: Any) -> LowqError | None:
-        """Takes note of the reply to a report: its jobs are in hand no more. Returns the error when the lease was lost,
-        or when there was no answer: then they are.
+    def note(self, sent: Sent, reply: Any) -> Exception | None:
+        """Takes note of the reply to a report: its jobs are in hand no more. Returns the error that the reply is: when
+        the lease was lost, they are lost, too; otherwise they are still in hand.
         """
         shard, report = sent.shard, sent.report
         try:
             shard.in_flight.note_written([report], [reply])
-        except LeaseLost as error:
-            self.lost(shard)
-            return error
-        except RedisUnavailable as error:
-            self._has_uncertain = True
-            for receipt in sent.receipts:
-                if receipt in self.held:
-                    self.held[receipt].is_uncertain = True
+        except Exception as error:
+            if not isinstance(reply, Exception):
+                raise
+            if isinstance(error, LeaseLost):
+                self.lost(shard)
+            elif isinstance(error, RedisUnavailable):
+                self._has_uncertain = True
+                for receipt in sent.receipts:
+                    if receipt in self.held:
+                        self.held[receipt].is_uncertain = True
             return error
         self.forget(sent.receipts)
         self.reported[report.kind] += len(report.ids)
@@ -430,7 +427,7 @@ class Hand:
         return None
 
     def _by_delivery(self, receipts: Iterable[str]) -> Iterable[tuple[tuple[Shard, int], list[str]]]:
-        """Those of the receipts that may be reported."""
+        """Groups the receipts that may be reported by their deliveries."""
         groups: dict[tuple[Shard, int], list[str]] = {}
         for receipt in receipts:
             held = self.held.get(receipt)

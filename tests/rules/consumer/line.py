@@ -7,7 +7,7 @@ import pytest
 
 from lowq.consumer import Consumer, ConsumerJob
 from lowq.consumer.takes import Taker
-from lowq.errors import RedisUnavailable
+from lowq.errors import RedisUnavailable, ScriptError
 from lowq.store import Client
 from tests.waiting import PATIENCE
 
@@ -18,7 +18,7 @@ class Line:
     """Every client's calls take it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        #: Of a call: "" nothing, "call" it does not get there, "reply" the reply does not come back.
+        #: Of a call: "" nothing, "call" it does not get there, "reply" the reply does not come back; "error": it fails.
         self.loses: Callable[[Any], str] = lambda _call: ""
         #: What is done before a write that takes, and behind Redis's answer; once each.
         self.before: list[Hook] = []
@@ -36,12 +36,14 @@ class Line:
             if takes and self.before:
                 self.before.pop(0)()
             lost = [self.loses(call) for call in calls]
-            sent = [call for call, how in zip(calls, lost, strict=True) if how != "call"]
+            sent = [call for call, how in zip(calls, lost, strict=True) if how in ("", "reply")]
             replies = iter(run_many(client, sent, *args, **options))
-            answers = [RedisUnavailable("lost") if how == "call" else next(replies) for how in lost]
+            errors: dict[str, Exception] = dict.fromkeys(("call", "reply"), RedisUnavailable("lost"))
+            errors["error"] = ScriptError("failed")
+            answers = [next(replies) if how in ("", "reply") else None for how in lost]
             if takes and self.after:
                 self.after.pop(0)()
-            return [RedisUnavailable("lost") if how else answer for how, answer in zip(lost, answers, strict=True)]
+            return [errors.get(how, answer) for how, answer in zip(lost, answers, strict=True)]
 
         def taking(taker: Taker, *args: Any) -> list[ConsumerJob]:
             self.waiting += 1

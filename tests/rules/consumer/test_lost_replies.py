@@ -177,6 +177,23 @@ def test_jobs_of_a_session_are_adopted_though_the_first_attempt_gets_no_answer(
     assert queue.stats().processed == 1
 
 
+def test_a_report_that_fails_leaves_those_of_other_shards_to_be_noted(queue: Queue, line: Line) -> None:
+    with queue.consumer(ttr=NEVER) as consumer:
+        queue.push([{"id": n} for n in range(12)])
+        jobs = take(consumer, 12)
+        failing = shard_of(jobs[0].id.encode(), 4)
+        others = [job for job in jobs if shard_of(job.id.encode(), 4) != failing]
+        key = shard_prefix("lowq", "mail", failing)
+        line.loses = lambda call: "error" if call.script == "release" and call.key == key else ""
+        for job in jobs:  # those that can't be released first
+            job.touch(1e-6)
+        until(lambda: queue.stats().taken == 12 - len(others), "the release of those of the other shards")
+        for job in others:
+            with pytest.raises(NotTaken):
+                job.ack()
+        line.loses = lambda _call: ""
+
+
 # --- cancelled ---
 
 

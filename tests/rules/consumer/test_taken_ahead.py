@@ -12,10 +12,10 @@ import lowq
 from lowq.clock import now
 from lowq.consumer import Consumer, ConsumerJob
 from lowq.consumer import takes as module
-from lowq.errors import NotTaken, RedisUnavailable
+from lowq.errors import NotTaken, RedisUnavailable, ScriptError
 from lowq.queue import Queue
 from lowq.store.keys import shard_prefix
-from tests.rules.consumer.line import Line, is_take
+from tests.rules.consumer.line import Line, is_take, take
 from tests.waiting import NEVER, PATIENCE, until
 
 pytestmark = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
@@ -198,6 +198,29 @@ def test_of_a_lease_that_was_lost_nothing_is_handed_over(store_url: str, line: L
         (job,) = reader.take(timeout=PATIENCE)
         assert job.fence > fence
         assert not any(meanwhile)
+
+
+def test_an_acknowledgement_that_fails_keeps_its_job_in_hand_and_what_came_with_it(
+    queue: Queue, consumer: Consumer, line: Line
+) -> None:
+    queue.push([{"id": n} for n in range(10)])
+    job = one_by_one(consumer, 5)
+    line.loses = lambda call: "error" if len(line.writes[-1]) == 2 and call is line.writes[-1][0] else ""
+    failed: list[ConsumerJob] = []
+    while not failed:  # until one brings another job
+        try:
+            job.ack()
+        except ScriptError:
+            failed.append(job)
+        else:
+            go_on(queue, consumer)
+            (job,) = take(consumer)
+    line.loses = lambda _call: ""
+    assert queue.stats().taken == 2
+    (ahead,) = consumer.take(timeout=0)
+    assert queue.stats().taken == 2
+    for one in (*failed, ahead):
+        one.ack()
 
 
 @pytest.mark.parametrize("lost", ["acknowledgement", "take", "both"])
