@@ -146,7 +146,7 @@ def test_what_an_exception_of_a_signal_handler_interrupts_is_in_nobodys_hand(
 
     queue.push([{"id": n} for n in range(8)])
     took, strikes = InFlight.read_delivery, list[Hook]()
-    monkeypatch.setattr(InFlight, "took", struck)
+    monkeypatch.setattr(InFlight, "read_delivery", struck)
     for name, moment in (("before", line.before), ("after", line.after), ("took", strikes)):
         with case(name):
             moment.append(strike)
