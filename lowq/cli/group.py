@@ -32,7 +32,7 @@ from lowq.settings import SETTINGS
 
 Command = Callable[..., None]
 
-#: What a write to a stream fails with, when nothing can be written to it. EPIPE is handled by click.
+#: Errors of a write to a stream that can take nothing. EPIPE is handled by click.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
@@ -248,7 +248,7 @@ queues_argument = click.argument("queues", nargs=-1, metavar="[QUEUE...]")
 
 @dataclass(slots=True)
 class ActionResult:
-    """What came of an action, for its entry in the audit log."""
+    """The result of an action, for its entry in the audit log."""
 
     #: Jobs that it was done to.
     count: int | None = None

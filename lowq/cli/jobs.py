@@ -50,7 +50,7 @@ from lowq.queue import Queue
 #: Up to as many ids the outcome of each one is reported.
 REPORTED_ONE_BY_ONE = 50
 
-#: What was done to a job.
+#: Action -> its result, for people.
 _DONE = {"kick": "kicked", "bury": "buried", "delete": "deleted", "perform_now": "due now"}
 
 

@@ -27,7 +27,7 @@ from lowq.application import Lowq
 from lowq.cli.output import Failure, WrongUsage
 from lowq.errors import LowqError
 
-#: What ``[tool.lowq]`` may say.
+#: Keys of ``[tool.lowq]``.
 _KEYS = ("app",)
 _OURS = str(Path(lowq.__file__).parent)
 
@@ -132,7 +132,7 @@ def _is_file(target: str) -> bool:
 
 
 def _folder_and_name(path: Path) -> tuple[Path, str]:
-    """What has to be importable for the file, and the module's full name there."""
+    """The folder that has to be importable for the file, and the module's full name there."""
     folder, names = path.parent, [path.stem]
     while (folder / "__init__.py").is_file() and folder.name.isidentifier():
         names.insert(0, folder.name)
@@ -247,7 +247,7 @@ def _guarded(what: str, load: Callable[[], ModuleType]) -> ModuleType:
 
 
 def in_short(error: BaseException) -> str:
-    """What it is and what it says, in one short line."""
+    """The type and the text of an error, in one short line."""
     line = " ".join(f"{type(error).__name__}: {error}".split())
     return line if len(line) <= 200 else line[:199] + "…"
 

@@ -1,5 +1,4 @@
-"""What people and machines get to see: tables, times, numbers, JSON, progress, and how a command fails; and times that
-people type.
+"""The output of commands: tables, times, numbers, JSON, progress, failures; and the input of times.
 
 Nothing that comes from a job, an id or a name reaches a terminal unescaped.
 """
@@ -61,7 +60,7 @@ class Failure(click.ClickException):
 
 
 class WrongUsage(Failure):
-    """What was typed makes no sense; the message says what to type instead."""
+    """Ends the command as the arguments make no sense; the message says what to type instead."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, EXIT_USAGE)
@@ -94,7 +93,7 @@ def echo_json(document: Any) -> None:
 
 
 def answer(as_json: bool, document: Any, *lines: str) -> None:
-    """What a command has done: the document for machines, the lines for people."""
+    """Shows the result of a command: the document to machines, the lines to people."""
     if as_json:
         echo_json(document)
     else:
@@ -224,7 +223,7 @@ def payload_text(payload: Any) -> str:
 
 
 def last_line(error: str | None) -> str:
-    """What says most of a traceback."""
+    """The last line of a traceback, which says most."""
     lines = (error or "").strip().splitlines()
     return printable(lines[-1].strip()) if lines else ""
 

@@ -30,7 +30,7 @@ from lowq.supervisor.supervisor import current_folder, has_terminal
 log = logging.getLogger("lowq.cli")
 
 
-#: What the old code leaves to the new one. It is for this process alone: whatever inherits it has another pid.
+#: Carries the nonce of the leases to new code. It counts in this process alone: whatever inherits it has another pid.
 _VARIABLE = "LOWQ_RELOADED"
 
 Kind = TypeVar("Kind", bound=Supervised)
@@ -39,7 +39,7 @@ supervised_option = click.option(OPTION, hidden=True, help="What a supervisor pa
 
 #: `si_code` of a signal that the kernel itself has sent, as for Ctrl-C: all processes of the terminal have it.
 _FROM_KERNEL = 128
-#: Those that are for the process itself.
+#: Signals that are for the process itself, and not passed on.
 _OWN = frozenset(
     {"SIGKILL", "SIGSTOP", "SIGCHLD", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP"}
 )
@@ -128,7 +128,7 @@ def stopped_by_signals(stop: Callable[[], object]) -> Iterator[None]:
 
 
 def program() -> list[str]:
-    """How this program was started, up to the arguments: `python -W error -m lowq`, or `python /usr/bin/lowq`."""
+    """The command line of this program without its arguments: `python -W error -m lowq`, or `python /usr/bin/lowq`."""
     given = len(sys.orig_argv) - len(sys.argv) + 1
     script = Path(sys.argv[0])
     is_lowq = script.name == "lowq" or script.parent == Path(__file__).parents[1]
@@ -194,8 +194,8 @@ def reporting(
 
 @dataclass(slots=True)
 class Launch:
-    """How this process was started, and what its code hands over to the next one. Make it before the application is
-    loaded, which may change folder, environment and arguments.
+    """The command line, folder and environment of this process, and the leases that its code hands over to new code.
+    Make it before the application is loaded, which may change all of them.
     """
 
     folder: str = field(default_factory=current_folder)
@@ -204,7 +204,7 @@ class Launch:
     environment: dict[str, str] = field(default_factory=dict)
     #: The nonce of the leases that the code before this one has kept; None: there was none.
     nonce: str | None = None
-    #: Where its dashboard was, if there was one.
+    #: The address of the dashboard of the code before this one, if there was one.
     web: str | None = None
     #: The dashboard of this code.
     dashboard: DashboardProcess | None = None
@@ -218,7 +218,7 @@ class Launch:
             self.nonce, self.web = values["nonce"], values["web"]
 
     def new_code(self, refusal: str) -> NewCode:
-        """How the node of this process gets new code. ``refusal``: why it can't; empty: it can."""
+        """The way for the node of this process to get new code. ``refusal``: why it can't; empty: it can."""
         return NewCode(
             check=self._check_code,
             terminal_closed=lambda: self.has_terminal and not has_terminal(),
@@ -227,8 +227,8 @@ class Launch:
         )
 
     def _check_code(self) -> str | None:
-        """Why the code that is on the disk now can't be run, or None. Another process loads it, and reports that it
-        could (`Supervised.ready`). Should this process die meanwhile, so does that one.
+        """Returns why the code that is on the disk now can't be run, or None. Another process loads it, and
+        reports that it could (`Supervised.ready`). If this process dies meanwhile, so does that one.
         """
         command = [*self.command, "--check"]
         try:

@@ -90,7 +90,7 @@ def _pause(app: Lowq, queue: str, as_json: bool, *, paused: bool) -> None:
 
 
 def _pause_text(paused: bool, changed: bool) -> str:
-    """What a pause, or its end, has changed."""
+    """Says whether a pause, or its end, has changed anything."""
     if paused:
         return "paused" if changed else "was paused already"
     return "goes on" if changed else "was not paused"
@@ -248,7 +248,7 @@ def schedules(
 
 
 def _act_on_schedule(app: Lowq, action: str, info: ScheduleInfo) -> tuple[dict[str, object], str]:
-    """What was done to one: for machines, and for people."""
+    """Runs, pauses or resumes a schedule. Returns the result for machines, and for people."""
     names: dict[str, object] = {"name": info.name, "queue": info.queue}
     with audited(app, _VERBS[action], info.queue, {"schedule": info.name}) as result:
         if action == "run-now":

@@ -92,7 +92,7 @@ def run(
     if require is None and app_of_project() is None:
         raise WrongUsage(
             "a node needs your workers: lowq run app.py, or lowq run shop.workers, or in pyproject.toml [tool.lowq] "
-            'app = "shop.workers"',
+            'app = "shop.workers"'
         )
     if embedded and redis_url is not None:
         raise WrongUsage("--embedded brings its own store; leave out --redis-url")
@@ -130,14 +130,13 @@ def run(
             if check:
                 _report_check(app, node, child)
                 context.exit()
-            store_url = None
+            store = []
             if embedded:
-                store = new_store()
-                stack.enter_context(app.embedded(store))
-                store_url = _open_store(stack, store, app.config.namespace)
+                embedded_store = new_store()
+                stack.enter_context(app.embedded(embedded_store))
+                store = [f"--redis-url={_open_store(stack, embedded_store, app.config.namespace)}"]
             if web is not None:
-                options = typed_options(context, DASHBOARD_OPTIONS)
-                options += [] if store_url is None else [f"--redis-url={store_url}"]
+                options = [*typed_options(context, DASHBOARD_OPTIONS), *store]
                 launch.dashboard = stack.enter_context(
                     dashboard(options, web, launch.folder, health=node.trouble, was_at=launch.web)
                 )
@@ -152,7 +151,7 @@ def run(
 
 
 def _open_store(stack: ExitStack, store: object, namespace: str | None) -> str:
-    """The embedded store listens; its URL."""
+    """Has the embedded store listen; returns its URL."""
     url = stack.enter_context(serving(store))
     settings = f"LOWQ_REDIS_URL={url}"
     if namespace not in (None, "lowq"):
@@ -237,7 +236,7 @@ def _make_node(app: Lowq, queues: tuple[str, ...], child: Supervised | None, **o
 
 
 def _reload_refusal(app: Lowq, child: Supervised | None, *, embedded: bool) -> str:
-    """Why the node can't take new code in its process, and what to do instead; empty: it can."""
+    """Says why the node can't take new code in its process, and what to do instead; empty: it can."""
     if child is not None:
         return f"it is a process of a supervisor: send HUP to that one, pid {os.getppid()} on {socket.gethostname()}"
     if embedded or app.config.redis_url.startswith("memory://"):
@@ -246,8 +245,8 @@ def _reload_refusal(app: Lowq, child: Supervised | None, *, embedded: bool) -> s
 
 
 def _report_check(app: Lowq, node: Node, child: Supervised | None) -> None:
-    """The code can be run, if the queues have the numbers of shards that it says, where it is strict, and what the
-    application itself does at a start goes through. lowq writes nothing.
+    """Reports that the code can be run: with strict_shards_count the queues have the shards that it declares, and the
+    hooks of the application's start return. lowq writes nothing.
 
     Raises:
         ShardsCountError, RedisUnavailable, RedisRefused; Failure: the application's own code raised.
@@ -277,5 +276,5 @@ def _run(node: Node) -> int:
 
 
 def _start_failure(error: Exception) -> Failure:
-    """Of on_server_init, or of a worker's __init__."""
+    """The failure for an error of on_server_init, or of a worker's __init__."""
     return Failure(f"the node could not start ({in_short(error)}), see above", trace=users_traceback(error))

@@ -37,7 +37,7 @@ _SUMS = (
 )  # fmt: skip
 
 
-#: What is said in place of figures.
+#: Shown in place of figures.
 NO_QUEUE = "no queue has been used yet"
 
 

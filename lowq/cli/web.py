@@ -17,7 +17,7 @@ from lowq.errors import EXIT_USAGE, ConfigError
 from lowq.logs import LogFormat
 from lowq.supervisor.dashboard import DashboardFailed, DashboardProcess, NodeWatcher
 
-#: Where the dashboard listens.
+#: The default address of the dashboard.
 DEFAULT_ADDRESS = "127.0.0.1:8080"
 #: Seconds that it needs to end, at most.
 SHUTDOWN_TIMEOUT = 3.0
@@ -104,7 +104,7 @@ def announce(text: str, event: str, **fields: str) -> None:
         click.echo(text)
 
 
-#: What `lowq run` passes on to the dashboard beside it, as it was typed.
+#: Options that `lowq run` passes on to the dashboard beside it, as they were typed.
 DASHBOARD_OPTIONS = {param.name or "" for param in web.params} - {"bind", "supervised"}
 
 

@@ -114,7 +114,7 @@ class _OtelPush(PushObservation):
         self._observer = observer
         self._attributes = _attributes(queue, "push", "send")
         self._is_single = isinstance(jobs, Mapping)
-        #: Of jobs that are listed.
+        #: The number of jobs, if they are a list.
         self._count = 1 if self._is_single else len(jobs) if isinstance(jobs, Sized) else 0
         attributes = dict(self._attributes)
         if isinstance(jobs, Mapping) and "id" in jobs:
@@ -226,7 +226,7 @@ def _described(error: BaseException | str | None) -> str:
 
 
 def _name_of(error: BaseException | str | None) -> str:
-    """As the conventions' ``error.type`` has it, which is to have few values."""
+    """The value of the conventions' ``error.type``, which is to have few values."""
     if not isinstance(error, BaseException):
         return "_OTHER"
     kind = type(error)
@@ -234,7 +234,7 @@ def _name_of(error: BaseException | str | None) -> str:
 
 
 def encode_context(span_context: SpanContext) -> str:
-    """What is kept of the span beside payloads; "": nothing, as nobody records it. A tracestate that is too long, or
+    """The text of a span that is kept beside payloads; "": nobody records the span. A tracestate that is too long, or
     not printable, is left out.
     """
     if not span_context.is_valid or not span_context.trace_flags.sampled:

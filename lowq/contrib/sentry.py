@@ -125,7 +125,7 @@ class _SentryBatch(BatchObservation):
 
 
 def _by_error(failures: Iterable[JobFailure]) -> list[list[JobFailure]]:
-    """Those with the same error together. What an id is buried for without a word is told of, too."""
+    """Groups failures by their error. Ids that were buried without a reason are among them."""
     groups: dict[object, list[JobFailure]] = {}
     for failure in failures:
         if failure.error is not None or failure.verdict != "released":

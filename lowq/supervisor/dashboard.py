@@ -53,7 +53,7 @@ class DashboardProcess:
 
     def __init__(self, command: Sequence[str], bind: str, folder: str, health: Callable[[], str | None]) -> None:
         self._command = command
-        #: Where it serves, or is to.
+        #: The address at which it serves, or is to.
         self.bind = bind
         self._folder = folder
         self._health = health

@@ -106,9 +106,9 @@ class Child:
         self.kill_at: float | None = None
         self.killed = False
         self.shutdown_timeout = SHUTDOWN_TIMEOUT
-        #: Where it serves, of a dashboard that is ready.
+        #: The URL of a dashboard that is ready.
         self.url: str | None = None
-        #: Why it could not start, in its own words.
+        #: The reason that it gave for not starting.
         self.reason: str | None = None
         #: Whether what kept it from starting may pass by itself, as when Redis is away.
         self.passing = False
@@ -156,7 +156,7 @@ class Child:
         return f"process {self.label} (pid {self.process.pid})"
 
     def report_pipe(self) -> int | None:
-        """What becomes readable when there is something to `hear`."""
+        """The pipe that becomes readable when there is something to `hear`; None: it is closed."""
         return self._report
 
     def hear(self) -> bool:
@@ -237,7 +237,7 @@ class Child:
             self.send(signal.SIGKILL)
 
     def ended(self) -> int | None:
-        """Its exit code once it has ended (minus the number of the signal that killed it); its last words are heard."""
+        """Its exit code once it has ended (minus the number of the signal that killed it), its last report heard."""
         code = self.process.poll()
         if code is not None:
             self.hear()
@@ -288,11 +288,11 @@ class Generation:
         self.failures = 0
 
     def children(self) -> list[Child]:
-        """Its processes that live, or whose end was not noticed yet."""
+        """The processes that live, or whose end was not noticed yet."""
         return [place.child for place in self.places if place.child is not None]
 
     def ready(self) -> list[Child]:
-        """Those of them that were ready."""
+        """The processes that have become ready, and not ended."""
         return [child for child in self.children() if child.ready]
 
     def is_complete(self) -> bool:
@@ -305,7 +305,7 @@ class Generation:
         return [place for place in places if place.child is None and place.start_at < inf]
 
     def rest(self) -> None:
-        """From now on it starts no process."""
+        """Lets no process be started any more."""
         for place in self.places:
             place.start_at = inf
 

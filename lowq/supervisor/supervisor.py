@@ -63,13 +63,13 @@ class Supervisor:
         #: Drained, or stopped while others go on.
         self._leaving: list[Child] = []
         self._signals: deque[int] = deque()
-        #: Why a deploy is wanted.
+        #: The reason of the deploy that is wanted, if one is.
         self._wanted: str | None = None
         self._quiet = False
         self._stopping = False
         #: Runs beside the processes, whatever becomes of them: a deploy leaves it as it is.
         self.dashboard: DashboardProcess | None = None
-        #: What a process that was to stop has failed with, so far: cut short is more than failed.
+        #: The worst exit code so far of processes that were to stop: cut short is worse than failed.
         self._exit_code = EXIT_OK
         self._gave_up: int | None = None
         self._remind_at = inf
@@ -140,7 +140,7 @@ class Supervisor:
         yield from self._leaving
 
     def _wait(self) -> None:
-        """Until there is a signal, a report, or something is due."""
+        """Waits until there is a signal or a report, or something is due."""
         now = time.monotonic()
         due = [child.kill_at for child in self._children() if child.kill_at is not None and not child.killed]
         if not self._stopping:

@@ -32,7 +32,7 @@ _PLAIN = [str, int, float, bool, NoneType]
 #: Settings that hold classes or callables.
 _OF_CODE = [name for name, kind in _TYPES.items() if any(part not in _PLAIN for part in get_args(kind) or (kind,))]
 
-#: What `apply_settings` found wrong.
+#: Faults that `apply_settings` found.
 _problems: list[checks.CheckMessage] = []
 
 
@@ -202,5 +202,5 @@ def _close(*, is_alone: bool) -> None:
         reset_queries()
 
 
-#: Of all workers of the project.
+#: The middleware of all workers of the project.
 close_connections = CloseConnections()

@@ -41,7 +41,7 @@ _perform_async: object = lowq.Worker.perform_async.__func__  # type: ignore[attr
 
 @dataclass(frozen=True)
 class _PushOptions:
-    """How jobs are pushed. Calls of a queue that follow each other leave together if these are equal."""
+    """The options of a push. Calls of a queue that follow each other leave together if these are equal."""
 
     target: Target = field(compare=False)
     #: The same for targets whose pushes do the same: ``app.queue`` makes a handle at each call.
@@ -202,7 +202,7 @@ async def apush_on_commit(
 def _prepare(
     worker: Target, job_id: JobId, payload: Any, options: JobOptions, robust: bool, **given_options: Any
 ) -> tuple[_PushOptions, dict[str, Any]]:
-    """How to push, and the job, with a copy of the payload.
+    """The options of the push, and the job with a copy of the payload.
 
     Raises:
         ConfigError, JobError, PayloadError: what can be said of it without asking Redis.

@@ -1,4 +1,4 @@
-"""What became of tasks, in one of Django's caches, for a time: an optional record beside the job.
+"""Results of tasks, in one of Django's caches, for a time: an optional record beside the job.
 
 A record that can't be read or written is logged, and harms no task.
 """
@@ -55,7 +55,7 @@ class TaskRecords:
         return record
 
     def attempts(self, result_id: str) -> Mapping[str, Any]:
-        """As `load`, for a worker, who does without."""
+        """The record, for a worker, which does without it when it can't be read."""
         try:
             return self.load(result_id) or {}
         except Exception:

@@ -63,7 +63,7 @@ except ModuleNotFoundError as error:
 _OPTIONS = ("enqueue_on_commit", "using", "result_cache", "result_ttl", "async_queues", "queue_options")
 __all__ = ["InvalidTask", "LowqBackend", "LowqTask", "task"]
 
-#: What Django's ``@task`` says of a task that says nothing.
+#: Defaults of Django's ``@task``.
 _TASK_DEFAULTS = {
     "priority": 0, "queue_name": "default", "backend": "default", "takes_context": False, "run_after": None,
 }  # fmt: skip
@@ -114,7 +114,7 @@ class LowqBackend(BaseTaskBackend):
         self.supports_get_result = self.records.is_shared
         #: queue_name -> worker.
         self._workers: dict[str, type[lowq.Worker[Any]]] = {}
-        #: What is wrong with a queue.
+        #: Faults of its queues, for `check`.
         self._problems: list[checks.CheckMessage] = []
         for name in sorted(self.queues):
             try:
@@ -316,7 +316,7 @@ def _task_of(path: str, alias: str, **changes: Any) -> Any:
 
 # --- performing ---
 
-#: What a task may raise that is its own failure.
+#: Errors of a task that are its own failure.
 _FAILURES = (Exception, SystemExit, lowq.TimeLimitExceeded)
 
 
@@ -399,7 +399,7 @@ class _Attempt:
 
 
 def _forwarded(call: Mapping[str, Any]) -> tuple[tuple[str, dict[str, Any]], dict[str, Any]]:
-    """What a call is pushed with that has waited for its time, and now joins those of its key."""
+    """The arguments of a push for a call that has waited for its time, and now joins those of its key."""
     payload = {name: value for name, value in call.items() if name != "key"}
     return (call["key"], payload), {"priority": _priority(call["priority"])} if "priority" in call else {}
 

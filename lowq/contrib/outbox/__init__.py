@@ -29,7 +29,7 @@ from lowq.workers import Worker
 
 __all__ = ["Relay", "apush", "create_table", "push", "sql"]
 
-#: What a job may have in an outbox; others are options of its worker.
+#: Fields of a job in an outbox; others are options of its worker.
 _FIELDS = {"id", "payload", "score", "delay", "perform_at", "perform_in"}
 
 
@@ -104,7 +104,7 @@ def create_table(connection: Any) -> bool:
 
 
 def sql(dialect: str) -> str:
-    """What makes the table, for ``"postgresql"`` or ``"sqlite"``.
+    """The SQL that makes the table, for ``"postgresql"`` or ``"sqlite"``.
 
     Raises:
         ConfigError: no such database.

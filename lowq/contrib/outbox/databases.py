@@ -1,4 +1,4 @@
-"""What the relay asks of a database: which rows may be pushed now, and that nobody else pushes them meanwhile.
+"""The database of the relay: it tells which rows may be pushed now, and lets one relay push them at a time.
 
 Rows are numbered when they are inserted, and become visible when their transactions are committed, which may be in
 another order. Of one id a later row must not be pushed before an earlier one that is not visible yet. So the relay
@@ -61,7 +61,7 @@ class StoredJob:
 
 @dataclass(frozen=True, slots=True)
 class SettledRows:
-    """What may be pushed now, in order."""
+    """Rows that may be pushed now, in order."""
 
     jobs: list[StoredJob]
     #: The highest number that is visible, and that up to which no other can appear any more.
@@ -80,7 +80,7 @@ class SettledRows:
 
 @dataclass
 class Changes:
-    """What a round changes in the database, all of it or nothing."""
+    """The changes of a round in the database: all of them or none."""
 
     #: Rows to be deleted.
     pushed: list[int] = field(default_factory=list)
@@ -93,7 +93,7 @@ class Changes:
 
 
 class Database:
-    """What the relay asks of a database, through a connection in autocommit mode; transactions are begun and ended by
+    """A database of the relay, through a connection in autocommit mode; transactions are begun and ended by
     statements. Each call may raise whatever the driver raises.
     """
 
@@ -146,7 +146,7 @@ class Database:
         raise NotImplementedError
 
     def wait(self, seconds: float, stop: threading.Event) -> None:
-        """Until somebody has committed rows, if the database tells; at most so long."""
+        """Waits until somebody has committed rows, if the database tells; at most so long."""
         raise NotImplementedError
 
     def change(self, changes: Changes) -> None:
@@ -342,7 +342,7 @@ def open_database(connection: Any, hold_seconds: float) -> Database:
 
 
 def connector(url: str) -> Callable[[], Any]:
-    """What opens connections to the database of a URL: ``postgresql://...`` or ``sqlite:///path``.
+    """The function that opens connections to the database of a URL: ``postgresql://...`` or ``sqlite:///path``.
 
     Raises:
         ConfigError: another database, or its driver is not installed.

@@ -54,9 +54,9 @@ MAX_AHEAD = 60.0
 
 @dataclass
 class _Round(Changes):
-    """What came of the rows of one round."""
+    """The results of one round."""
 
-    #: As they were read.
+    #: The rows as they were read.
     found: SettledRows = field(default_factory=lambda: SettledRows([]))
     #: Row -> the score that it was given.
     given: dict[int, float] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class _Round(Changes):
     newest: dict[tuple[str, str], float] = field(default_factory=dict)
     #: Rows that certainly no push was tried of: what is known of their queue may be another thing the next time.
     untried: set[int] = field(default_factory=set)
-    #: Why rows of some queues stay for now.
+    #: Errors for which rows of some queues stay for now.
     troubles: list[Exception] = field(default_factory=list)
 
 
@@ -98,7 +98,7 @@ class Relay:
         #: Queue -> whether its payloads give their scores, and until when that is cached, monotonic seconds.
         self._reads_score: dict[str, tuple[bool, float]] = {}
         self._held_back_since: float | None = None
-        #: Why the database can't be used; "": it can.
+        #: The type of error with which the database can't be used; "": it can.
         self._away = ""
 
     def start(self) -> None:

@@ -14,7 +14,7 @@ from django.core.management.base import BaseCommand, CommandError, SystemCheckEr
 import lowq
 from lowq.cli import main
 
-#: What is loaded for ``-r``, here and in the processes that a supervisor starts.
+#: The application for ``-r``, here and in the processes that a supervisor starts.
 APP = "lowq.contrib.django.node"
 #: Options that ``manage.py`` has acted upon before.
 _OF_DJANGO = ("--settings", "--pythonpath")
