@@ -224,20 +224,10 @@ class ShardScripts:
     # --- the lease ---
 
     def acquire(
-        self,
-        nonce: str,
-        lease_ttl: int,
-        shards_count: int | str,
-        max_crash_count: int,
-        *,
-        jitter_seed: int,
-        now: float | None = None,
-        charge: bool = True,
-        last_fence: int = 0,
-        session: str = "",
-        wants_ids: bool = False,
+        self, nonce: str, lease_ttl: int, shards_count: int | str, max_crash_count: int, *, jitter_seed: int,
+        now: float | None = None, charge: bool = True, last_fence: int = 0, session: str = "", wants_ids: bool = False,
         reshard: Reshard = "",
-    ) -> Call[AcquireReply]:
+    ) -> Call[AcquireReply]:  # fmt: skip
         """Asks for the lease. ``lease_ttl``: milliseconds; ``charge``: jobs that a dead holder left in flight are
         charged with a crash; ``last_fence``: of the caller's last lease; ``wants_ids``: of the jobs that wait again.
         """
@@ -327,7 +317,7 @@ class ShardScripts:
         """Opens a shard of the next layout: all that belongs to it has come."""
         return Call("open_shard", self.prefix, ["", clock, server_time, server_time_since, fence, step], read=OpenReply)
 
-    # --- pushes, schedules ---
+    # --- schedules ---
 
     def set_schedule(self, name: str, before: bytes, record: bytes) -> Call[int]:
         """Changes the record of a schedule from ``before``; b"": none. Replies 0: it is another one."""
