@@ -20,14 +20,14 @@ from lowq.job import JobDict
 MAX_ID_BYTES = 512
 #: Whole numbers beyond this can't be told apart as the floats that Redis keeps as scores.
 MAX_SCORE = 2**53
-#: Numbers below are taken for a delay that was given as a time (Unix time, seconds: September 2001).
+#: Smaller numbers are delays that were given as a time by mistake (Unix time, seconds: September 2001).
 EARLIEST_TIME = 1e9
-#: Numbers above are taken for milliseconds (Unix time, seconds: the year 5138).
+#: Larger numbers are milliseconds by mistake (Unix time, seconds: the year 5138).
 LATEST_TIME = 1e11
-#: The least urgent.
+#: The least urgent priority.
 MAX_PRIORITY = 9
-#: The latest time that is kept (Unix time, seconds: the year 2242), and the longest delay. What is later counts as
-#: this, and means "never".
+#: The latest time that is kept (Unix time, seconds: the year 2242), and the longest delay. Later times count as this,
+#: and mean "never".
 MAX_TIME = 2**33 - 1
 
 _FIELDS = frozenset(JobDict.__annotations__)
@@ -37,7 +37,7 @@ _FIELDS = frozenset(JobDict.__annotations__)
 PlainJob = tuple[bytes, bytes, bytes, bytes]
 #: The same with ttl (``b""``: it never expires) and priority (``b""``: 0), of jobs that have others than their queue.
 EncodedJob = PlainJob | tuple[bytes, bytes, bytes, bytes, bytes, bytes]
-#: These two.
+#: ttl and priority.
 Rest = tuple[bytes, bytes]
 NO_REST: Rest = (b"", b"")
 
@@ -70,8 +70,8 @@ def encode_id(job_id: object) -> bytes:
 
 
 def lookup_id(job_id: object) -> bytes:
-    """As `encode_id`, for ids that are in Redis already. A foreign producer may have written any bytes: they are shown
-    as ``surrogateescape`` has it, and found again by that.
+    """As `encode_id`, for ids that are in Redis already. Other programs may have written any bytes: they are shown, and
+    found again, by ``surrogateescape``.
 
     Raises:
         JobError: as `encode_id`.
@@ -87,7 +87,7 @@ def lookup_id(job_id: object) -> bytes:
 
 
 def decode_id(raw: bytes) -> str:
-    """An id as Redis has it, for people and handlers: what is no UTF-8 is shown as ``surrogateescape`` has it."""
+    """An id as people and handlers get it: bytes that are no UTF-8 are decoded by ``surrogateescape``."""
     return raw.decode("utf-8", "surrogateescape")
 
 
@@ -101,7 +101,7 @@ class _FreshIds:
         self._last = 0
 
     def reset(self) -> None:
-        """A lock that nobody has: in a forked child, where whoever had it is not there."""
+        """Makes a new lock in a forked child, where the thread that may hold the old one does not exist."""
         self._lock = threading.RLock()  # reentrant: a signal handler may put
 
     def __call__(self) -> UUID:
@@ -148,8 +148,8 @@ def _encode_score(value: object) -> bytes:
 def score_reader(
     score: str | Callable[[Any], Any], whose: str, load: Callable[[bytes], Any] | None
 ) -> Callable[[Any, bytes], bytes]:
-    """Reads scores out of payloads: a function of a payload as it was given, and encoded. ``score``: a field, or a
-    function of the payload. ``load``: decodes payloads that have a type, of which a mapping is none yet.
+    """Makes a function that reads the score of a payload: of the payload as it was given, and encoded. ``score``: a
+    field, or a function of the payload. ``load``: decodes payloads of a type, if they were given as mappings.
 
     The function raises `PayloadError`.
     """
@@ -204,16 +204,16 @@ def _seconds(name: str, value: object) -> float:
 
 
 def delay_seconds(value: object) -> float:
-    """Seconds from a number or a timedelta; negative ones count as 0, and what is beyond `MAX_TIME` as that.
+    """Seconds from a number or a timedelta; negative ones count as 0, and larger ones than `MAX_TIME` as that.
 
     Raises:
-        JobError: it is neither, or not finite, or a number that can't be meant in seconds.
+        JobError: it is neither, or not finite, or a number too large for seconds.
     """
     return min(max(_seconds("delay", value), 0), MAX_TIME)
 
 
 def future_delay(value: object) -> float:
-    """As `delay_seconds`, where the caller can put it right: a negative one is refused.
+    """As `delay_seconds`, but a negative delay is refused.
 
     Raises:
         JobError
@@ -250,7 +250,7 @@ def encode_priority(value: object) -> bytes:
 
 
 def rest_words(rest: Rest) -> bytes:
-    """What a push says once of all jobs that say nothing of their own."""
+    """The words of a push call for all jobs without a ttl or priority of their own."""
     ttl, priority = rest
     return (b" ttl=" + ttl if ttl else b"") + (b" priority=" + priority if priority else b"")
 
@@ -264,9 +264,9 @@ def encode_job(
     is_typed: bool = False,
     read_score: Callable[[Any, bytes], bytes] | None = None,
 ) -> EncodedJob:
-    """Validates a job and brings it into the form that the push script takes. ``rest``: of a job that says none, which
-    is left out then, as the queue's words tell it. ``is_typed``: a job without a payload is not just one of ``""``.
-    ``read_score``: of a job without a score, see `score_reader`.
+    """Validates a job and encodes it for the push script. ``rest``: the queue's ttl and priority, which are left out of
+    the encoded job, as `rest_words` has them. ``is_typed``: a job must have a payload. ``read_score``: reads the score
+    of a job without one, see `score_reader`.
 
     Raises:
         JobError, PayloadError: the message names the field and the id.
@@ -315,7 +315,7 @@ def encode_job(
 
 
 def _refuse_unencoded(error: Exception, *, is_own: bool) -> NoReturn:
-    """``is_own``: raised under lowq's own encoding, which refuses with a PayloadError: this is a signal handler's."""
+    """``is_own``: by lowq's own encoding, which raises only PayloadErrors: the error is a signal handler's."""
     if is_own:
         raise error
     raise PayloadError(f"the payload can't be encoded: {error!r:.200}") from error
@@ -330,7 +330,7 @@ def _why_no_id(job: object, error: Exception) -> Exception:
 
 
 def _encode_order(job: Mapping[str, Any], known: int, rest: Rest) -> tuple[bytes, bytes, Rest]:
-    """The score, the time and the rest of a job that has more than so many fields, which are known."""
+    """The score, the time and the rest of a job with further fields. ``known``: fields that were read before."""
     score = perform_at = b""
     if "ttl" in job:
         known += 1

@@ -9,13 +9,13 @@ import msgspec
 
 from lowq.errors import PayloadError
 
-#: Deepest nesting of a payload: what is accepted must also be readable from deep inside of an application.
+#: Deepest nesting of a payload: a take must be able to read it from deep inside of an application.
 MAX_PAYLOAD_DEPTH = 200
-#: What a payload of a queue with merge="append" begins with in Redis, and the bytes of that head: 14 more follow, by
-#: which it differs from equal ones.
+#: The first bytes in Redis of a payload of a queue with merge="append", and the length of its head: 14 more bytes
+#: distinguish it from equal ones.
 APPENDED, HEAD_BYTES = b"\0\0a", 17
 
-#: Types whose values JSON has as they are, or most of them.
+#: Types whose values are JSON values.
 _PLAIN = frozenset({str, int, bool, NoneType})
 
 _encode = msgspec.json.Encoder(order="sorted").encode
@@ -55,12 +55,12 @@ _TOO_DEEP = f"the payload is nested in more than {MAX_PAYLOAD_DEPTH} levels, or 
 
 
 def check_json(value: Any, depth: int = MAX_PAYLOAD_DEPTH) -> None:
-    """Whether a value is one of JSON's, and so comes back as it goes in.
+    """Refuses values that are not JSON's, and so would come back as something else.
 
     Raises:
-        PayloadError: it is not; the message says where.
+        PayloadError: the message says where.
     """
-    # The encoder would silently turn bytes, sets, dates, NaN and keys that are no strings into something else.
+    # The encoder would silently turn bytes, sets, dates, NaN and keys that are no strings into other values.
     kind = type(value)
     if kind is str or kind is int or kind is bool or value is None:
         return
@@ -94,7 +94,7 @@ def check_json(value: Any, depth: int = MAX_PAYLOAD_DEPTH) -> None:
 
 # --- errors and reasons ---
 
-#: Bytes of UTF-8 that are kept of an error, or of a reason: G6 bounds what a job takes.
+#: Bytes of UTF-8 that are kept of an error, or of a reason (G6: bounded).
 MAX_ERROR_BYTES = 8192
 #: Bytes that ``dump_error`` may make of them.
 MAX_DUMPED_BYTES = 8 * MAX_ERROR_BYTES
@@ -108,7 +108,7 @@ def format_error(error: BaseException) -> str:
 
 
 def cut_error(text: str) -> str:
-    """A text as it is kept with a job: all that are longer than ``MAX_ERROR_BYTES`` are cut here, in the middle.
+    """A text as it is kept with a job: cut in the middle beyond ``MAX_ERROR_BYTES``.
 
     Raises:
         TypeError: it is no text.
