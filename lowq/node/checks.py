@@ -1,4 +1,4 @@
-"""What a node looks at when it starts, and warns of; and the rehearsal of a start, for code that is to be run later."""
+"""Checks and warnings of a node's start, and the rehearsal of a start, for code that is to be run later."""
 
 import asyncio
 import errno
@@ -27,7 +27,7 @@ _HELD_BY_OTHERS = (errno.EADDRINUSE, errno.EAGAIN, errno.EWOULDBLOCK)
 
 
 def new_splitter(config: Config, threads: int) -> Any:
-    """What the settings say.
+    """A splitter, as the settings say.
 
     Raises:
         ConfigError: it can't be called; and what building it raises.
@@ -37,7 +37,7 @@ def new_splitter(config: Config, threads: int) -> Any:
 
 
 def new_scheduler(config: Config) -> Any:
-    """What the settings say, for a queue of a thread.
+    """A scheduler for a queue of a thread, as the settings say.
 
     Raises:
         ConfigError: it can't be called; and what building it raises.
@@ -55,7 +55,7 @@ def _checked_made(kind: str, made: Any) -> Any:
 
 @contextmanager
 def _free_after_exec() -> Iterator[None]:
-    """What the node that runs has, such as a port, is there after an exec."""
+    """Ignores that something, such as a port, is in use: the running node has it, and frees it by its exec."""
     try:
         yield
     except OSError as error:
@@ -64,7 +64,7 @@ def _free_after_exec() -> Iterator[None]:
 
 
 def rehearse(app: Lowq, workers: Iterable[type[Worker[Any]]], threads: int) -> None:
-    """Does of a start what is the application's own, for a process that ends then.
+    """Runs the application's own code of a start, in a process that ends then.
 
     Raises:
         What on_server_init, a splitter, a scheduler or a worker's __init__ or setup raises.

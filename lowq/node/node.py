@@ -101,7 +101,7 @@ class Node:
 
     @property
     def _all_workers(self) -> dict[str, type[Worker[Any]]]:
-        """With those that perform schedules."""
+        """The workers, with those that perform schedules."""
         return {**self._workers, **{item.worker.queue_name: item.worker for item in self._schedules}}
 
     # --- life ---
@@ -192,7 +192,7 @@ class Node:
         checks.rehearse(self.app, self._workers.values(), self.threads)
 
     def _when_ready(self, do: Callable[[], object]) -> None:
-        """Does what is to be done at the start, as soon as Redis can serve.
+        """Calls ``do``, a step of the start, as soon as Redis can serve.
 
         Raises:
             RedisUnavailable: there is no Redis, or the node is to stop. What else ``do`` raises.
@@ -250,7 +250,7 @@ class Node:
     # --- requests ---
 
     def _wait_for_requests(self, timeout: float | None) -> None:
-        """Waits until something is asked of the node, up to ``timeout`` seconds, and does it."""
+        """Waits for requests to the node, up to ``timeout`` seconds, and does them."""
         received = self._signals.wait(timeout)
         if received:
             received, self._too_early = [*self._too_early, *received], []
@@ -321,7 +321,7 @@ class Node:
             self._reload.request(self.name)
 
     def _has_finished(self) -> bool:
-        """For new code."""
+        """Whether all is finished for new code, or its time is over."""
         is_over = time.monotonic() > self._reload.finish_by
         return self._reload.is_finishing and (is_over or not self._performers.living())
 
@@ -381,7 +381,7 @@ class Node:
         self.request_stop()
 
     def _call_on_server_stop(self) -> None:
-        """Once for each start. What it raises is logged: the node stops as it is. Where it hangs, the process ends."""
+        """Calls the hook, once for each start. Its errors are logged. If it hangs, the process ends."""
         if not self._has_init:
             return
         self._has_init = False

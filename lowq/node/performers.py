@@ -44,7 +44,7 @@ Workers = dict[str, type[Worker[Any]]]
 
 
 class Performers:
-    """All that performs, and the watchdog over it. For threads and event loop it is their node (`NodeContext`).
+    """The performers of a node, and the watchdog over them. For threads and event loop it is their `NodeContext`.
 
     ``workers``: by queue. ``threads``: how many, for workers that are not async. ``stopping``: set when the node is to
     stop. ``fail``: stops it because of an error. ``on_lost``: called when so many handlers hang that another process is
@@ -171,8 +171,8 @@ class Performers:
         return {name: self.new_runtime(name) for name in queues}
 
     def new_runtime(self, queue: str, events: QueueEvents | None = None) -> WorkerRuntime:
-        """With a new instance of the queue's worker. ``events``: of the thread that is replaced. It raises what that
-        raises.
+        """A runtime with a new instance of the queue's worker, whose errors it raises. ``events``: of the thread
+        that is replaced.
         """
         if events is None:
             events = self.app.events_of(queue)
@@ -183,8 +183,8 @@ class Performers:
         return WorkerRuntime.of(worker, self.app.config, events=events)
 
     def start(self, take: Callable[[], object], is_stopping: Callable[[], bool]) -> None:
-        """Starts all of them, and ``take``, which has them get shards: once all workers are set up that have a setup,
-        or the node ``is_stopping``.
+        """Starts the performers, and calls ``take``, which gets shards, once all workers with a setup are set up, or
+        the node ``is_stopping``.
 
         Raises:
             What a setup raises. The instances that were set up are torn down.
@@ -211,7 +211,7 @@ class Performers:
         self._watchdog.start()
 
     def cut_short(self) -> bool:
-        """When their time is over: acknowledges what is done of what still runs. Whether anything does."""
+        """Acknowledges the finished ids of batches that still run, when the time is over. Returns whether any run."""
         self._watchdog.stop()
         deadline = time.monotonic() + 1.0
         for thread in self._threads:
@@ -240,7 +240,7 @@ class Performers:
         return [performer for performer in self._all() if performer.is_alive()]
 
     def activities(self) -> list[BatchActivity]:
-        """Of the workers' threads, and of the tasks of the event loop."""
+        """The activities of the workers' threads, and of the tasks of the event loop."""
         return [
             *(thread.activity for thread in self._threads),
             *([] if self._loop is None else self._loop.activities()),
@@ -251,7 +251,7 @@ class Performers:
         return [str(activity.performing) for activity in self.activities() if activity.performing]
 
     def details(self) -> dict[str, int]:
-        """What others see of them, besides their activities."""
+        """Fields of the node's entry, besides the activities."""
         return {
             "written_off": self._count_hanging(),
             "concurrency": 0 if self._loop is None else self.app.config.concurrency,
@@ -279,7 +279,7 @@ class Performers:
         return None
 
     def stacks(self) -> str:
-        """Where all threads of the process are, and all tasks, with what each performs."""
+        """The stacks of all threads of the process, and of all tasks, with the batch of each."""
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         busy = [thread for thread in self._threads if thread.activity.performing]
         says = {thread.ident: f", performing {thread.activity.performing}" for thread in busy}
@@ -296,7 +296,7 @@ class Performers:
     # --- handlers that hang ---
 
     def limit_moved(self) -> None:
-        """The deadline of a batch that is being performed is nearer than it was."""
+        """Has the watchdog look again: the deadline of a running batch has moved nearer."""
         self._watchdog.nudge()
 
     def _hanging(self) -> list[WorkerThread]:
@@ -330,19 +330,16 @@ class Performers:
         self._threads[number] = successor
 
     def on_thread_written_off(self, thread: WorkerThread) -> None:
-        """What the thread had in hand is reported. Drains the node when half of its threads hang. Called by the
-        successor.
+        """Logs that the thread is written off, once its jobs in hand are reported. Drains the node when half of its
+        threads hang. Called by the successor.
         """
         hanging = len(self._hanging())
         is_lost = 2 * hanging >= self.count and not self.draining and not self.stopping.is_set()
         node = self._on_lost(True) if is_lost else ""
-        performing = thread.activity.performing or (thread.activity.performed or (None, 0.0))[0]
-        log.error(
-            "%s exceeded its ttr: its thread %d is written off and replaced, and its jobs are charged with a crash and "
-            "performed again, unless that makes max_crash_count of them. It was here:\n%s",
-            performing, thread.activity.number, self._stacks.pop(thread, ""),
-            extra={"event": "written_off", "thread_number": thread.activity.number, **_described(performing)},
-        )  # fmt: skip
+        number, performing = thread.activity.number, thread.activity.performing
+        performing = performing or (thread.activity.performed or (None, 0.0))[0]
+        what = f"thread {number} is written off and replaced"
+        _log_written_off(performing, what, self._stacks.pop(thread, ""), thread_number=number)
         if is_lost:
             log.critical(
                 "node %s drains and exits with %d, for another process to take its place: handlers hang in %d threads, "
@@ -351,16 +348,12 @@ class Performers:
             )  # fmt: skip
 
     def on_task_written_off(self, performing: Performing | None, stack: str, *, hanging: int, is_lost: bool) -> None:
-        """What a task had in hand, which was written off, is reported. ``is_lost``: too many hang, or its handler
-        blocks the event loop, so that no other task can go on. Then the node ends, for another process to replace it.
+        """Logs that a task is written off, once its jobs in hand are reported. ``is_lost``: too many hang, or its
+        handler blocks the event loop. Then the node ends, for another process to replace it.
         """
         is_lost = is_lost and not self.stopping.is_set()
         node = self._on_lost(False) if is_lost else ""
-        log.error(
-            "%s exceeded its ttr: its task is written off, and its jobs are charged with a crash and performed again, "
-            "unless that makes max_crash_count of them. It was here:\n%s",
-            performing, stack, extra={"event": "written_off", **_described(performing)},
-        )  # fmt: skip
+        _log_written_off(performing, "task is written off", stack)
         if is_lost:
             log.critical(
                 "node %s exits with %d, for another process to take its place: a handler blocks its event loop for "
@@ -369,7 +362,10 @@ class Performers:
             )  # fmt: skip
 
 
-def _described(performing: Performing | None) -> dict[str, object]:
-    if performing is None:
-        return {}
-    return {"queue": performing.shard.queue, "shard": performing.shard.index, "ids": performing.ids[:100]}
+def _log_written_off(performing: Performing | None, what: str, stack: str, **extra: object) -> None:
+    if performing is not None:
+        extra |= {"queue": performing.shard.queue, "shard": performing.shard.index, "ids": performing.ids[:100]}
+    log.error(
+        "%s exceeded its ttr: its %s, and its jobs are charged with a crash and performed again, unless that makes "
+        "max_crash_count of them. It was here:\n%s", performing, what, stack, extra={"event": "written_off", **extra},
+    )  # fmt: skip

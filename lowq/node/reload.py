@@ -24,13 +24,13 @@ log = get_log("lowq.node")
 
 @dataclass(frozen=True, slots=True)
 class NewCode:
-    """How a node gets new code; whoever started it knows. `check` is called in a thread of its own."""
+    """The way a node gets new code, given by the program that started it. `check` runs in a thread of its own."""
 
-    #: Loads what is on the disk now in another process. Why it can't be run, or None.
+    #: Loads the code on the disk in another process. Returns why it can't be run, or None.
     check: Callable[[], str | None]
-    #: Whether the terminal of the process was closed: then HUP says that, and asks for nothing.
+    #: Whether the terminal of the process was closed: then HUP says that, and is no request.
     terminal_closed: Callable[[], bool]
-    #: All is finished, and the leases are kept: the last that is called.
+    #: Called last, when everything is finished and the leases are kept.
     on_kept: Callable[[], object]
     #: Why this node can't take new code, and what to do instead; empty: it can.
     refusal: str = ""
@@ -63,7 +63,7 @@ class Reload:
 
     @property
     def is_finishing(self) -> bool:
-        """The code can be run: what still runs is to be finished for it."""
+        """Whether the code can be run, and running batches are being finished for it."""
         return self._state == "finishing"
 
     def request(self, node: str) -> None:
@@ -75,7 +75,7 @@ class Reload:
             self._begin(node)
 
     def checked(self, node: str, seconds: float, busy: Callable[[], Sequence[str]]) -> bool:
-        """The check has ended. True: `is_finishing` from now on, for so many seconds. ``busy``: what is performed."""
+        """Ends the check. Returns whether it `is_finishing` now, for so many seconds. ``busy``: running batches."""
         if self._check is None:
             return False
         self._check.join()
@@ -100,13 +100,13 @@ class Reload:
         return False
 
     def call_off(self, node: str) -> None:
-        """The node ends, or takes nothing more: it gets no new code."""
+        """Calls the change off: the node ends, or takes nothing more."""
         if self._state != "idle":
             self._state = "idle"
             log.warning("node %s is not reloaded any more", node, extra={"event": "reload_refused"})
 
     def kept(self) -> None:
-        """The leases are kept: the new code may be executed."""
+        """Lets the new code be executed: the leases are kept."""
         assert self._new_code is not None
         self._new_code.on_kept()
 

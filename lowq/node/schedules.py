@@ -100,7 +100,7 @@ def take_turn(app: Lowq, queue: Queue, name: str, known: Known, *, now: float | 
 
 
 class _Turn:
-    """What a turn comes to: the record that there is to be, the ticks to push, and when to look again."""
+    """The outcome of a turn: the new record, the ticks to push, and the wait until the next turn."""
 
     def __init__(self, record: Record | None, known: Schedule | None, name: str, now: float, grace: float) -> None:
         #: None: there is to be none.
@@ -176,7 +176,7 @@ class QueueSchedules:
         return worker
 
     def perform(self, names: Sequence[str]) -> None:
-        """A turn of each schedule, and its release until the next one."""
+        """Takes a turn of each schedule, and releases it until the next one."""
         seen: dict[str, Schedule] | None = None
 
         def known() -> dict[str, Schedule]:
@@ -206,7 +206,7 @@ class QueueSchedules:
             )  # fmt: skip
 
     def _known(self) -> dict[str, Schedule]:
-        """What live nodes know, this one in any case."""
+        """The schedules that live nodes know, with those of this node."""
         declared = declared_by_nodes(self._app)
         return self.own | {name: item.schedule for (queue, name), item in declared.items() if queue == self.queue_name}
 

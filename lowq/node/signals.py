@@ -1,4 +1,4 @@
-"""What wakes the thread that is in `Node.run`: signals, and other threads that want something of it.
+"""Signals, and requests of other threads, which wake the thread in `Node.run`.
 
 A signal's handler runs in the main thread, between any two of its instructions. It sets flags, writes a byte into a
 pipe and leaves the rest to `Node.run`: a lock that it waited for could be held by the code that it interrupted.
@@ -16,7 +16,7 @@ from typing import Any
 
 
 class Request(IntEnum):
-    """What `Node.run` is woken for: a byte in the pipe."""
+    """A request to `Node.run`: a byte in the pipe."""
 
     STOP = ord("s")
     QUIET = ord("q")
@@ -50,7 +50,7 @@ class HeldSignals:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, self.before)
 
     def hold_stops(self) -> None:
-        """INT and TERM, too: the import has ended. Once the node has stopped, INT would strike in Python's own end."""
+        """Holds INT and TERM, too, once the import has ended. Later, INT would strike in Python's own shutdown."""
         if self.before and signal.SIGTERM not in self.before:
             self._hold(signal.SIGINT)
             self._hold(signal.SIGTERM)
@@ -186,7 +186,7 @@ class Signals:
             self.wake(Request.STOP)
 
     def _is_for_a_child(self, number: int) -> bool:
-        """A process that a handler of a job forked (multiprocessing does) has inherited these handlers and the pipe. A
+        """Whether this is a child, which a handler of a job has forked: it has inherited these handlers and the pipe. A
         signal that is to end the child must not stop the node that is its parent.
         """
         if os.getpid() == self._pid:

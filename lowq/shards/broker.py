@@ -1,4 +1,4 @@
-"""A broker: one object that holds shards of some queues and says which of them have work.
+"""A broker: holds shards of some queues and hands out those that have work.
 
 ::
 
@@ -7,8 +7,8 @@
                              +--- a lease is free, members changed -->  maintenance  <--- lost? acks? --------+
                                                                    (membership, leases)
 
-It knows nothing of threads that work the shards, nor of what they do with the jobs: a node is a broker and threads, a
-consumer a broker and the caller's own code.
+It knows nothing of the threads that work the shards. A node is a broker and threads, a consumer is a broker and the
+caller's own code.
 """
 
 import json
@@ -39,35 +39,40 @@ from lowq.store.registry import Registration
 
 log = get_log("lowq.shards")
 
-#: What a splitter of the application's own is: shards -> groups of them, one for each thread.
+#: A splitter of the application's own: shards -> groups of them, one for each thread.
 StaticSplitter = Callable[[Sequence[Shard]], Sequence[Sequence[Shard]]]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerGroup:
-    """Those who work the shards of some queues: the threads of a node, or its event loop, which works many at once."""
+    """The performers of some queues: threads of a node, or its event loop, which works many shards at once."""
 
     queues: Collection[str]
-    #: The schedulers, by queue, of each of them.
+    #: Of each performer: queue -> scheduler.
     schedules: Sequence[Schedules]
 
 
 class Broker:
     """Membership, leases, wake-ups and dispatch of the shards of some queues.
 
-    ``client`` is for those who work the shards and for wake-ups, ``maintenance_client`` for the maintenance loop alone,
-    which must wait for nobody. ``groups``: who works the shards; each queue is in one of them, and each group has a
-    dispatcher of its own, in the same order. ``shares``: what a queue may have of its group; of one that is not named,
-    the default. ``activities``: asked by the loop for what is being performed. ``registrations``: the queues' entries,
-    made anew with every heartbeat. ``more_details``: what the registry is to say of this process besides. ``queues``:
-    their options. ``layouts``: those of the queues that ``shards`` are of, by queue; ``make_shards``: makes those of
-    another layout, when ``read_layouts`` finds one in the reply to a registration; it is told what is served, and
-    which epochs shards contradict. ``chore``: called by the maintenance loop between what it does itself. ``resumes``:
-    the process has leases from before an exec, see `keep`.
-    ``on_ready``: it is a member and has asked for its shards. ``on_command``: somebody has sent it a command.
+    client              for the performers and for wake-ups
+    maintenance_client  for the maintenance loop alone, which must wait for nobody
+    groups              the performers. Each queue is in one group, and each group has a dispatcher, in the same order
+    shares              queue -> its share of its group; the default where a queue is not named
+    activities          what is being performed
+    registrations       the queues' entries, sent again with every heartbeat; ``heartbeat_extras`` go with them
+    more_details        more fields of this process's entry in the registry
+    queues              options of the queues
+    layouts             queue -> the layouts that ``shards`` are of
+    make_shards         makes the shards of another layout, when ``read_layouts`` finds one in a reply to a
+                        registration, given the layouts served, and the epochs that replies of shards contradict
+    chore               periodic work, called by the maintenance loop
+    on_ready            called when it is a member and has asked for its shards
+    on_command          called with a command that was sent to this process
+    resumes             the process has leases from before an exec, see `MaintenanceLoop.keep`
 
     Raises:
-        ConfigError: the splitter returned what it was not given; whatever else it raises.
+        ConfigError: the splitter returned a shard that it was not given. Whatever else it raises.
     """
 
     def __init__(
@@ -176,19 +181,19 @@ class Broker:
     # --- life ---
 
     def start(self) -> None:
-        """Becomes a member, and gets shards from then on."""
+        """Joins the members, and gets shards from then on."""
         self.maintenance.start()
         self._listener.start()
         self._permits.start()
 
     def quiet(self) -> None:
-        """Hands out nothing more, leaves the members, and gives up every shard as soon as nobody works it."""
+        """Hands out nothing more, leaves the members, and gives up each shard once nobody works it."""
         for dispatcher in self.dispatchers:
             dispatcher.close()
         self.maintenance.quiet()
 
     def finish(self) -> None:
-        """Hands out nothing more, and begins no batch of what was handed out. Membership and leases stay."""
+        """Hands out nothing more, and lets no further batch begin. Membership and leases stay."""
         for workers, dispatcher in zip(self._groups, self.dispatchers, strict=True):
             dispatcher.leave([shard for shard in self.shards if shard.queue in workers.queues])
             dispatcher.close()
@@ -199,14 +204,14 @@ class Broker:
         self.maintenance.stop()
 
     def close(self) -> None:
-        """Closes its own connections, after `leave`. The client that others use is theirs to close."""
+        """Closes its own connections, after `leave`. ``client`` stays open."""
         self._listener.close()
         self.maintenance.close()
 
     # --- who works what ---
 
     def _divide(self, members: Mapping[str, Mapping[str, int]]) -> list[Shard]:
-        """The shards that are to be held while these are the members, each given to its dispatcher."""
+        """Gives each dispatcher its shards while these are the members, and returns the shards that are to be held."""
         if isinstance(self._splitter, MembershipSplitter):
             groups = self._splitter.among(self.shards, members, self.name)
         else:
@@ -226,8 +231,8 @@ class Broker:
             shard.in_flight.on_sealed = partial(self.maintenance.sealed, shard)
 
     def _registered(self, call: Registration, reply: Any) -> Mapping[str, int] | None:
-        """Takes note of what the registry says of a queue; returns what this process serves from now on, layout ->
-        shards_count, when that has changed. Called by the maintenance loop.
+        """Follows the layouts of a queue in the registry. When they have changed, returns what this process serves from
+        now on: name of a layout -> shards_count. Called by the maintenance loop.
         """
         queue = call.queue
         known = self._layouts.get(queue)
@@ -273,16 +278,14 @@ class Broker:
         return self._queues
 
     def _note_current(self, queue: str) -> None:
-        """The reshard that has made the layout that a queue has now has ended: its shards are open, whatever Redis has
-        lost of that.
-        """
+        """Marks the shards of the current layout as open: its reshard has ended, whatever Redis has lost of that."""
         current = self._layouts[queue].current
         for shard in self.shards:
             if shard.queue == queue and shard.epoch:
                 shard.lease.reshard = "opened" if shard.epoch == current.epoch else "prepared"
 
     def _received(self, message: str) -> None:
-        """On the members' channel: the name of a member that noticed a change, or a command to one of them."""
+        """A message to the members: the name of one that noticed a change, or a command to one of them."""
         if not message.startswith("{"):
             if message != self.name:
                 self.maintenance.members_changed()
@@ -298,7 +301,9 @@ class Broker:
 
 
 def _replace(shard: Shard, other: Shard | None) -> None:
-    """The queue has another number of shards at the same epoch: it was made anew, or the registry had been wrong."""
+    """Ends the lease of a shard whose queue has another number of shards at the same epoch: the queue was dropped and
+    made again, or the registry had been wrong.
+    """
     shard.lease.lose()
     if other is not None and shard.in_flight.in_hand:  # still performed: that lease is not to be resumed
         other.lease.renew_nonce()

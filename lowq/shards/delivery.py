@@ -108,9 +108,9 @@ class Delivery:
 
     def take_out_expired(self, jobs: list[TakenJob], start: int, now: float) -> list[str]:
         """Removes the jobs that `has_expired` from ``jobs``, from ``start`` on, and returns their ids."""
-        gone = [job.id for job in jobs[start:] if self.has_expired(job.id, now)]
+        gone = [job.id for job in jobs[start:] if self.expires.get(job.id, inf) <= now]
         if gone:
-            jobs[start:] = [job for job in jobs[start:] if not self.has_expired(job.id, now)]
+            jobs[start:] = [job for job in jobs[start:] if self.expires.get(job.id, inf) > now]
         return gone
 
 

@@ -173,11 +173,6 @@ class ShardLease:
         self.current, self.token = None, "none"
         self.deadline = 0.0
 
-    def is_held(self, fence: int) -> bool:
-        """Whether the lease with that fence is surely held now."""
-        lease = self.current
-        return lease is not None and lease.fence == fence and self.clock() < self.deadline
-
     def has_nonce(self, nonce: str) -> bool:
         """Whether it is asked for with that nonce."""
         return self._nonce == nonce

@@ -334,13 +334,14 @@ class Leases:
         for shard, token in list(self._to_replace.items()):
             if shard.lease.token != token:  # lost meanwhile, and perhaps got again
                 self._surrendered(shard)
-        self._ask_all(list(self._to_replace), lambda shard: shard.lease.surrender_call(0.0), self._note_surrendered)
-        return True
 
-    def _note_surrendered(self, shard: Shard, reply: Any, _sent: float) -> None:
-        _raise_error(shard, reply)
-        shard.lease.lose()
-        self._surrendered(shard)
+        def note(shard: Shard, reply: Any, _sent: float) -> None:
+            _raise_error(shard, reply)
+            shard.lease.lose()
+            self._surrendered(shard)
+
+        self._ask_all(list(self._to_replace), lambda shard: shard.lease.surrender_call(0.0), note)
+        return True
 
     def _surrendered(self, shard: Shard) -> None:
         del self._to_replace[shard]

@@ -174,7 +174,7 @@ class QueuePermits:
         return Allowance(jobs, [_taken_from(held.slots, jobs) for held in self.rates])
 
     def settle(self, allowance: Allowance, used: int) -> None:
-        """Of the batch so many jobs began."""
+        """Takes back the permits of a batch of which only so many jobs began."""
         unused = allowance.jobs - used
         for held, parts in zip(self.rates, allowance.parts, strict=True):
             left = unused
@@ -211,7 +211,7 @@ def _count_starts(queue: QueuePermits, held: HeldPermits) -> int:
 
 
 def _taken_from(slots: dict[int, int], jobs: int) -> list[tuple[int, int]]:
-    """So many permits, the oldest first."""
+    """Takes so many permits out of the slots, the oldest first."""
     parts = []
     for slot in sorted(slots):
         count = min(jobs, slots[slot])

@@ -27,7 +27,7 @@ from lowq.options import QueueOptions
 from lowq.shards.leases import Leases
 from lowq.shards.membership import Membership, details_of
 from lowq.shards.outage import Outage
-from lowq.shards.shard import Activity, PendingAcks, Shard
+from lowq.shards.shard import Activity, Shard
 from lowq.shards.splitter import Members
 from lowq.store import Call, Client
 from lowq.store.registry import Registration
@@ -360,15 +360,17 @@ class MaintenanceLoop:
             if performing is None or not performing.shard.in_flight.unacknowledged:
                 continue
             busy = True
+            shard, delivery = performing.shard, performing.shard.in_flight.delivery
             # A delivery that was there at the last look already takes longer than it was meant to, be it by one slow
             # job or by many of some milliseconds each.
-            if activity.early is None or not activity.early.is_of(performing.shard):
-                activity.early = PendingAcks(performing.shard, performing.shard.in_flight.delivery)
+            if activity.early is None or activity.early[:2] != (shard, delivery):
+                activity.early = shard, delivery, 0
                 continue
-            call, count = performing.shard.in_flight.early_ack_call(activity.early.count)
+            already = activity.early[2]
+            call, count = shard.in_flight.early_ack_call(already)
             if count:
                 calls.append(call)
-                activity.early.count += count
+                activity.early = shard, delivery, already + count
         if calls:
             self._client.run_many(calls, repeats=0)
         return busy
@@ -404,7 +406,7 @@ class MaintenanceLoop:
         self.members_changed()
 
     def stop(self) -> None:
-        """Renews nothing any more. Joins the thread when it can."""
+        """Renews nothing any more. Waits a moment for the end of the thread."""
         self._closed.set()
         self._nudge.set()
         if self._thread.is_alive():

@@ -41,7 +41,7 @@ _DRIFT = 0.0002
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a node says of itself that doesn't change."""
+    """The fields of a node's entry that don't change."""
 
     nonce: str
     #: queue -> shards_count, of the queues that it serves at first: of each layout, by its name.
@@ -99,12 +99,12 @@ class Membership:
         self._shares = shares
 
     def leave(self) -> None:
-        """From the next heartbeat on this node has no part in the work any more."""
+        """Ends this node's part in the work, with the next heartbeat."""
         self._part = ""
         self._shares = False
 
     def serve(self, queues: Mapping[str, int]) -> None:
-        """From the next heartbeat on it serves these: queue -> shards_count, of each layout."""
+        """Sets what this node serves, with the next heartbeat: name of a layout -> shards_count."""
         if self._shares:
             self._part = json.dumps({"queues": dict(queues)})
 
@@ -145,7 +145,7 @@ class Membership:
         _pass_on(extras, replies[len(calls) :])
 
     def heartbeat_call(self, details: Mapping[str, Any]) -> Call[HeartbeatReply]:
-        """Says that the node lives, and asks who else does."""
+        """Says that the node lives, and asks for the other nodes."""
         me = self._identity
         says = {
             "host": me.host,
@@ -163,7 +163,7 @@ class Membership:
         return heartbeat(self.channel, self.me, "", "", self._silence)
 
     def received(self, alive: HeartbeatReply) -> bool:
-        """Takes note of the reply to `heartbeat_call`; whether the members have changed."""
+        """Takes note of the reply to `heartbeat_call`. Returns whether the members have changed."""
         self.first_silent = inf if alive.silent_in is None else self._clock() + alive.silent_in
         members = {name.decode("utf-8", "replace"): _queues(part) for name, part in alive.parts.items()}
         changed = members != self.members
@@ -178,7 +178,7 @@ def _pass_on(extras: Iterable[tuple[HeartbeatExtra, Call[Any]]], replies: Iterab
 
 
 def _queues(part: bytes) -> dict[str, int]:
-    """queue -> shards_count; nothing of what a node of some other version says in a way not known here."""
+    """queue -> shards_count; empty for a part in the form of another version."""
     try:
         queues = json.loads(part)["queues"]
         return {str(name): count for name, count in queues.items() if type(count) is int and count > 0}
@@ -213,7 +213,7 @@ class ServerClock:
 
 
 def details_of(held: Iterable[Shard], activities: Iterable[Activity], now: float) -> dict[str, Any]:
-    """What a node's entry says of its shards, of what is being performed, and of its memory."""
+    """The fields of a node's entry about its shards, its running batches, and its memory."""
     shards: dict[str, list[int]] = {}
     for shard in held:
         shards.setdefault(shard.queue, []).append(shard.index)

@@ -1,4 +1,4 @@
-"""Redis away, or not ready: what a node says of it."""
+"""Outages: Redis is away, or not ready."""
 
 import threading
 import time
@@ -16,15 +16,13 @@ T = TypeVar("T")
 
 
 class Outage:
-    """Redis away, or there and not ready (`RedisNotReady`). Each is logged once when it begins, and the end once,
-    whoever notices.
-    """
+    """Redis is away, or answers and is not ready (`RedisNotReady`). The begin and the end are logged once each."""
 
     def __init__(self, is_partial: Callable[[], bool] = lambda: False) -> None:
-        """``is_partial``: whether a part of Redis is known to be away. Then what others answer ends nothing."""
+        """``is_partial``: whether a part of Redis is known to be away. Then replies of other parts end nothing."""
         self._is_partial = is_partial
-        #: How many began so far. Read it before a call is sent: its reply ends what had begun by then, and nothing that
-        #: began since, as it may have been under way already when Redis went away.
+        #: Number of outages that have begun. Read it before a call is sent: the reply ends an outage that had begun by
+        #: then, and none that began later, as the call may have been under way already when Redis went away.
         self.begun = 0
         #: Whether one lasts: then `end` has something to end.
         self.is_on = False
@@ -36,13 +34,13 @@ class Outage:
 
     @property
     def seconds(self) -> float:
-        """For how long Redis has been away, or not ready; 0.0: it is neither."""
+        """Seconds for which Redis has been away, or not ready; 0.0: it is neither."""
         since = self._since
         return 0.0 if since is None else time.monotonic() - since
 
     @property
     def trouble(self) -> str | None:
-        """For people, and without the address of Redis: "waiting ..." where it answers. None: there is no outage."""
+        """A sentence for people, without the address of Redis. None: there is no outage."""
         since, error = self._since, self._error
         if since is None:
             return None
@@ -52,7 +50,7 @@ class Outage:
         return f"Redis has not answered for {seconds:.1f} s"
 
     def begin(self, error: Exception) -> None:
-        """A call has ended with this error."""
+        """Notes that a call has ended with this error."""
         waits = isinstance(error, RedisNotReady)
         event = "waiting" if waits else "outage"
         with self._lock:
@@ -71,12 +69,12 @@ class Outage:
         )
 
     def start(self, do: Callable[[], T], wait: Callable[[float], object], *, has_answered: Callable[[], bool]) -> T:
-        """Does what is to be done at a start, as soon as Redis can serve. ``wait``: waits so many seconds, and returns
-        whether nothing is to be started any more. ``has_answered``: whether the address is known to be right, so that
-        no answer is waited for, too: a node of the cluster has answered, say, and a primary is being replaced.
+        """Calls ``do`` as soon as Redis can serve. ``wait``: waits so many seconds, and returns whether the start is
+        called off. ``has_answered``: whether the address is known to be right, as when a node of the cluster has
+        answered and a primary is being replaced: then a Redis that does not answer is waited for, too.
 
         Raises:
-            RedisUnavailable: there is no Redis, or nothing is to be started any more. What else ``do`` raises.
+            RedisUnavailable: there is no Redis, or the start is called off. What else ``do`` raises.
         """
         while True:
             begun = self.begun
@@ -93,7 +91,7 @@ class Outage:
                 return result
 
     def end(self, begun: int) -> None:
-        """Redis has answered a call before which so many had begun."""
+        """Notes that Redis has answered a call before which so many outages had begun."""
         if self._since is not None and not self._is_partial():
             with self._lock:
                 if begun != self.begun or self._since is None:  # another thread was quicker

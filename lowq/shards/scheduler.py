@@ -197,7 +197,7 @@ def one_by_one(schedule: Scheduler[S], shards: Sequence[S], now: float, ready: C
 
 
 def place(shard: Schedulable) -> tuple[str, int, int]:
-    """By what shards are ordered. While a queue is resharded it has shards of two epochs."""
+    """The key by which shards are ordered. While a queue is resharded it has shards of two epochs."""
     return shard.queue, getattr(shard, "epoch", 0), shard.index
 
 
@@ -205,7 +205,7 @@ def place(shard: Schedulable) -> tuple[str, int, int]:
 
 
 class QueueUse:
-    """What a queue has of the threads, and had. Times are monotonic seconds."""
+    """The use of the threads by a queue. Times are monotonic seconds."""
 
     __slots__ = (
         "_counted_until", "heap", "max_threads", "next_due", "permits", "queue", "running", "virtual_time", "weight",
@@ -218,11 +218,11 @@ class QueueUse:
         self.permits = permits
         #: Threads whose latest shard is of this queue.
         self.running = 0
-        #: Seconds of threads used, divided by the weight. What runs counts while it runs.
+        #: Seconds of threads used, divided by the weight. A running batch counts while it runs.
         self.virtual_time = 0.0
         self._counted_until = 0.0
-        #: An entry of each of its shards that is ready, or will be by the time alone. One whose time is no longer that
-        #: of the shard counts for nothing.
+        #: An entry of each of its shards that is ready, or will be when its time comes. An entry is void when its time
+        #: is no longer that of the shard.
         self.heap: list[Entry] = []
         #: When to look for a ready shard again, unless one becomes ready before. As of the last look.
         self.next_due = -inf
@@ -304,16 +304,16 @@ def is_ready(thread: int, now: float, shard: Shard) -> bool:
 
 
 class Shares:
-    """What all queues of a dispatcher have of its threads."""
+    """The use of the threads of a dispatcher by its queues."""
 
     def __init__(self, shares: Mapping[str, Share], permits: Mapping[str, QueuePermits], clock: Clock) -> None:
         self._clock = clock
         self.uses = {queue: QueueUse(queue, share, permits.get(queue)) for queue, share in shares.items()}
-        #: Those of the queues that may have all the threads that they may have.
+        #: The uses that may become full.
         self.bounded = {
             queue: use for queue, use in self.uses.items() if use.max_threads is not None or use.permits is not None
         }
-        #: Shards that count in `running` of their queues: those that somebody works and has not ended with.
+        #: Shards that count in `running` of their queues.
         self._at_work: set[Shard] = set()
 
     def share_out(
@@ -380,7 +380,7 @@ class Shares:
         self._at_work.add(shard)
 
     def end(self, shard: Shard, now: float) -> bool:
-        """Nobody works it any more, as its queue's share counts it; whether somebody did."""
+        """Ends the use of a thread by the shard. Returns whether there was one."""
         if shard not in self._at_work:
             return False
         self._at_work.remove(shard)
@@ -389,14 +389,14 @@ class Shares:
         return True
 
     def settle(self, shard: Shard, used: int) -> None:
-        """Of the jobs that were allowed for the shard so many begin."""
+        """Settles the allowance of the shard: so many of its jobs begin."""
         allowance, shard.dispatch.allowance = shard.dispatch.allowance, None
         permits = self.uses[shard.queue].permits
         if allowance is not None and permits is not None:
             permits.settle(allowance, used)
 
     def ask_for_permits(self, use: QueueUse, batches: int) -> None:
-        """So many batches of the queue could begin."""
+        """Asks for permits for so many batches of the queue."""
         if use.permits is not None and not use.permits.wanted and not use.has_all_threads:
             use.permits.wanted = batches
             use.permits.answer_until = self._clock() + ANSWER_SECONDS
@@ -404,7 +404,7 @@ class Shares:
 
 
 def next_queue(waiting: Sequence[QueueUse]) -> QueueUse:
-    """Of the queues that could use a thread more, the one that gets it. Their use is counted until now."""
+    """The queue that gets the next thread, of those that could use one. Their use is counted until now."""
     if len(waiting) == 1:
         return waiting[0]
     # A queue with as many threads for its weight as another would have with one more must wait.

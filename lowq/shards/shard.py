@@ -1,11 +1,11 @@
-"""A shard of a queue that this process works, or waits to work: its name, and what three owners keep of it.
+"""A shard of a queue that this process works, or waits to work: its name, and its state by owner.
 
 ::
 
     lease       ShardLease     the maintenance loop's; others read it
     inflow      ShardInflow    the maintenance loop's
     dispatch    DispatchState  the dispatcher's, which guards it by its lock
-    in_flight   InFlight       of whoever has claimed the shard, one at a time
+    in_flight   InFlight       belongs to whoever has claimed the shard, one at a time
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -28,7 +28,7 @@ log = get_log("lowq.shards")
 
 
 class Inflow(NamedTuple):
-    """What came in to some shards between two moments, for the history of their queue."""
+    """Payloads and jobs that came in to some shards between two moments, for the history of their queue."""
 
     #: Payloads that came in, also those that were merged.
     pushed: int
@@ -37,12 +37,11 @@ class Inflow(NamedTuple):
 
 
 class ShardInflow:
-    """What comes in to one shard, as its holder learns it from the renewals of the lease. Belongs to the maintenance
-    loop.
+    """The inflow of one shard, from the renewals of its lease. Belongs to the maintenance loop.
 
-    Each renewal says how many payloads have ever come in and how large the backlog is. Only what changed between two
-    renewals of the same lease counts: what happened under another lease its holder has counted. When a reply was lost,
-    the next one has it all.
+    Each renewal says how many payloads have ever come in and how large the backlog is. Only the difference between two
+    renewals of the same lease counts: other holders count what comes in under their leases. When a reply is lost, the
+    next one includes its difference.
     """
 
     __slots__ = ("_gathered", "_seen")
@@ -50,38 +49,35 @@ class ShardInflow:
     def __init__(self) -> None:
         #: Token, payloads and backlog, as of the last renewal.
         self._seen: tuple[str, int, int] | None = None
-        #: What has not been taken yet; None: it is not known.
+        #: Inflow since the last `take`; None: it is not known.
         self._gathered: Inflow | None = None
 
     def note(self, token: str, pushed: int, backlog: int) -> None:
-        """A renewal of the lease with that token says so."""
+        """Notes the figures of a renewal of the lease with that token."""
         seen, self._seen = self._seen, (token, pushed, backlog)
         if seen is not None and seen[0] == token:
             before = self._gathered or Inflow(0, 0)
             self._gathered = Inflow(before.pushed + max(pushed - seen[1], 0), before.change + backlog - seen[2])
 
     def take(self) -> Inflow | None:
-        """What has come in since the last call; None: it was never known."""
+        """The inflow since the last call; None: it was never known."""
         gathered = self._gathered
         if gathered is not None:
             self._gathered = Inflow(0, 0)
         return gathered
 
 
-class Allowance:
-    """How many jobs of a queue with rates may be taken for a batch that is about to begin: those permits were granted
-    for it. ``parts``: of each rate, in which slots they count.
+class Allowance(NamedTuple):
+    """The jobs that a batch of a queue with rates may take, as permits were granted for them. ``parts``: of each rate,
+    the slots in which they count.
     """
 
-    __slots__ = ("jobs", "parts")
-
-    def __init__(self, jobs: int, parts: list[list[tuple[int, int]]]) -> None:
-        self.jobs = jobs
-        self.parts = parts
+    jobs: int
+    parts: list[list[tuple[int, int]]]
 
 
 class DispatchState:
-    """What the dispatcher knows of a shard. Read and written under its lock."""
+    """The state of a shard for its dispatcher. Read and written under the dispatcher's lock."""
 
     __slots__ = (
         "allowance", "claimed_by", "is_in_hand", "leaving", "level", "levels", "next_due", "paused", "rests_until",
@@ -97,23 +93,23 @@ class DispatchState:
         self.levels: dict[int, float] | None = None
         #: The level that was the most urgent one when jobs were taken last.
         self.level = 0
-        #: Nobody looks at it before that monotonic time: its primary did not answer.
+        #: Monotonic time before which no thread picks it: its primary did not answer.
         self.rests_until = 0.0
-        #: The number of the thread that works it, until the outcome is written; None: nobody does; negative: nobody
-        #: may.
+        #: Number of the thread that works it, until the outcome is written. None: it is free; negative: no thread may
+        #: pick it.
         self.claimed_by: int | None = None
         #: It is to be given up: no thread begins anything of it any more.
         self.leaving = False
         #: A consumer has jobs of it in hand, though nobody has claimed it: it is not given up before they are reported.
         self.is_in_hand = False
-        #: Counts wake-ups: shows whether one came while a take was under way.
+        #: Number of wake-ups: shows whether one came while a take was under way.
         self.wakes = 0
-        #: How many jobs whoever has claimed it may take, of a queue with rates over all nodes; None: any number.
+        #: Jobs that the next take may bring, of a queue with rates over all nodes; None: any number.
         self.allowance: Allowance | None = None
 
 
 class Shard:
-    """See above. What identifies it never changes."""
+    """A shard of a queue. Its name and layout never change."""
 
     def __init__(
         self,
@@ -141,7 +137,7 @@ class Shard:
         self.prefix = layout.prefix(namespace, queue, index)
         #: Its jobs belong to another layout: it is given up once nothing of it is in flight, and never held again.
         self.is_sealed = False
-        #: It was made for another number of shards than the registry says, which was said once.
+        #: It was made for another number of shards than the registry says, which was logged once.
         self.is_miscounted = False
         self.lease = ShardLease(
             client,
@@ -174,7 +170,7 @@ class Shard:
 
 @dataclass(slots=True)
 class Performing:
-    """What one of them performs. Replaced as a whole by who performs it, read by others."""
+    """A batch that is being performed. Replaced as a whole by its performer, read by other threads."""
 
     shard: Shard
     ids: list[str]
@@ -187,32 +183,19 @@ class Performing:
 
 
 @dataclass(slots=True)
-class PendingAcks:
-    """What was acknowledged of a delivery whose later jobs are still being performed."""
-
-    shard: Shard
-    delivery: int
-    #: How many of its finished jobs were acknowledged.
-    count: int = 0
-
-    def is_of(self, shard: Shard) -> bool:
-        """Whether it is about the delivery in hand of that shard."""
-        return self.shard is shard and self.delivery == shard.in_flight.delivery
-
-
-@dataclass(slots=True)
 class Activity:
-    """What one who works shards, a thread for one, shows to others."""
+    """The batches of a performer, a thread or a task, as other threads see them."""
 
-    #: Of a thread; None: it is a task of an event loop.
+    #: Number of the thread; None: it is a task of an event loop.
     number: int | None
     performing: Performing | None = None
-    #: What it performed before, and when that ended, monotonic.
+    #: The batch before, and the monotonic time at which it ended.
     performed: tuple[Performing, float] | None = None
-    #: What the watchdog saw here last, and after how many seconds that is to be named again. Only for that.
+    #: For the watchdog alone: the batch that it saw last, and seconds after which it warns of that again.
     seen: tuple[Performing, float] | None = None
-    #: The delivery that the maintenance loop saw here last. Only for that.
-    early: PendingAcks | None = None
+    #: For the maintenance loop alone: shard and number of the delivery that it saw last, and how many of its finished
+    #: jobs it has acknowledged.
+    early: tuple[Shard, int, int] | None = None
 
 
 def shards_of(
@@ -259,7 +242,7 @@ def urgent_level(levels: Mapping[int, float] | None, now: float) -> int:
 
 
 def log_restored(shard: Shard, lease: Lease | LeaseDenied) -> None:
-    """What a call for a lease has found in flight."""
+    """Logs what a call for a lease has found in flight."""
     if lease.restored:
         log.warning(
             "%r: left in flight by an earlier owner and waiting again: %d", shard, lease.restored,
@@ -269,9 +252,7 @@ def log_restored(shard: Shard, lease: Lease | LeaseDenied) -> None:
 
 
 def lag_of(shards: Iterable[Shard], queue: str) -> float | None:
-    """The longest lag of the shards of a queue that are held, in seconds, as far as it is known here; None: none is
-    held.
-    """
+    """The longest lag, in seconds, of the shards of a queue that are held, as far as known; None: none is held."""
     now = clock_now()
     due = [shard.dispatch.next_due for shard in shards if shard.queue == queue and shard.lease.current is not None]
     if not due:
@@ -280,7 +261,7 @@ def lag_of(shards: Iterable[Shard], queue: str) -> float | None:
 
 
 def take_inflow(shards: Iterable[Shard]) -> Inflow | None:
-    """What has come in to these shards since the last call; None: it is not known of any."""
+    """The inflow of these shards since the last call; None: it is not known of any."""
     known = [inflow for inflow in (shard.inflow.take() for shard in shards) if inflow is not None]
     if not known:
         return None

@@ -1,6 +1,4 @@
-"""The listener: wake-ups for the shards held, word that the lease of a wanted shard was given up, and that nodes came
-or went.
-"""
+"""The listener: receives wake-ups of the shards held, releases of wanted leases, and changes of the members."""
 
 import threading
 from collections.abc import Callable, Collection, Sequence
@@ -15,9 +13,9 @@ log = get_log("lowq.shards")
 
 
 class Listener:
-    """Reads a subscription. A lost connection is made anew, and every confirmation counts as a wake-up: what was
-    published while nobody listened is found by looking. ``limits``: channels of limits over all nodes, of which
-    ``on_permits`` learns, with "" where messages may have been lost.
+    """Reads a subscription, and reconnects. Messages may have been lost before a subscription is confirmed, so each
+    confirmation counts as a wake-up. ``limits``: channels of limits over all nodes, for ``on_permits``, which gets ""
+    where messages may have been lost.
     """
 
     def __init__(
@@ -54,22 +52,22 @@ class Listener:
         self._thread.start()
 
     def knows(self, shards: Sequence[Shard]) -> None:
-        """There are these shards, too."""
+        """Adds shards."""
         self._wakes.update({f"{shard.prefix}wake": shard for shard in shards})
         self._released.update({f"{shard.prefix}lease_released": shard for shard in shards})
 
     def holds(self, shards: Sequence[Shard]) -> None:
-        """These shards are held now: listen to their wake-ups."""
+        """Listens to the wake-ups of these shards, which are held now."""
         self._subscription.remove([f"{shard.prefix}lease_released" for shard in shards])
         self._subscription.add([f"{shard.prefix}wake" for shard in shards])
 
     def waits(self, shards: Sequence[Shard]) -> None:
-        """These shards are somebody else's: listen for the end of that."""
+        """Listens to the releases of these shards, which others hold."""
         self._subscription.remove([f"{shard.prefix}wake" for shard in shards])
         self._subscription.add([f"{shard.prefix}lease_released" for shard in shards])
 
     def forgets(self, shards: Sequence[Shard]) -> None:
-        """These shards are neither held nor wanted."""
+        """Listens to nothing of these shards, which are neither held nor wanted."""
         self._subscription.remove([f"{shard.prefix}{name}" for shard in shards for name in ("wake", "lease_released")])
 
     def _run(self) -> None:
@@ -108,7 +106,7 @@ class Listener:
 
     def _handle(self, kind: str, channel: str, data: bytes) -> None:
         first, _, level = data.partition(b" ")
-        number = finite(first, 0.0)  # what is none is no message of ours; to look is always right
+        number = finite(first, 0.0)  # a message that is no number is not ours; to look is always right
         if kind not in ("subscribe", "message"):
             return
         if channel in self._wakes and data == b"sealed":
@@ -123,7 +121,7 @@ class Listener:
             self._on_permits(channel, data.decode("utf-8", "replace") if kind == "message" else "")
 
     def close(self) -> None:
-        """Ends the thread; it is reading until its connection is closed."""
+        """Ends the thread, which reads until its connection is closed."""
         self._closed.set()
         self._subscription.close()
         if self._thread.is_alive():
