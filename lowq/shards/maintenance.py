@@ -95,7 +95,9 @@ class Sweeper:
                 self._unfinished = []
                 return self._due
             some, shards = shards[:_WRITE], shards[_WRITE:]
-            replies = client.run_many([self._call(shard) for shard in some])
+            none, size = ("", ""), self._scan_size
+            calls = [shard.lease.scripts.sweep(size, *self._morgues.get(shard.queue, none)) for shard in some]
+            replies = client.run_many(calls)
             for shard, reply in zip(some, replies, strict=True):
                 if isinstance(reply, RedisUnavailable):
                     self._unfinished = []
@@ -110,18 +112,14 @@ class Sweeper:
         self._unfinished = shards
         return now
 
-    def _call(self, shard: Shard) -> Call[SweepReply]:
-        return shard.lease.scripts.sweep(self._scan_size, *self._morgues.get(shard.queue, ("", "")))
-
 
 class MaintenanceLoop:
     """Keeps a node's membership and leases, and looks after its idle shards.
 
-    ``divide``: called with the members whenever they change, and returns the shards that this node is to hold then.
-    ``on_registered``: called with the reply to each registration; returns queue -> shards_count of all layouts that the
-    node serves from then on, when that has changed.
-    ``more_details``: more fields of its entry in the registry.
-    ``on_ready``: called once, when the node is a member and has asked for its shards.
+    ``divide``: called with the members whenever they change; returns the shards that this node is to hold then.
+    ``on_registered``: called with the reply to each registration; returns what the node serves from then on, when that
+    has changed. ``more_details``: more fields of its entry. ``on_ready``: called once, when the node is a member and
+    has asked for its shards.
     """
 
     def __init__(
@@ -241,11 +239,8 @@ class MaintenanceLoop:
                 failures, said = 0, ""
             except RedisUnavailable as error:
                 begun = self._clock()  # how long a call waited for a Redis that is away is the outage's to say
-                failures += 1
-                if failures == 1:
-                    # Perhaps only this connection was cut while it rested: on a fresh one that is soon known.
-                    wait = 0.0
-                else:
+                failures, wait = failures + 1, 0.0
+                if failures > 1:  # else perhaps only this connection was cut while it rested: a fresh one will show
                     self._outage.begin(error)
                     self._leases.was_away()
                     wait = random.uniform(0.1, 0.5)
@@ -399,7 +394,7 @@ class MaintenanceLoop:
     # --- the end ---
 
     def quiet(self) -> None:
-        """Leaves the members, so that others share its work, and gives up every shard as soon as it rests."""
+        """Leaves the members, so that others share its work, and gives up each shard once nobody works it."""
         self._membership.leave()
         self._quiet = True
         self._divided = False
@@ -413,9 +408,9 @@ class MaintenanceLoop:
             self._thread.join(self._lease_ttl / 3)
 
     def leave(self, seconds: float, *, stays: bool = False) -> None:
-        """Gives up all leases, after `stop`. Shards with jobs in flight are left to run out in ``seconds``, and their
-        jobs are not charged. Then says goodbye, and what was counted goes out, unless it ``stays`` a member, as this
-        process is about to run other code.
+        """Gives up all leases, after `stop`. Leases of shards with jobs in flight run out in ``seconds``, and the jobs
+        are not charged. Then sends the extras and leaves the registry, unless it ``stays``, as this process is about to
+        run other code.
 
         Raises:
             RedisUnavailable
@@ -426,8 +421,8 @@ class MaintenanceLoop:
             self._say_goodbye()
 
     def keep(self, nonce: str) -> None:
-        """Leaves leases and membership, after `stop`, to this process, which is about to run other code; see
-        `Leases.keep`. What was counted goes out.
+        """Keeps leases and membership, after `stop`, for the code that this process is about to run; see `Leases.keep`.
+        Sends the extras.
 
         Raises:
             RedisUnavailable

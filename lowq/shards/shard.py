@@ -134,6 +134,7 @@ class Shard:
         self.layout = layout = Layout(shards_count, epoch)
         #: Its queue, and if that was resharded its layout: "Orders", "Orders@1".
         self.layout_name = layout.name(queue)
+        self.name = f"{self.layout_name}:{index}"
         self.prefix = layout.prefix(namespace, queue, index)
         #: Its jobs belong to another layout: it is given up once nothing of it is in flight, and never held again.
         self.is_sealed = False
@@ -156,7 +157,7 @@ class Shard:
         self.in_flight = InFlight(self.lease, index, load_payload=load_payload, max_payloads=max_payloads)
 
     def __repr__(self) -> str:
-        return f"{self.layout_name}:{self.index}"
+        return self.name
 
     @property
     def next_due(self) -> float | None:
