@@ -37,7 +37,7 @@ PLAIN, TIMED, EXTENDED = 2, 4, 6
 
 
 class Target(Protocol):
-    """Where jobs go."""
+    """The queue that jobs are pushed to, see `lowq.push.target`."""
 
     @property
     def queue(self) -> str: ...
@@ -76,7 +76,7 @@ class Part:
         return [item[0] for item in self.items]
 
     def keys(self) -> set[tuple[str, bytes]]:
-        """Its ids, each with its queue, whatever shard it belongs to just now."""
+        """The ids, each with its queue."""
         queue = self.target.queue
         return {(queue, item[0]) for item in self.items}
 
@@ -174,7 +174,7 @@ class Request:
         return None not in map(self.outcomes.get, self.parts)
 
     def wake_caller(self) -> None:
-        """Has the caller look at the outcomes. It may be called again."""
+        """Wakes the caller, which looks at the outcomes. It may be called again."""
         raise NotImplementedError
 
     def wake_caller_from_thread(self) -> None:
@@ -239,7 +239,7 @@ class SharedCall(Call[int]):
 
 
 def sizes_of(parts: Sequence[Part]) -> tuple[int, int]:
-    """How many jobs they have, and how many bytes of payloads."""
+    """The number of jobs in them, and of bytes of payloads."""
     return sum(len(part.items) for part in parts), sum(len(item[1]) for part in parts for item in part.items)
 
 

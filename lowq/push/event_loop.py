@@ -38,7 +38,7 @@ class LoopRequest(Request):
         self.alarm = None
 
     def end(self) -> None:
-        """Its caller waits for it no longer."""
+        """Ends the wait of its caller."""
         self.abandoned = True
         if self.alarm is not None:
             self.alarm.cancel()
@@ -345,7 +345,7 @@ class ServerPushes:
         run_in_own_thread(work, done)
 
     def _connect(self) -> None:
-        """Has a thread make the connection of this loop, unless there is one. Until it is there threads send."""
+        """Makes the connection of this loop in a thread, unless there is one. Until it is there threads send."""
         is_open = self._connection is not None and self._connection.is_open
         if is_open or self._needs_thread or self._connecting is not None or time.monotonic() < self._connect_at:
             return
@@ -397,7 +397,7 @@ class ServerPushes:
             self._check_due = -math.inf
 
     def _check_in(self, seconds: float) -> None:
-        """Has `_check` called so many seconds from now, and not when it was to be called before that."""
+        """Schedules `_check` in so many seconds, in place of the call that was scheduled before."""
         self._check_number += 1
         asyncio.get_running_loop().call_later(seconds, self._check, self._check_number, context=Context())
         self._check_due = time.monotonic() + seconds

@@ -79,7 +79,7 @@ class OnDemandThread:
         return True
 
     def wake(self) -> bool:
-        """Has ``work`` called soon, also for work that was added just before. False: there is no thread for it."""
+        """Calls ``work`` soon, in its thread, also for work that was added just before. False: there is no thread."""
         release(self._woken)
         return self.start()  # the one that there was may have ended just before
 
@@ -220,7 +220,7 @@ class RefusedPush:
         self.parts = []
 
     def give_up(self) -> None:
-        """Its caller waits no longer."""
+        """Ends it, as its caller waits no longer."""
         self.settled.left += [job for part in self.parts if part in self.full for job in part.jobs]
         self.settled.pairs += [(part, RedisUnavailable(GIVEN_UP)) for part in self.parts if part not in self.full]
         self.parts = []

@@ -55,7 +55,7 @@ class Refused(Protocol):
 
     @property
     def by_id(self) -> Mapping[bytes, object]:
-        """Those of each id."""
+        """The pushes of each id."""
         ...
 
 
@@ -320,7 +320,7 @@ def room_until(timeout: float) -> float:
 
 
 def limit_in_words(push_timeout: float, *, of_batch: bool) -> str:
-    """How long a caller has waited."""
+    """The time that a caller has waited, in words."""
     return "until the deadline of the batch" if of_batch else f"for push_timeout={push_timeout:g} s"
 
 

@@ -1,4 +1,4 @@
-"""From a URL to a client that runs scripts and raises lowq's errors.
+"""Keys, scripts, connections: a client for a URL, which runs scripts and raises lowq's errors.
 
 The only package that knows redis-py and fakeredis. Commands go through redis-py's connections directly: hiredis packs
 and parses, and the layers of redis-py's full client, which cost more than Redis itself, are left out. redis-py retries

@@ -194,7 +194,7 @@ class Rights:
         self.forget()
 
     def forget(self) -> None:
-        """Has the next call ask Redis, which has refused the user a command."""
+        """Forgets them, as Redis has refused the user a command: the next call asks."""
         #: script -> commands that it needs and the user may not run; None: that is to be asked.
         self._refused: dict[str, list[str]] | None = None
         #: Whether the user may lack rights that a script needs, as far as is known.
@@ -259,15 +259,15 @@ caller_limit: ContextVar[Limited | None] = ContextVar("lowq_caller_limit", defau
 
 
 def caller_deadline() -> float:
-    """Until when the caller can wait, ``time.monotonic``; infinite: for ever."""
+    """The moment until which the caller can wait, ``time.monotonic``; infinite: for ever."""
     limit = caller_limit.get()
     deadline = None if limit is None else limit.deadline
     return inf if deadline is None else deadline
 
 
 class Deadline:
-    """So many seconds from now, or from the last progress: an answer, or the moment from which on a caller waits. At
-    the latest ``until``.
+    """The end of a wait: so many seconds from now, or from the last progress, which is an answer, or the moment from
+    which on a caller waits. At the latest ``until``.
     """
 
     __slots__ = ("_end", "_until", "seconds")
@@ -282,7 +282,7 @@ class Deadline:
         self._end = min(time.monotonic() + self.seconds + extra, self._until)
 
     def bounded(self, seconds: float, margin: float) -> float:
-        """So many seconds, or those until ``until`` without the margin, if that is less."""
+        """The lesser of so many seconds, and those to ``until`` without the margin."""
         return min(seconds, self._until - margin - time.monotonic())
 
     @property
@@ -318,7 +318,7 @@ def deadlines(seconds: float, attempts: int, until: float | None = None) -> Iter
 
 
 class Wait:
-    """That a server is to confirm its last writes, within so many seconds. ``replicas``: how many have to have them."""
+    """The confirmation of a server's last writes, within so many seconds, by that number of replicas."""
 
     __slots__ = ("durability", "replicas", "seconds")
 
@@ -344,7 +344,7 @@ class Wait:
         return self.durability == "replicated"
 
     def confirmations(self, reply: Any) -> int:
-        """How many replicas, or disks, have it."""
+        """The number of replicas, or disks, that have it."""
         return int(reply if self._is_for_replicas else reply[0])
 
 

@@ -309,8 +309,8 @@ class Client:
         return replies
 
     def count_replicas(self) -> dict[str, int]:
-        """How many replicas each primary has, by its address; "" is the only one there is. In a cluster one counts also
-        while its connection is broken, as long as the others don't say that it has failed.
+        """Counts the replicas of each primary, by its address; "" is the only one there is. In a cluster a replica
+        counts also while its connection is broken, as long as the others don't say that it has failed.
 
         Raises:
             RedisUnavailable. RedisRefused: the user may neither ask for them nor have them confirm anything.
@@ -326,7 +326,7 @@ class Client:
         return {at: max(count, known.get(at, 0)) for at, count in counts.items()}
 
     def replicas_of(self, keys: Sequence[str]) -> list[int]:
-        """How many replicas the primary of each of these keys has; errors as of `count_replicas`."""
+        """The number of replicas of each key's primary; errors as of `count_replicas`."""
         counts = self.count_replicas()
         if not self.has_several_primaries:
             return [counts[""]] * len(keys)

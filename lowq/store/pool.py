@@ -93,7 +93,7 @@ class Pool:
 
     @property
     def address(self) -> tuple[str, int] | None:
-        """Which server it is, where that may change and is known."""
+        """The server, where it may change and is known."""
         return None
 
     def follow(self) -> None:

@@ -354,7 +354,7 @@ class Subscription:
                 self._ask(names[0])
 
     def _ask(self, name: str) -> None:
-        """Has it found out which primary has a channel."""
+        """Starts a thread that finds out which primary has a channel."""
         if not self._is_asking and time.monotonic() >= self._ask_at:
             self._is_asking = True
             ask = self._topology.find_again if self._is_outdated else self._topology.pool_for

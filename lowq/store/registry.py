@@ -11,7 +11,7 @@ from lowq.store.calls import Argument, Call, time_argument
 
 
 def rights(key: str, commands: Sequence[str]) -> Call[list[bytes]]:
-    """Which of these commands the user may not run on a key or channel."""
+    """The commands, of these, that the user may not run on a key or channel."""
     return Call("rights", key, commands)
 
 
@@ -45,7 +45,7 @@ def set_layout(key: str, queue: str, before: bytes, entry: str) -> Call[bytes | 
 
 
 class HeartbeatReply(NamedTuple):
-    """Which nodes live."""
+    """The nodes that live."""
 
     #: Seconds until the first of the others will have been silent for too long; None: there are no others.
     silent_in: float | None

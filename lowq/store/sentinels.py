@@ -291,7 +291,7 @@ def _break(connection: Any) -> None:
 
 
 def make_ask(connect: Callable[[], Any], service: str) -> Callable[[], Answer | None]:
-    """How one sentinel is asked, on a connection that is kept. For one thread."""
+    """Makes the function that asks a sentinel, on a connection that it keeps. For one thread."""
     opened: list[Any] = []
 
     def ask_it() -> Answer | None:

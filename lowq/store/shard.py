@@ -174,7 +174,7 @@ class MoveReply(NamedTuple):
 
     @property
     def jobs(self) -> int:
-        """How many of its items are jobs."""
+        """The number of its items that are jobs."""
         return len(self.items) if self.kind in (b"waiting", b"morgue") else 0
 
 

@@ -21,7 +21,7 @@ DONE, AGAIN, IN_FLIGHT = 1, 2, 3
 
 
 class DropReply(NamedTuple):
-    """How far a shard is dropped."""
+    """The progress of dropping a shard."""
 
     state: Literal[0, 1, 2]
     #: Jobs that were removed.
@@ -42,7 +42,7 @@ class DropReply(NamedTuple):
 
 
 class StatsReply(NamedTuple):
-    """How a shard is doing."""
+    """The figures of a shard."""
 
     length: int
     #: Waiting jobs whose time has come.
@@ -120,7 +120,7 @@ class RangeReply(NamedTuple):
 
 
 def _positions(found: Sequence[bytes]) -> list[Position]:
-    """From id, value, id, value..."""
+    """Pairs of id, value, id, value..."""
     return list(zip(map(float, found[1::2]), found[::2], strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Which primary has a key, and how it is followed. A single server is a cluster of one, whose primary has all keys.
+"""The primary of a key, and how it is followed. A single server is a cluster of one, whose primary has all keys.
 
 `Topology` is that cluster of one: the server of the URL, the primary that sentinels name, or the embedded store.
 `Cluster` is the one of several primaries: which of them has a key, and which of them are silent.
@@ -64,7 +64,7 @@ class Topology:
         return self._pool
 
     def pools(self) -> dict[str, Pool]:
-        """Those of all primaries, by their addresses; "" is the only one."""
+        """The connections to all primaries, by their addresses; "" is the only one."""
         return {"": self._pool}
 
     def address_of(self, _key: str) -> Address | None:
@@ -72,15 +72,15 @@ class Topology:
         return self._pool.address
 
     def replicas(self) -> dict[str, int]:
-        """How many replicas the primaries of a cluster have, by their addresses, as the nodes said last."""
+        """The number of replicas of each primary of a cluster, by its address, as the nodes said last."""
         return {}  # a server says that itself
 
     def redirected(self, _key: str, error: Any, _deadline: Deadline | None) -> Pool:
-        """Where a call is to go that was answered with MOVED or ASK."""
+        """The connections for a call that was answered with MOVED or ASK."""
         raise RedisRefused(f"the server is part of a cluster ({error} was its answer); use redis+cluster://")
 
     def follow(self) -> None:
-        """Has sentinels asked, for a caller with a connection of its own. It does not block."""
+        """Asks the sentinels, for a caller with a connection of its own. It does not block."""
         self._pool.follow()
 
     def find_again(self, key: str) -> None:
@@ -104,7 +104,7 @@ class Topology:
         return False
 
     def started_at(self) -> float:
-        """When the youngest of the servers was started, monotonic."""
+        """The start of the youngest of the servers, monotonic."""
         return self._pool.started_at
 
     def reset(self) -> None:
@@ -125,7 +125,7 @@ class _Silence:
 
 
 class Cluster(Topology):
-    """Which primary serves which slots, as one of the nodes says. They are asked at first, when a primary says that a
+    """The primary of each slot, as one of the nodes says. They are asked at first, when a primary says that a
     slot has moved, and when one does not answer or does not serve: another one may have its slots by now. So that the
     nodes are not asked too often, there is a pause between two times, for all callers together.
 

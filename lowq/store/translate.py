@@ -49,7 +49,7 @@ class Refusal(LowqError):
 
     @property
     def shards_count(self) -> int:
-        """How many shards the queue has, of ``SHARDSCOUNT``; 0: that can't be read."""
+        """The number of shards in ``SHARDSCOUNT``; 0: it can't be read."""
         return untrusted.count(self.detail)
 
 

@@ -1,4 +1,4 @@
-"""From a URL to its `Topology`: one server, a primary that sentinels name, a cluster, the embedded store."""
+"""The `Topology` of a URL: one server, a primary that sentinels name, a cluster, the embedded store."""
 
 from collections.abc import Callable
 from functools import partial
