@@ -1,4 +1,4 @@
-"""What people do to jobs by hand: one script call per shard and some 200 ids, repeated where a job takes more."""
+"""Actions of people on jobs and queues: one script call per shard and some 200 ids, repeated where a job takes more."""
 
 import contextlib
 import secrets
@@ -26,13 +26,13 @@ from lowq.store.shard_operations import DropReply, ShardOperations
 
 ActionName = Literal["perform_now", "bury", "kick", "delete"]
 ACTIONS: tuple[ActionName, ...] = get_args(ActionName)
-#: Those that there are events of.
+#: Actions that emit events.
 EVENT_KINDS: dict[ActionName, JobEventKind] = {"bury": "buried", "kick": "kicked", "delete": "deleted"}
 #: Ids of one call: with small jobs it holds Redis for a few milliseconds.
 MAX_IDS = 200
 #: Ids that `Acted.left` names at most.
 MAX_LEFT = 1000
-#: Why nothing was done to an id, in words.
+#: Why an id was left alone, in words.
 IN_FLIGHT = "in flight, left alone"
 CHANGED = "changed since it was looked at, left alone"
 MISSING: dict[ActionName, str] = {
@@ -45,15 +45,15 @@ MISSING: dict[ActionName, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Acted:
-    """What became of the ids that something was done to. As a number: how many it was done to."""
+    """The outcome of an action on ids. As a number: the jobs that it was done to."""
 
     done: int = 0
     #: In flight, and therefore left alone.
     in_flight: int = 0
-    #: Not there, not where the action looks, or changed where it was not to be. An id that is named twice may be
-    #: missing the second time, and so may one whose reply was lost, since the call is repeated then.
+    #: Not there, in another state, or changed since. An id that is given twice may be missing the second time, and so
+    #: may one whose reply was lost, since the call is repeated then.
     missing: int = 0
-    #: The first 1,000 ids that it was not done to, and why, in words. Not compared.
+    #: The first 1,000 ids that were left alone, and why, in words. Not compared.
     left: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
 
     def __int__(self) -> int:
@@ -72,7 +72,7 @@ class Acted:
 
 
 class Action(NamedTuple):
-    """What is to be done."""
+    """An action on jobs, with its arguments."""
 
     name: ActionName
     #: Unix time, seconds, as text, or "": the server's clock.
@@ -81,7 +81,7 @@ class Action(NamedTuple):
     reason: bytes = b""
     #: delete only: "waiting", "morgue" or "" for both.
     where: str = ""
-    #: Where it is emitted to which ids it was done.
+    #: Emits the ids that it was done to.
     events: QueueEvents | None = None
 
     def call(self, prefix: str, ids: Sequence[bytes], not_after: str, attempt: str) -> Call[list[int]]:
@@ -96,12 +96,12 @@ class Action(NamedTuple):
 
 
 def attempt_all(client: Client, makes: Sequence[Callable[[str], Call[Any]]]) -> list[Any]:
-    """Runs what people do, in one write per server, and repeats what got no answer. Each of ``makes`` is given an
-    attempt and makes the call of it. A repeat supersedes the attempts before it: one that was held back in a connection
-    would otherwise be done to what has come since.
+    """Runs calls of people in one write per server, and repeats those without an answer. Each of ``makes`` makes the
+    call of an attempt. A repeat supersedes the attempts before it: one that was held back in a connection would
+    otherwise act on jobs that have come since.
 
-    Returns each call's reply, or the exception that it ended with. After `RedisUnavailable` nobody knows: the last
-    attempt may have been done, or arrive later.
+    Returns each call's reply, or the exception that it ended with. After `RedisUnavailable` the last attempt may have
+    been carried out, or arrive later.
     """
     attempts = [secrets.token_hex(8) for _ in makes]
     replies: list[Any] = [None] * len(makes)
@@ -131,11 +131,11 @@ def attempt(client: Client, make: Callable[[str], Call[Any]]) -> Any:
 
 
 def act(client: Client, prefix: str, action: Action, ids: Sequence[bytes], not_after: str = "") -> Acted:
-    """Does it to the ids of one shard, in bounded calls. ``not_after``: only to jobs whose perform_at, or burial,
-    is not after this (Unix time, seconds, as text; "" = any).
+    """Acts on ids of one shard, in bounded calls. ``not_after``: only on jobs whose perform_at, or burial, is not after
+    this (Unix time, seconds, as text; "" = any).
 
     Raises:
-        RedisUnavailable, RedisRefused, ScriptError: ``done`` is to how many it was done before.
+        RedisUnavailable, RedisRefused, ScriptError: its ``done`` is the number of jobs that it was done to before.
     """
     acted = Acted()
     for start in range(0, len(ids), MAX_IDS):
@@ -163,12 +163,12 @@ def act(client: Client, prefix: str, action: Action, ids: Sequence[bytes], not_a
 
 # --- ids of a queue ---
 
-#: perform_at and the time of burial of an id's jobs: Unix time, seconds; None: none waits, or is buried.
+#: perform_at and the time of burial of an id's jobs: Unix time, seconds; None: no job waits, or is buried.
 Moments = tuple[float | None, float | None]
 
-#: Ids that are gathered before any of them is sent: with many shards, a call for a few ids each would be slow.
+#: Ids that are gathered before they are sent: with many shards, a call for a few ids each would be slow.
 MAX_GATHERED = 5000
-#: Seconds for which what is done to single jobs waits while they are moved, as the queue is resharded.
+#: Seconds for which an action on single jobs waits while a reshard moves them.
 RESHARD_SECONDS = 1.0
 
 
@@ -178,11 +178,11 @@ def act_on(
     ids: JobId | Iterable[JobId],
     unchanged: Mapping[str, Moments] | None = None,
 ) -> Acted:
-    """Does it to these ids, wherever they are. ``unchanged``: what `read_moments` told before; an id that something has
-    happened to since is left alone.
+    """Acts on ids, in whichever shards they are. ``unchanged``: an earlier answer of `read_moments`; ids that have
+    changed since are left alone.
 
     Raises:
-        JobError: an id is none. UnknownQueueError, RedisUnavailable: ``done`` is to how many it was done before.
+        JobError: an id is malformed. UnknownQueueError, RedisUnavailable: as of `act`.
     """
     acted = Acted()
     try:
@@ -211,11 +211,11 @@ def as_ids(ids: JobId | Iterable[JobId]) -> Iterable[JobId]:
 def _act_where_it_is(
     queue: QueueShards, prefix: str, action: Action, ids: Sequence[bytes], unchanged: Mapping[str, Moments] | None
 ) -> Acted:
-    """Does it to ids of a shard; while a reshard is under way, of the one where they are, as soon as all that
-    belongs to them is there: for a moment it waits for that.
+    """Acts on ids of a shard. While a reshard moves them it waits for a moment, and acts in the shard that has all of
+    their jobs then.
 
     Raises:
-        Resharding: it takes longer.
+        Resharding: the move takes longer.
     """
     give_up_at = time.monotonic() + RESHARD_SECONDS
     while True:
@@ -248,8 +248,8 @@ def _act_on_unchanged(
     client: Client, prefix: str, action: Action, ids: Sequence[bytes], unchanged: Mapping[str, Moments]
 ) -> Acted:
     now, found = _moments(client, prefix, ids)
-    # What is pushed or buried from here on is later than `now`. A job that is not due has no such bound: between
-    # this look and the call another one may take its place, if it is for no later time.
+    # Jobs that are pushed or buried from here on are later than `now`. A job that is not due has no such bound: before
+    # the call another one may take its place, if its time is no later.
     due: list[bytes] = []
     later: list[tuple[float, bytes]] = []
     changed: list[tuple[str, str]] = []
@@ -270,7 +270,7 @@ def _act_on_unchanged(
 
 
 def _moments(client: Client, prefix: str, ids: Sequence[bytes]) -> tuple[float, list[Moments]]:
-    """The server's time, and what the ids of a shard have at that moment or a little later."""
+    """The server's time, and the moments of ids of a shard at that time or a little later."""
     lookups = [("ZMSCORE", prefix + name, *ids) for name in ("due", "morgue")]
     time, waiting, buried = client.commands([("TIME",), *lookups], key=prefix)
     times = map(untrusted.perform_at, waiting), map(untrusted.finite, buried)
@@ -278,13 +278,13 @@ def _moments(client: Client, prefix: str, ids: Sequence[bytes]) -> tuple[float, 
 
 
 def _gathered(queue: QueueShards, ids: JobId | Iterable[JobId]) -> Iterator[tuple[str, list[bytes]]]:
-    """The ids by their shards, some at a time."""
+    """The ids by the prefixes of their shards, some at a time."""
     encoded = map(lookup_id, as_ids(ids))
     for groups in gather(((queue.prefixes_of(job_id)[0], job_id) for job_id in encoded), MAX_IDS, MAX_GATHERED):
         yield from groups
 
 
-#: Seconds that a shard is nobody else's should this process die in between.
+#: Seconds for which nobody else gets the shard should this process die in between.
 RELEASE_LEASE_TTL = 2.0
 
 
@@ -300,16 +300,16 @@ def release_all(queue: QueueShards, max_crash_count: int) -> int:
         counts = ask(queue.client, [Command(prefix, "HLEN", f"{prefix}taken") for prefix in prefixes])
         for shard, count in enumerate(counts):
             if count:
-                # Denied: its holder lives, or died less than a lease ago, which nobody can tell apart.
+                # Denied: its holder lives, or died less than a lease ago.
                 released += release_shard(queue, layout, shard, max_crash_count).restored
     return released
 
 
 def release_shard(queue: QueueShards, layout: Layout, shard: int, max_crash_count: int) -> Lease | LeaseDenied:
-    """Gets the lease of a shard, which is what charges the jobs of a dead holder and lets them wait again, and gives it
-    up. Should this process die in between, the lease runs out, and nothing is in flight that anybody would be charged
-    for. Nobody is charged when Redis has been there for less than the ``lease_ttl`` of the application: it may be what
-    their holder waits for.
+    """Gets the lease of a shard, which charges the jobs of a dead holder and lets them wait again, and gives it up.
+    Should this process die in between, the lease runs out, and nothing is in flight that could be charged. Nothing is
+    charged while Redis has been running for less than the ``lease_ttl`` of the application: the holder may be waiting
+    for it.
 
     Raises:
         RedisUnavailable, ShardsCountError
@@ -335,9 +335,9 @@ DROP_JOBS = 500
 
 
 def pause_queue(queue: QueueShards, pauses: bool, by: str = "", now: float | None = None) -> bool:
-    """Pauses or resumes all shards; whether that changed anything."""
+    """Pauses or resumes all shards; returns whether that changed anything."""
     changed, layouts = False, None
-    # A reshard that begins meanwhile: its new shards are as the old ones were.
+    # A reshard may begin meanwhile: its new shards are as the old ones were.
     while layouts != (layouts := queue.read_layouts()):
         calls = [
             partial(ShardOperations(prefix).pause, pauses, by[:200], now=time_argument(now))
@@ -357,20 +357,24 @@ class Pause:
 
     #: Unix time, seconds.
     at: float
-    #: Who did it, if they said so.
+    #: Who paused it, if known.
     by: str | None
 
 
 def find_pause(queue: QueueShards) -> Pause | None:
     """The pause of a queue, as its first shard has it; None: it is not paused."""
-    prefix = queue.prefixes[0]
-    at, by = queue.client.command("HMGET", f"{prefix}meta", "paused", "paused_by", key=prefix)
-    paused_at = None if at is None else untrusted.finite(at)
+    return read_pause(queue.client, queue.prefixes[0])
+
+
+def read_pause(client: Client, prefix: str) -> Pause | None:
+    """The pause of a shard."""
+    at, by = client.command("HMGET", f"{prefix}meta", "paused", "paused_by", key=prefix)
+    paused_at = untrusted.finite(at)
     return None if paused_at is None else Pause(paused_at, by.decode("utf-8", "replace") if by else None)
 
 
 def drop_queue(queue: QueueShards) -> int:
-    """Removes a queue with all its jobs; returns how many these were.
+    """Removes a queue with all its jobs; returns their number.
 
     Raises:
         QueueInUse: a node holds a shard of it. UnknownQueueError, RedisUnavailable
@@ -380,8 +384,8 @@ def drop_queue(queue: QueueShards) -> int:
     for shard, reply in enumerate(ask(queue.client, [ShardOperations(each).drop(0, asks=True) for each in prefixes])):
         _refuse_in_use(queue, shard, reply)
     removed = 0
-    # What is left of the layouts before sends on who comes late; nobody holds a shard of them. Shard 0, which says
-    # how many there are, goes last: so a drop that was interrupted finds the rest when it is called again.
+    # Shards of earlier layouts send late pushes on; nobody holds them. Shard 0, which has their number, goes last: so a
+    # drop that was interrupted finds the others when it is called again.
     for epoch in range(layouts.current.epoch):
         prefixes += reversed(_tombstones(queue, epoch))
     for shard, prefix in enumerate(prefixes):

@@ -1,5 +1,5 @@
-"""The log of what people did: who, from where, what, to how many. Bounded. The dashboard and the command line write it;
-what a program does through the library is not in it. Everybody may read it.
+"""The audit log: who did what, from where, to how many jobs. Bounded. The dashboard and the command line write it, and
+everybody may read it. Actions of programs through the library are not in it.
 """
 
 import json
@@ -30,7 +30,7 @@ _TOKEN = re.compile("[0-9a-f]{1,32}")
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """Something that somebody did."""
+    """An action of a person."""
 
     #: Unix time, seconds, by the server's clock.
     at: float
@@ -39,13 +39,13 @@ class AuditEntry:
     action: str
     #: The queue or the node that it was done to.
     target: str
-    #: To how many jobs; None where that makes no sense.
+    #: Jobs that it was done to; None where that makes no sense.
     count: int | None = None
-    #: The rest, such as the filter that the jobs had to match.
+    #: The rest, such as the filter of the jobs.
     detail: Mapping[str, Any] = field(default_factory=dict)
-    #: Where they were: the address of the browser, or "cli" for the command line. None: not known.
+    #: The address of the browser, or "cli" for the command line. None: not known.
     address: str | None = None
-    #: For ``after``: what is older than this entry.
+    #: For ``after``: asks for older entries.
     cursor: str = ""
 
 
@@ -60,8 +60,8 @@ def note(
     replaces: str = "",
     address: str | None = None,
 ) -> str:
-    """Writes an entry into the log of what people did; long texts are cut. Returns its token: an entry that
-    ``replaces`` it takes its place, as the newest one. It is a method of `Lowq`, too.
+    """Writes an entry into the audit log; long texts are cut. Returns its token: an entry that ``replaces`` it takes
+    its place, as the newest one. It is a method of `Lowq`, too.
 
     Raises:
         RedisUnavailable, RedisRefused
@@ -76,8 +76,8 @@ def note(
 
 
 class ActionRecord:
-    """The entry of an action that takes a while. Its outcome is "started" until the action ends; then a new entry
-    replaces it. It stays "started" when Redis or this process dies in between.
+    """The entry of an action that takes a while. Its outcome is "started" until the action ends, and a new entry
+    replaces it. It stays "started" if Redis or this process dies in between.
 
     Raises:
         RedisUnavailable, RedisRefused: it can't be written, so the action must not begin.
@@ -94,18 +94,18 @@ class ActionRecord:
         address: str | None = None,
     ) -> None:
         self._backend = backend
-        self._says = who, action, target
+        self._action = who, action, target
         self._address = address
-        self._token = note(backend, *self._says, None, {**detail, "outcome": "started"}, address=address)
+        self._token = note(backend, *self._action, None, {**detail, "outcome": "started"}, address=address)
 
     def ended(self, count: int | None, detail: Mapping[str, Any]) -> None:
-        """Replaces the entry by its outcome: the number of jobs, and all details. Never fails: an error after the
-        action was done would have it done twice.
+        """Replaces the entry by its outcome: the number of jobs, and all details. Never fails: on an error after the
+        action, people would do it twice.
         """
         try:
-            note(self._backend, *self._says, count, detail, replaces=self._token, address=self._address)
+            note(self._backend, *self._action, count, detail, replaces=self._token, address=self._address)
         except LowqError as error:
-            who, action, target = self._says
+            who, action, target = self._action
             log.warning("%s of %s by %s: how it ended could not be written to the log: %s", action, target, who, error)
 
 
@@ -130,12 +130,12 @@ def entries(
     until: float | None = None,
     after: str | None = None,
 ) -> list[AuditEntry]:
-    """The latest entries, newest first. ``who``: a part of the name, in letters of any case; ``action`` and ``target``
-    (a queue or a node): exactly this; ``since``, ``until``: Unix time, seconds, both included; ``after``: the cursor of
-    an entry, for those that are older.
+    """The latest entries, newest first. ``who``: a part of the name, in any case; ``action`` and ``target`` (a queue or
+    a node): exactly this; ``since``, ``until``: Unix time, seconds, both included; ``after``: the cursor of an entry,
+    for older ones.
 
     Raises:
-        ConfigError: the cursor is none. RedisUnavailable, RedisRefused
+        ConfigError: the cursor is malformed. RedisUnavailable, RedisRefused
     """
     wanted = max(min(limit, KEPT), 1)
     moment = math.inf if after is None else untrusted.finite(after.rpartition("-")[0])
@@ -144,7 +144,7 @@ def entries(
     found: list[AuditEntry] = []
     passed = False
     for entry in _all(backend):
-        # Behind the one with the cursor; when that is gone, before its time.
+        # Behind the entry with the cursor; if that is gone, before its time.
         is_older = passed or entry.at < moment
         passed = passed or entry.cursor == after
         if (
@@ -167,7 +167,7 @@ def _all(backend: Backend) -> Iterator[AuditEntry]:
     for first in range(0, KEPT, _TOGETHER):
         raw = backend.client.command("LRANGE", key, first, first + _TOGETHER - 1, key=key)
         for item in raw:
-            # What was written meanwhile has moved the others.
+            # Entries that were written meanwhile have moved the others.
             if item not in seen and (entry := _entry(item)) is not None:
                 yield entry
         seen.update(raw)
@@ -176,14 +176,14 @@ def _all(backend: Backend) -> Iterator[AuditEntry]:
 
 
 def _entry(raw: bytes) -> AuditEntry | None:
-    head, _, said = raw.partition(b" ")
-    at, says = untrusted.finite(head), untrusted.json_object(said) or {}
-    who, action, target = (untrusted.text(says.get(name)) for name in ("who", "action", "target"))
+    head, _, text = raw.partition(b" ")
+    at, fields = untrusted.finite(head), untrusted.json_object(text) or {}
+    who, action, target = (untrusted.text(fields.get(name)) for name in ("who", "action", "target"))
     if at is None or who is None or action is None or target is None:
         untrusted.log_skipped("audit", raw[:100], "it is no entry of ours")
         return None
-    detail, token = says.get("detail"), untrusted.text(says.get("token")) or ""
+    detail, token = fields.get("detail"), untrusted.text(fields.get("token")) or ""
     detail = untrusted.plain(detail) if isinstance(detail, dict) else {}
     cursor = f"{at:.6f}-{token if _TOKEN.fullmatch(token) else ''}"
-    count, address = untrusted.whole(says.get("count"), 0), untrusted.text(says.get("address"))
+    count, address = untrusted.whole(fields.get("count"), 0), untrusted.text(fields.get("address"))
     return AuditEntry(at, who, action, target, count, detail, address, cursor)

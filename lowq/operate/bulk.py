@@ -1,31 +1,30 @@
-"""Bulk actions: something done to all jobs of a kind, in short steps, and only to those there when it began.
+"""Bulk actions: an action on all jobs that a filter admits, in short steps, and only on those there when it began.
 
-What keeps it from running after its own tail: the server's time when it begins, and the sets' own order.
+The server's time at the beginning and the order of the sets tell these jobs from later ones:
 
-- The morgue is sorted by the time of burial. What is buried later than the beginning is not looked at: kicked jobs
-  that keep failing come back behind the end.
-- Waiting jobs are sorted by perform_at. Those due at the beginning are not after that moment, and whatever is
-  pushed later is. They come first.
-- Then those that were scheduled, up to the latest perform_at there was, forwards. New jobs arrive in this part
-  too, and nothing tells them from old ones except this: a push "for now" is never later than now. So the walk keeps
-  ahead of the clock, and does not touch what is between the beginning and now, where new jobs arrive (unless nothing
-  has been pushed to the shard meanwhile). Thus a job whose time comes before its turn may be left alone, as if a
-  worker had been quicker; and one that is pushed meanwhile *for later* may be done with the others.
-  Of this part, no more than twice as many jobs as there were are looked at, so it ends in any case.
+- The morgue is sorted by the time of burial. Later burials than the beginning are not looked at: kicked jobs that keep
+  failing come back behind the end.
+- Waiting jobs are sorted by perform_at. Jobs that were due at the beginning are not after that moment, and later pushes
+  are. They come first.
+- Scheduled jobs follow, up to the latest perform_at that there was. New jobs arrive in this part, too, and only one
+  rule tells them from old ones: a push "for now" is never later than now. So the walk keeps ahead of the clock, and
+  leaves alone what lies between the beginning and now, unless nothing was pushed to the shard meanwhile. A job that
+  becomes due before its turn may be left alone, as if a worker had been quicker. A job that is pushed meanwhile *for
+  later* may be acted on. No more than twice as many jobs as there were are looked at, so this part ends in any case.
 
-Who asks people first acts later than they have looked. ``before`` says when that was, and nothing that came since is
-touched:
+An action that people confirm begins later than their look at the jobs. ``before`` is the time of that look, and jobs
+that came since are left alone:
 
-- Burials are bounded by their time, and what was due then by its perform_at: a push gives no job a perform_at that
-  lies before the push.
-- The perform_at of what was not due then says nothing about when it came. A `Snapshot` remembers these jobs, id and
-  perform_at, so exactly these are meant. With a bare time they are only touched in shards that nothing has been pushed
-  to since, as the shard's clock tells, and only while they are not due.
+- Burials are bounded by their time, and jobs that were due by their perform_at: a push gives no job a perform_at before
+  the push.
+- The perform_at of a job that was not due doesn't tell when it came. A `Snapshot` remembers these jobs, id and
+  perform_at, so exactly these are acted on. With a bare time, they are acted on only in shards without a push since, by
+  the shard's clock, and only while they are not due.
 
-An id that waited then is the job that was there, also when another payload of it has come since.
+An id that waited then is an old job, also when another payload of it has come since.
 
-All of it goes by the server's time. Should that step back behind the beginning while the action runs, what is pushed or
-buried then looks older than it is, and is done with the others.
+All of this goes by the server's time. If that steps back behind the beginning while the action runs, jobs that are
+pushed or buried then look older than they are, and are acted on.
 """
 
 import math
@@ -48,20 +47,20 @@ from lowq.store.shard_operations import BoundsReply, ScanReply, ShardOperations
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How far a bulk action is. `done` never shrinks."""
+    """The progress of a bulk action. `done` never shrinks."""
 
     #: Jobs that it was done to.
     done: int
-    #: How many there were when it began. Others may have been quicker, or some be in flight: `done` may stay below.
+    #: Jobs that there were when it began. `done` may stay below: workers may be quicker, and jobs be in flight.
     total: int
-    #: They are still being counted, as patterns and some states need: nothing is done yet, and `total` may change.
+    #: They are still being counted, as patterns and some states need it: nothing is done yet, and `total` may change.
     counting: bool = False
 
 
-#: Jobs that were not due which a `Snapshot` remembers at most, at 8 bytes each.
+#: Jobs that a `Snapshot` remembers at most, at 8 bytes each.
 MAX_REMEMBERED = 1_000_000
 _WAITING: tuple[State, ...] = ("scheduled", "due", "retrying")
-#: What each action can be done to; None, besides: all that wait, or with kick the morgue.
+#: The states of each action. Without a state it acts on all that wait, kick on the morgue.
 STATES_OF: dict[str, tuple[State, ...]] = {
     "perform_now": _WAITING,
     "bury": _WAITING,
@@ -71,7 +70,7 @@ STATES_OF: dict[str, tuple[State, ...]] = {
 
 
 def meant_by(action: ActionName, wanted: JobFilter) -> JobFilter:
-    """What an action that is to be done to these is done to. Its order is that of time.
+    """The jobs that an action acts on if it is given this filter, in the order of time.
 
     Raises:
         ConfigError: the action does nothing to jobs in that state, or they are bounded by something else than time.
@@ -83,7 +82,7 @@ def meant_by(action: ActionName, wanted: JobFilter) -> JobFilter:
             f"{action} can't be done to jobs with state={wanted.state!r}; state is one of: {', '.join(allowed)}{hint}"
         )
     if wanted.asks_for_errors and wanted.order == "retry_count" and wanted.low <= 0 and wanted.high == math.inf:
-        wanted = replace(wanted, min=None, max=None)  # what has an error has failed
+        wanted = replace(wanted, min=None, max=None)  # a job with an error has failed
     if wanted.bounded and not wanted.by_time:
         raise ConfigError(
             "actions on all that match can be bounded by time, not by id or retry_count: order by time, or use a "
@@ -96,14 +95,14 @@ class _Part(NamedTuple):
     """A range of a shard's set that is walked."""
 
     walk: Walk
-    #: None: the latest of each call. It is of jobs that were not due: told apart from newer ones job by job.
+    #: None: of jobs that were not due, each is told from newer ones, and the bound is the latest one of each call.
     not_after: str | None
-    #: How many ids are looked at, at most.
+    #: Ids that are looked at at most.
     most: float
 
 
 class _Shard(NamedTuple):
-    """A shard as it was when the action began; of one that uses priorities, one of these for each."""
+    """A shard when the action began; one for each of its priorities, if it uses them."""
 
     prefix: str
     bounds: BoundsReply
@@ -120,7 +119,7 @@ class _Shard(NamedTuple):
 
 
 def bulk(queue: QueueShards, action: Action, wanted: JobFilter) -> Iterator[Step]:
-    """Does it, a step at a time, whenever the next step is asked for. What is wanted comes from `meant_by`.
+    """Acts on the jobs of a filter of `meant_by`, a step whenever the next one is asked for.
 
     Raises:
         ConfigError: there is no such shard; or, with the first step, its ``before`` lies in the future.
@@ -143,13 +142,13 @@ def _steps(queue: QueueShards, prefixes: Sequence[str], action: Action, wanted: 
 
 
 def snapshot(queue: QueueShards, action: Action, wanted: JobFilter) -> Snapshot:
-    """What `bulk` would be done to now."""
+    """The jobs that `bulk` would act on now."""
     moment = replace(wanted, before=server_now(queue.client, action))
     return _Bulk(queue, queue.prefixes_for(wanted), action, moment).remember()
 
 
 def server_now(client: Client, action: Action) -> float:
-    """Unix time, seconds, by the clock that the action goes by."""
+    """Unix time, seconds, by the clock of the action."""
     if action.now:
         return float(action.now)
     return time_of(client.command("TIME"))
@@ -161,7 +160,7 @@ class _Bulk:
         self._action = action
         self._in_morgue = wanted.state == "morgue"
         self._base = "morgue" if self._in_morgue else "due"
-        # What is due needn't be made due.
+        # A due job needn't be made due.
         self._with_due = wanted.state in (None, "due") and action.name != "perform_now"
         self._with_later = wanted.state in (None, "scheduled", "retrying")
         before = wanted.before
@@ -174,21 +173,21 @@ class _Bulk:
             if self._in_morgue:
                 wanted = replace(wanted, max=min(wanted.high, self._before))
         self._wanted = wanted
-        #: Whether ids are looked at as Redis keeps them, not in order.
+        #: Whether all ids are looked at, in no order.
         self._scans = bool(wanted.pattern) or wanted.looks_inside
         #: Fingerprints of what is not due, while a snapshot is taken.
         self._remembered: array[int] | None = None
         self._salt = new_salt()
         self._shards = self._look(prefixes, action.now if self._before is None else repr(self._before))
         if self._before is not None:
-            # What was due by then ends at that moment, wherever the shard's clock is.
+            # The jobs due by then end at that moment, wherever the shard's clock is.
             self._shards = [
                 shard._replace(bounds=shard.bounds._replace(due_cutoff=shard.bounds.now, due=shard.bounds.upto_now))
                 for shard in self._shards
             ]
 
     def _look(self, prefixes: Iterable[str], now: str) -> list[_Shard]:
-        """The shards, each priority that is used as one of its own."""
+        """The bounds of the shards, one for each priority that is used."""
         shards = self._look_at([(prefix, None) for prefix in prefixes], now)
         levelled = [shard.prefix for shard in shards if shard.bounds.has_levels]
         whole = [shard._replace(level=0) if shard.bounds.has_levels else shard for shard in shards]
@@ -201,13 +200,13 @@ class _Bulk:
         return [_Shard(prefix, reply, level) for (prefix, level), reply in zip(places, replies, strict=True)]
 
     def _untouched(self, clock: bytes) -> bool:
-        """Whether a shard whose clock this is has got no push since ``before``: each push moves it beyond its time."""
+        """Whether a shard with this clock got no push since ``before``: each push moves the clock beyond its time."""
         return self._before is not None and float(clock or 0) <= self._before
 
     # --- what there is at this moment ---
 
     def remember(self) -> Snapshot:
-        """What would be done now: made for that with ``before``, the time of the snapshot."""
+        """The snapshot; ``before`` is its time."""
         assert self._before is not None
         self._remembered = array("q")
         total = 0
@@ -240,7 +239,7 @@ class _Bulk:
     # --- how many there are ---
 
     def count(self) -> Iterator[int]:
-        """What is known of the number, after each call or so where ids are looked at; the last word comes last."""
+        """The number of jobs as far as it is known, after each call or so; the last one is the result."""
         if self._snapshot is not None:
             yield self._snapshot.total
         elif self._scans:
@@ -253,7 +252,7 @@ class _Bulk:
             if not self._with_later or self._wanted.state is None:
                 yield total + later
                 return
-            # No set is sorted by both, so all that failed are looked at.
+            # No set is sorted by both, so all failed jobs are looked at.
             for failed in self._count_all(replace(self._wanted, state="retrying")):
                 yield total + (failed if self._wanted.state == "retrying" else max(later - failed, 0))
 
@@ -273,7 +272,7 @@ class _Bulk:
     # --- by a pattern, or by what is in them ---
 
     def _scan(self, wanted: JobFilter) -> Iterator[tuple[str, dict[str, list[bytes]]]]:
-        """All that fits, some 1,000 ids of a shard at a time: not_after -> ids."""
+        """All jobs that match, some 1,000 ids of a shard at a time: not_after -> ids."""
         failed = wanted.asks_for_errors and wanted.state in (None, "due")  # nothing else has an error
         base = "retries" if failed or wanted.state == "retrying" else self._base
         order_by = "buried_at" if self._in_morgue else "perform_at"
@@ -287,9 +286,9 @@ class _Bulk:
             dict.fromkeys(shard.prefix for shard in self._shards),
             lambda prefix, cursor: scan.call(prefix, cursor, self._action.now),
         ):
-            yield prefix, self._fitting(shards[prefix], wanted, scanned)
+            yield prefix, self._matching(shards[prefix], wanted, scanned)
 
-    def _fitting(self, shard: _Shard, wanted: JobFilter, scanned: ScanReply) -> dict[str, list[bytes]]:
+    def _matching(self, shard: _Shard, wanted: JobFilter, scanned: ScanReply) -> dict[str, list[bytes]]:
         same_clock = self._may_pass_now(shard) and scanned.clock == shard.bounds.clock
         with_due = wanted.state in (None, "due") and self._with_due
         with_later = wanted.state in (None, "scheduled", "retrying")
@@ -297,7 +296,7 @@ class _Bulk:
         later: list[tuple[float, bytes]] = []
         found = [(value, job_id) for value, job_id in scanned.found if wanted.low <= value <= wanted.high]
         if wanted.looks_inside and found:
-            # What changes from here on, until the action, is done with: it is the same job, or has another time.
+            # A job that changes before the action is still the same job, or has another time.
             admitted = self._admitted([job_id for _, job_id in found], wanted)
             found = [(value, job_id) for value, job_id in found if job_id in admitted]
         for value, job_id in found:
@@ -327,8 +326,9 @@ class _Bulk:
         return found
 
     def _may_pass_now(self, shard: _Shard) -> bool:
-        """Whether what has become due since the beginning is surely old while the shard's clock stands still. Not
-        when it is the action itself that makes jobs due now."""
+        """Whether jobs that have become due since the beginning are old while the shard's clock stands still. Not so if
+        the action itself makes jobs due now.
+        """
         return self._action.name != "perform_now" and shard.bounds.clock != b""
 
     # --- in order ---
@@ -344,8 +344,7 @@ class _Bulk:
             walk = Walk(prefix, "due", bound(low), _lowest(bounds.due_cutoff, high), level=level)
             yield _Part(walk, cutoff, math.inf)
         if self._with_later and bounds.highest is not None:
-            # Ahead of the clock, behind which new jobs arrive. After ``before`` what has become due is told apart job
-            # by job.
+            # Ahead of the clock, behind which new jobs arrive. After ``before`` each job that has become due is judged.
             is_ahead = self._before is None
             walk = Walk(
                 prefix, "due", bound(low) if low > shard.due_cutoff else f"({cutoff}", _lowest(bounds.highest, high),
@@ -355,7 +354,7 @@ class _Bulk:
             yield _Part(walk, None, 2 * (bounds.total - bounds.due) + 1000)
 
     def act_on_all(self) -> Iterator[int]:
-        """Does it, and says after each call or so to how many jobs, be it none."""
+        """Acts on all jobs; yields after each call or so the number that it was done to, which may be 0."""
         if self._scans:
             for prefix, groups in self._scan(self._wanted):
                 if not groups:
@@ -382,7 +381,7 @@ class _Bulk:
     def _walk_part(self, shard: _Shard, part: _Part, limit: int) -> Iterator[tuple[list[bytes], str]]:
         walk, looked = part.walk, 0
         judged = part.not_after is None and self._before is not None
-        # Whether something was pushed is asked after the ids: what was read before is older, then.
+        # The clock is read after the ids: a push that it does not show came after these.
         further = (
             [ShardOperations(shard.prefix).bulk_bounds("due", "+inf", "+inf", now=self._action.now)] if judged else []
         )

@@ -41,15 +41,15 @@ from lowq.store import Refusal, registry, untrusted
 from lowq.store.keys import MAX_SHARDS, nodes_key, queues_key, shard_prefix
 from lowq.store.shard_operations import ShardOperations
 
-#: Milliseconds that a lease without an end is given when the lease_ttl of its owner is not known: longer than any, so
-#: that an owner that lives renews it before.
+#: Milliseconds that an endless lease gets if the lease_ttl of its owner is not known: longer than any, so that a live
+#: owner renews it before.
 ENDLESS_LEASE = 600_000
-#: Shards, nodes or keys that a text names.
+#: Shards, nodes or keys that a text names at most.
 MOST_NAMED = 10
 
 
 class Examination:
-    """One examination; see `Lowq.examine`. It is done once, by `findings`."""
+    """One examination; see `Lowq.examine`."""
 
     def __init__(
         self,
@@ -73,18 +73,18 @@ class Examination:
         self._scanner = JobScanner(self._client, self._namespace, repair=repair, on_step=self._step)
 
     def findings(self) -> list[Finding]:
-        """Examines, and repairs if it is to."""
+        """Examines once, and repairs if it is to."""
         silent: dict[str, RedisUnavailable] = {}
         found = list(check_servers(self._client, silent))
         if not silent:
             for name in self._wanted or ():
                 self._check_exists(name)
             found += check_channels(self._client, self._namespace)
-            # The ids first: restoring what a dead owner left needs entries that can be read.
+            # The ids first: jobs of a dead owner can be restored only if their entries can be read.
             others = self._examine_jobs(read_inventory(self._backend, self._wanted))
             found += check_encoding(self._client, self._scanner.sample)
-            # Twice, as a queue may come or go meanwhile: it is unknown only when its keys are there between two looks
-            # at the registry that do not find it.
+            # Twice, as a queue may come or go meanwhile: it is unknown only if its keys were there between two reads of
+            # the registry without it.
             known_before, _ = read_registry(self._backend)
             self._seen, confirmed = confirm(lambda: read_inventory(self._backend, self._wanted, others), self._patience)
             found += self._of_nodes([suspicion[1] for suspicion in confirmed if suspicion[0] == "node_without_leases"])
@@ -115,7 +115,7 @@ class Examination:
     # --- ids ---
 
     def _examine_jobs(self, seen: Inventory) -> list[Place]:
-        """Looks at all ids; returns the shards that the registry doesn't know."""
+        """Examines all ids; returns the shards that the registry doesn't know."""
         shard_snapshots = dict(seen.shard_snapshots)
         sizes = self._client.on_all([("DBSIZE",)])
         self._total = sum(item.entries for item in shard_snapshots.values()) + sum(size for (size,) in sizes.values())
@@ -197,7 +197,7 @@ class Examination:
             yield replace(finding, repairable=layout is not None, repaired=int(repaired))
 
     def _register(self, queue: str, layout: Layout) -> bool:
-        """Enters a queue; False: somebody was quicker, with another number."""
+        """Enters a queue in the registry; False: another process was quicker, with another number."""
         key = queues_key(self._namespace)
         if layout.epoch:
             entry = json.dumps({**layout.shown(), "options": {}})
@@ -229,13 +229,13 @@ class Examination:
             yield finding
 
     def _restore(self, item: ShardSnapshot, info: QueueInfo | None) -> bool:
-        """Lets what a dead owner left in flight wait again, as after any other change of owner: the doctor is the new
-        owner for a moment. Returns whether nothing is without an owner any more.
+        """Restores jobs that a dead owner left in flight, as after any change of owner: the doctor is the new owner for
+        a moment. Returns whether none is left.
         """
         queue, shard, epoch = item.place
         count = untrusted.count(item.meta.get("shards_count"))
         if not 0 < count <= MAX_SHARDS:
-            return False  # that must be put right first
+            return False  # that must be repaired first
         options = QueueOptions(queue, count)
         if info is not None:
             options = options.registered(info.options)
@@ -258,7 +258,7 @@ class Examination:
             if place.queue not in seen.queues or not self._exists(item):
                 continue
             if seen.layout(place) is None or (item.is_left and item.jobs):
-                # What is left of a shard whose jobs were all moved sends on who comes late.
+                # A shard whose jobs were all moved sends late pushes on.
                 if item.jobs or not item.is_left:
                     beyond[place.queue, "layout_unknown"].append(item)
             elif not seen.within(place):
@@ -276,11 +276,11 @@ class Examination:
             yield finding
 
     def _exists(self, item: ShardSnapshot) -> bool:
-        """Whether there is anything of a shard that the registry doesn't know: perhaps only keys that nothing lists."""
+        """Whether a shard that the registry doesn't know has keys, perhaps only some that nothing lists."""
         return item.exists or any(item.place in tally.shards for tally in self._scanner.tallies.values())
 
     def _repair_shards(self, code: str, sick: list[ShardSnapshot]) -> int:
-        """Repairs these shards; returns how many of them have it no more."""
+        """Repairs these shards; returns how many are in order now."""
         for item in sick:
             argument = self._seen.shards_count(item.place) if code == "meta_lost" else ENDLESS_LEASE
             if code != "meta_lost" or self._seen.within(item.place):
@@ -329,16 +329,14 @@ class Examination:
 
 
 def _layout_of(items: Sequence[ShardSnapshot]) -> Layout | None:
-    """The layout of a queue that the registry has lost, as its shards tell it: that which has shards that were not
-    moved on; None: they do not agree.
-    """
+    """The layout of a queue that the registry has lost, by its shards that were not moved; None: they do not agree."""
     epochs = {item.place.epoch for item in items if not item.is_left}
     rest = [item for item in items if item.place.epoch in epochs]
     if len(epochs) != 1 or any("sealed" in item.meta or "fed" in item.meta for item in rest):
         return None
     counts = {item.meta["shards_count"] for item in rest if not item.wrong and "shards_count" in item.meta}
     count = counts.pop() if len(counts) == 1 else ""
-    # As everything that Redis says: it may be anything.
+    # Redis may hold anything.
     if not count.isdigit() or not 0 < int(count) <= MAX_SHARDS or any(item.place.shard >= int(count) for item in rest):
         return None
     return Layout(int(count), epochs.pop())
@@ -350,6 +348,6 @@ def _count(number: int, noun: str) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first few of them."""
+    """The first few names, and the number of the others."""
     more = len(names) - MOST_NAMED
     return ", ".join(names[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")

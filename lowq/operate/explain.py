@@ -1,4 +1,4 @@
-"""Why an id is not being performed right now, in a sentence, and all that is known of it."""
+"""Why an id is not being performed right now, in a sentence, and the description of an id."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,13 +23,13 @@ from lowq.store.calls import time_of
 from lowq.store.keys import limit_key, nodes_key
 from lowq.store.shard_operations import Flight, ShardOperations, WhyReply
 
-#: How many slots a rate has within its time: see ``take_permits.lua``.
+#: Slots of a rate within its time: see ``take_permits.lua``.
 _SLOTS = 400
 
 
 @dataclass(frozen=True, slots=True)
 class LimitState:
-    """A limit of a queue as it is at one moment, over all nodes and all queues that share it."""
+    """A limit of a queue at one moment, over all nodes and all queues that share it."""
 
     limit: Limit
     #: Of a `lowq.Rate`: jobs that began within its time. Of a `lowq.Concurrency`: batches that run, and those that a
@@ -51,7 +51,7 @@ class LimitState:
 
 
 def read_limits(client: Client, namespace: str, queue: str, options: Mapping[str, Any]) -> list[LimitState]:
-    """Of each limit in the queue's options, as the registry has them, what is granted.
+    """The limits in the queue's options in the registry, and how far they are used.
 
     Raises:
         RedisUnavailable
@@ -89,7 +89,7 @@ def _state(limit: Limit, reply: list[bytes], now: float) -> LimitState:
 
 
 def _held(record: bytes, now: float) -> int:
-    """What a holder has that was heard of within its ttl; what is no record has nothing."""
+    """The permits of a holder with a sign of life within its ttl; 0 for another record."""
     words = record.split()
     if len(words) != 8:
         return 0
@@ -101,51 +101,50 @@ def _held(record: bytes, now: float) -> int:
 #: over_capacity  there is no such id, and a push to its shard did not fit into the capacity: nothing made room since
 #: buried      it is in the morgue
 #: expired     its payloads have expired and are about to be removed
-#: resharding  its jobs are being moved to another layout of the queue, or others that belong to its new shard are
+#: resharding  its jobs, or others of its new shard, are being moved to another layout of the queue
 #: performing  it is in flight: being performed, or about to be
 #: not_due     its time has not come
-#: debounced   it waits for more payloads: when none came for a while it is due, and at the latest at a certain time
-#: retry_wait  it failed and its retry has not come
-#: paused      its time has come, and the queue is paused
-#: no_owner    its time has come (or it was in flight), and its shard is leased to nobody
-#: busy        its time has come, and other jobs of its shard are in flight: they come first, however long they take
-#: limited     its time has come, and a limit of its worker over all nodes is reached
-#: no_thread   its time has come, and all threads of the node that holds its shard are busy with other shards
-#: behind      its time has come, and older jobs of its shard come first
+#: debounced   it waits for more payloads: it is due after a while without any, and at the latest at a certain time
+#: retry_wait  it failed, and its retry is not due
+#: paused      it is due, and the queue is paused
+#: no_owner    it is due (or was in flight), and its shard is leased to nobody
+#: busy        it is due, and other jobs of its shard are in flight: they come first, however long they take
+#: limited     it is due, and a limit of its worker over all nodes is reached
+#: no_thread   it is due, and all threads of the node that holds its shard are busy with other shards
+#: behind      it is due, and older jobs of its shard come first
 #: next        it is the next one of its shard
 Reason = Literal[
     "absent", "over_capacity", "buried", "expired", "resharding", "performing", "not_due", "debounced", "retry_wait",
     "paused", "no_owner", "busy", "limited", "no_thread", "behind", "next",
 ]  # fmt: skip
-#: Reasons behind which may be a limit.
+#: Reasons that a limit may be behind.
 MAY_BE_LIMITED: tuple[Reason, ...] = ("behind", "next")
 #: Ids that are described in one round trip: each may bring three times the bytes of a reply.
 DESCRIBED_TOGETHER = 10
 #: Characters of an id in a sentence.
 _MAX_ID = 60
-#: What is said of an id that has no job.
+#: The sentence about an id without a job.
 ABSENT = "no such job waits, is in flight or is buried; of what was performed nothing is kept"
 
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """Where an id is, and what keeps it."""
+    """The state of an id, and why it is not being performed."""
 
     #: None: nowhere.
     state: State | None
     reason: Reason
-    #: Unix time, seconds, at which the reason ends by itself; None when no time ends it.
+    #: Unix time, seconds, at which the reason ends by itself; None: no time ends it.
     until: float | None
     #: For people.
     detail: str
-    #: The node that holds its shard, by name; None: nobody, or none that is known.
+    #: The name of the node that holds its shard; None: nobody does, or it is not known.
     node: str | None = None
-    #: While it is performed, or its shard is busy: the thread of that node, from 0, if the node's last heartbeat has
-    #: told.
+    #: While it is performed, or its shard is busy: the thread of that node, from 0, if its last heartbeat has it.
     thread: int | None = None
     #: Waiting jobs of its shard that come before it.
     ahead: int = 0
-    #: Who paused the queue, if they said so.
+    #: Who paused the queue, if known.
     paused_by: str | None = None
     #: When it is due: how many other jobs of its shard are in flight, up to three of them, and since when (Unix time,
     #: seconds).
@@ -156,23 +155,21 @@ class Why:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """Everything that is known of an id. Not a consistent snapshot: it was read in a few steps, and may have changed
-    since.
-    """
+    """The description of an id. Not a consistent snapshot: it was read in a few steps, and may have changed since."""
 
     queue: str
     id: str
     #: Unix time, seconds, by the server's clock: when it was read.
     at: float
-    #: Where the id is, and what keeps it: its position, who paused the queue, what else is in flight.
+    #: Its state and the reason: its position, who paused the queue, what else is in flight.
     why: Why
     #: Its jobs with their payloads: in flight, waiting, in the morgue, at most one each. Empty: the id is nowhere.
     jobs: tuple[Job, ...]
     #: Its shard: index, owner, fence, seconds that the lease still runs, length, lag.
     shard: ShardInfo
-    #: The node that holds the shard, as its last heartbeat described it; None: nobody, or none that is known.
+    #: The node that holds the shard, by its last heartbeat; None: nobody does, or it is not known.
     node: NodeInfo | None
-    #: How often its worker tries again.
+    #: Retries of its worker.
     max_retry_count: int
 
     @property
@@ -182,22 +179,22 @@ class Description:
 
     @property
     def taken(self) -> Job | None:
-        """What is in flight."""
+        """The job in flight."""
         return next((job for job in self.jobs if job.state == "taken"), None)
 
     @property
     def waiting(self) -> Job | None:
-        """What waits, also while older payloads are in flight."""
+        """The job that waits, also while older payloads are in flight."""
         return next((job for job in self.jobs if job.state not in ("taken", "morgue")), None)
 
     @property
     def buried(self) -> Job | None:
-        """What is in the morgue."""
+        """The job in the morgue."""
         return next((job for job in self.jobs if job.state == "morgue"), None)
 
 
 def explain(found: WhyReply, place: tuple[str, int], node: NodeInfo | None, max_retry_count: int) -> Why:
-    """All that decides, in words. ``place``: queue and shard; ``node``: that which holds it, if it is known."""
+    """The reason, in words. ``place``: queue and shard; ``node``: the holder of the shard, if it is known."""
     _, shard = place
     owner = _Owner(node, found.lease, place)
 
@@ -272,7 +269,7 @@ def explain(found: WhyReply, place: tuple[str, int], node: NodeInfo | None, max_
 
 
 def _busy_with(flight: Flight, now: float) -> str:
-    """What its thread does with what is in flight."""
+    """What the thread of a shard does with its jobs in flight."""
     seconds = 0.0 if flight.since is None else now - flight.since
     busy = f"has been busy with for {duration(seconds)}" if seconds >= 1 else "is busy with"
     return f"{busy}: {_some_ids(list(map(decode_id, flight.ids)), flight.number)}"
@@ -284,31 +281,29 @@ def _some_ids(ids: Sequence[str], count: int) -> str:
 
 
 def cut_id(job_id: str) -> str:
-    """An id as it stands in a sentence."""
+    """An id in a sentence, cut if it is long."""
     return job_id if len(job_id) <= _MAX_ID else job_id[: _MAX_ID - 1] + "…"
 
 
 class _Owner:
-    """Who holds a shard, as far as its node's last heartbeat tells."""
+    """The holder of a shard, by the last heartbeat of its node."""
 
     def __init__(self, node: NodeInfo | None, lease: bytes | None, place: tuple[str, int]) -> None:
         self.name = None if node is None else node.name
         self._text = f"owner {(lease or b'').decode('utf-8', 'replace').rpartition(':')[0]}"
-        #: The thread that works the shard, from 0; None: a task of the event loop, or it was not told.
+        #: The thread that works the shard, from 0; None: a task of the event loop, or it is not known.
         self.thread: int | None = None
         self._batch: RunningBatch | None = None
-        #: How many threads the node has, if all of them performed something at its last heartbeat; otherwise 0.
+        #: The number of its threads, if none was idle at its last heartbeat; otherwise 0.
         self.busy = 0
         if node is not None:
             self._text = f"{node.kind} {node.name}"
             self.busy = len(node.performing) if all(node.performing) else 0
-            for thread, batch in [*enumerate(node.performing), *((None, task) for task in node.longest_tasks)]:
-                if batch is not None and (batch["queue"], batch["shard"]) == place:
-                    self.thread, self._batch = thread, batch
-                    break
+            batches = ((thread, batch) for thread, batch in node.batches() if (batch["queue"], batch["shard"]) == place)
+            self.thread, self._batch = next(batches, (None, None))
 
     def batch_in_words(self) -> str:
-        """Which batch of the shard it performs, and for how long, where its last heartbeat has told."""
+        """The batch of the shard that it performs, and for how long, if its last heartbeat has it."""
         if self._batch is None:
             return ""
         ids = _some_ids(self._batch["ids"][:3], self._batch["count"])
@@ -322,17 +317,17 @@ class _Owner:
 
 
 class _Registries(NamedTuple):
-    """What the registries say that concerns a queue."""
+    """The registries' part that concerns a queue."""
 
     #: None: the queue has no entry, or none that can be read.
     queue: QueueInfo | None
-    #: Those that live, by name.
+    #: The nodes that live, by name.
     nodes: list[NodeInfo]
-    #: The names of all, also of those that are silent.
+    #: The names of all nodes, also of silent ones.
     node_names: list[bytes]
 
     def holder(self, lease: bytes | None) -> NodeInfo | None:
-        """The node that lives and holds the lease with this token."""
+        """The live node that holds the lease with this token."""
         nonce, _, _ = (lease or b"").decode("utf-8", "replace").rpartition(":")
         # A node's name ends with the beginning of the nonce that it acquires with.
         return next((node for node in self.nodes if node.name.endswith(":" + nonce[:6])), None) if nonce else None
@@ -341,8 +336,8 @@ class _Registries(NamedTuple):
 def _ask_all(
     queue: QueueShards, calls_of: Callable[[Layouts], Iterable[Call[Any]]]
 ) -> tuple[Layouts, _Registries, Iterator[Any]]:
-    """The layouts and registries, and the replies of some shards, in one round trip: another one if the layouts were
-    others than this process knew.
+    """The layouts, the registries, and the replies of some shards, in one round trip, or two if the layouts were others
+    than this process knew.
     """
     nodes = nodes_key(queue.namespace)
     while True:
@@ -357,7 +352,7 @@ def _ask_all(
 
 
 def describe_all(queue: QueueShards, ids: Sequence[bytes], now: float | None) -> Iterator[Description]:
-    """Everything that is known of these ids, in their order: ten of them in a round trip, as they are asked for."""
+    """The descriptions of these ids, in their order: ten in a round trip, as they are asked for."""
     for start in range(0, len(ids), DESCRIBED_TOGETHER):
         yield from _describe(queue, ids[start : start + DESCRIBED_TOGETHER], now)
 
@@ -416,13 +411,11 @@ def _explain(queue: QueueShards, found: WhyReply, shard: int, registries: _Regis
 
 
 def _decisive(whys: Sequence[WhyReply]) -> int:
-    """The number, of an id's shards by layout, of the one that decides: that which its jobs leave until all were
-    moved.
-    """
+    """The index of the shard that decides, among those of an id: the old one until all its jobs were moved."""
     return next((number for number, reply in enumerate(whys) if not reply.moved), len(whys) - 1)
 
 
 def max_retry_count(entry: QueueInfo | None) -> int:
-    """How often the worker of a queue tries again, as the registry says, or the default."""
+    """The retries of a queue's worker, by the registry, or the default."""
     most = None if entry is None else entry.options.get("max_retry_count")
     return most if isinstance(most, int) else MAX_RETRY_COUNT

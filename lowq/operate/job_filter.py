@@ -1,4 +1,4 @@
-"""Which jobs of a queue are meant: by state, by a pattern of ids, between bounds, and as of when."""
+"""Filters of jobs: by state, a pattern of ids, bounds, contents, and the time of a snapshot."""
 
 import dataclasses
 import hashlib
@@ -19,12 +19,12 @@ from lowq.errors import ConfigError
 from lowq.job import Job, State
 from lowq.observe.error_groups import FINGERPRINT, error_fingerprint
 
-#: Characters of such a text, and names of fields in it.
+#: Characters of a text to look for, and names of fields in it.
 MAX_TEXT, MAX_NAMES = 512, 20
 
 
 class PayloadField(NamedTuple):
-    """A field of a payload, by its path, and the value that is looked for."""
+    """A field of a payload, by its path, and the value wanted."""
 
     path: tuple[str, ...]
     value: str
@@ -34,7 +34,7 @@ class PayloadField(NamedTuple):
         """``a.b:7``: the field ``b`` of the object in the field ``a``. The value may have colons.
 
         Raises:
-            ConfigError: it is nothing of that kind.
+            ConfigError: it is none.
         """
         check_text("payload", text)
         name, colon, value = str(text).partition(":")
@@ -46,8 +46,8 @@ class PayloadField(NamedTuple):
         return cls(path, value.strip())
 
     def holds(self, payload: Any) -> bool:
-        """Whether the payload has that value there. In a list, one of its elements is enough. 7 is 7 and "7"; a name
-        with dots in it counts, too.
+        """Whether the payload has that value there. One element of a list is enough, 7 is 7 and "7", and a name may
+        have dots in it.
         """
         return self._is_in(payload, self.path)
 
@@ -88,7 +88,7 @@ MAX_PATTERN_BYTES, MAX_PATTERN_REST = 1024, 100
 #: Stars of a pattern. Redis before 7.0.9 (and the embedded store) tries them all against each other: ``lua/scan.lua``
 #: allows fewer there.
 MAX_PATTERN_STARS = 4
-#: Ids that one call looks at, at most.
+#: Ids that one call looks at at most.
 MAX_SCANNED = 1000
 #: Steps of one call, each of 1 to 2 nanoseconds: 1 to 2 ms, and three calls go out together.
 _STEPS = 1_000_000
@@ -98,7 +98,7 @@ def check_pattern(pattern: object) -> str:
     """A pattern of ids, or "" for None.
 
     Raises:
-        ConfigError: it is none, or too dear; the message names the limit.
+        ConfigError: it is none, or too expensive; the message names the limit.
     """
     if pattern is None or pattern == "":
         return ""
@@ -125,12 +125,12 @@ def check_pattern(pattern: object) -> str:
 
 
 def encode_pattern(pattern: str) -> bytes:
-    """As Redis gets it: of any bytes, as ids may be."""
+    """The bytes of a pattern or an id, which need not be UTF-8."""
     return pattern.encode("utf-8", "surrogateescape")
 
 
 def ids_per_call(pattern: str) -> int:
-    """How many ids one call may look at, however long they are and whatever is in them."""
+    """How many ids one call may look at, whatever their length and contents."""
     head, rest = _pattern_parts(encode_pattern(pattern))
     return max(min(_STEPS // (head + MAX_ID_BYTES * rest + 1), MAX_SCANNED), 1)
 
@@ -148,19 +148,19 @@ ORDERS: tuple[OrderBy, ...] = get_args(OrderBy)
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a bulk action would have been done to at a moment. Given to it as ``before``, it is done to that alone."""
+    """The jobs that a bulk action would have been done to at one moment. Given as ``before``, it bounds the action."""
 
     #: Unix time, seconds, by Redis's clock.
     at: float
-    #: How many jobs there were.
+    #: The number of these jobs.
     total: int
-    #: Fingerprints of those that were not due, sorted; None: there were too many to remember.
+    #: Fingerprints of those that were not due, sorted; None: they were too many to remember.
     _later: "array[int] | None"
-    #: The key of the fingerprints: nobody can make up an id that has another's.
+    #: The key of the fingerprints: nobody can make up an id with the fingerprint of another.
     _salt: bytes = b""
 
     def __len__(self) -> int:
-        """How many jobs it remembers one by one."""
+        """The number of jobs that it remembers one by one."""
         return len(self._later or ())
 
     @property
@@ -169,7 +169,7 @@ class Snapshot:
         return self._later is not None
 
     def holds(self, prefix: str, perform_at: float, job_id: bytes) -> bool:
-        """Whether this job was there, not due, and still has the time that it had."""
+        """Whether this job was there, not due, with the same perform_at."""
         if self._later is None:
             return False
         wanted = fingerprint(self._salt, prefix, perform_at, job_id)
@@ -177,17 +177,17 @@ class Snapshot:
         return index < len(self._later) and self._later[index] == wanted
 
     def pack(self) -> bytes:
-        """As bytes, for another process of the same byte order. It is for one that remembers."""
+        """As bytes, for another process of the same byte order. Only for a snapshot that remembers."""
         head = json.dumps({"at": self.at, "total": self.total, "salt": self._salt.hex()})
         return head.encode() + b"\n" + (self._later or array("q")).tobytes()
 
     @classmethod
     def unpack(cls, raw: bytes) -> "Snapshot | None":
-        """What `pack` has made; None: it is nothing of that kind."""
+        """The counterpart of `pack`; None: the bytes are no snapshot."""
         head, _, body = raw.partition(b"\n")
         try:
-            says = json.loads(head)
-            at, total, salt = float(says["at"]), says["total"], bytes.fromhex(says["salt"])
+            fields = json.loads(head)
+            at, total, salt = float(fields["at"]), fields["total"], bytes.fromhex(fields["salt"])
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
         if not math.isfinite(at) or type(total) is not int or total < 0 or len(body) % 8 or len(salt) > SALT:
@@ -231,10 +231,10 @@ class FilterOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class JobFilter:
-    """Which jobs of a queue are meant, and in which order they are listed. The default: all that wait.
+    """A filter of the jobs of a queue, and the order in which they are listed. The default: all that wait.
 
     Raises:
-        ConfigError: a field makes no sense; the message names what is allowed.
+        ConfigError: a field is invalid; the message names the allowed values.
     """
 
     #: None: all that wait, also new payloads of ids in flight; the jobs in flight themselves are "taken".
@@ -242,30 +242,30 @@ class JobFilter:
     #: A pattern of ids as Redis has it (``*``, ``?``, ``[a-c]``), of up to 1,024 bytes and four stars, and up to 100
     #: bytes from its first ``*`` on.
     match: str | None = None
-    #: perform_at (the default), retry_count (-1 is fresh) or id; in the morgue buried_at (the default) or id. Equal
-    #: ones are ordered by the bytes of their ids.
+    #: perform_at (the default), retry_count (-1 is fresh) or id; in the morgue buried_at (the default) or id. Jobs with
+    #: equal values are ordered by the bytes of their ids.
     order_by: str | None = None
     reverse: bool = False
-    #: Bounds of the value that it is ordered by, both included: Unix time in seconds, a retry_count, or an id.
+    #: Bounds of the value of that order, both included: Unix time in seconds, a retry_count, or an id.
     min: float | str | None = None
     max: float | str | None = None
-    #: Of bulk actions: nothing that came later is meant. Unix time in seconds, or a snapshot.
+    #: Of bulk actions: later jobs are left alone. Unix time in seconds, or a snapshot.
     before: float | Snapshot | None = None
     #: A field of a payload and its value, ``customer:7`` or ``order.customer:7``.
     payload: str | None = None
     #: A part of the error's text, in upper or lower case.
     error: str | None = None
-    #: The fingerprint of an `ErrorGroup`: those whose last error is in it.
+    #: The fingerprint of an `ErrorGroup`: jobs whose last error is in it.
     error_group: str | None = None
     #: Within one queue: only this shard.
     shard: int | None = None
 
     @classmethod
     def of(cls, given: "JobFilter | State | None", options: FilterOptions) -> "JobFilter":
-        """What a caller means who gives a filter, only a state, or neither, and single fields by their names.
+        """The filter of a caller's arguments: a filter, a state, or neither, and single fields by their names.
 
         Raises:
-            TypeError: an unknown field, or the state twice. ConfigError
+            TypeError: an unknown field, or two states. ConfigError
         """
         if isinstance(given, JobFilter):
             return dataclasses.replace(given, **options) if options else given
@@ -289,31 +289,33 @@ class JobFilter:
         if before is not None and not isinstance(before, Snapshot):
             number = _number(before)
             if number is None or not math.isfinite(number):
-                raise ConfigError(f"before={_said(before)}: it is a finite number, Unix time in seconds, or a snapshot")
+                raise ConfigError(
+                    f"before={_quote(before)}: it is a finite number, Unix time in seconds, or a snapshot"
+                )
         _ = self.pattern, self.payload_field  # they are checked when they are first asked for
         if self.error is not None:
             check_text("error", self.error)
         group: object = self.error_group
         if group is not None and not (isinstance(group, str) and FINGERPRINT.fullmatch(group)):
             raise ConfigError(
-                f"error_group={_said(group)}: it is the fingerprint of a group of errors, 12 hexadecimal digits"
+                f"error_group={_quote(group)}: it is the fingerprint of a group of errors, 12 hexadecimal digits"
             )
         if self.shard is not None and (type(self.shard) is not int or self.shard < 0):
-            raise ConfigError(f"shard={_said(self.shard)}: it is the number of a shard, from 0 on")
+            raise ConfigError(f"shard={_quote(self.shard)}: it is the number of a shard, from 0 on")
 
     def _check_bound(self, name: str, bound: object) -> None:
         if bound is None:
             return
         if self.order == "id":
             if not isinstance(bound, str):
-                raise ConfigError(f"{name}={_said(bound)}: with order_by='id' it is an id, a str")
+                raise ConfigError(f"{name}={_quote(bound)}: with order_by='id' it is an id, a str")
             return
         number = _number(bound)
         if number is None or math.isnan(number):
-            raise ConfigError(f"{name}={_said(bound)}: it is a number, a bound of {self.order}")
+            raise ConfigError(f"{name}={_quote(bound)}: it is a number, a bound of {self.order}")
 
     def given(self) -> dict[str, Any]:
-        """The fields that say anything, as values of JSON: of a snapshot the time."""
+        """The fields that are set, as values of JSON: of a snapshot the time."""
         values = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
         if isinstance(self.before, Snapshot):
             values["before"] = self.before.at
@@ -321,7 +323,7 @@ class JobFilter:
 
     @cached_property
     def order(self) -> str:
-        """What it is ordered by, also when that was not said."""
+        """The value that jobs are ordered by: ``order_by``, or the default."""
         return ("buried_at" if self.state == "morgue" else "perform_at") if self.order_by is None else self.order_by
 
     @property
@@ -344,21 +346,21 @@ class JobFilter:
 
     @property
     def looks_inside(self) -> bool:
-        """Whether it asks what is in a job: each must be read to know."""
+        """Whether it asks for the contents of jobs, so that each must be read."""
         return self.payload is not None or self.asks_for_errors
 
     @property
     def asks_for_errors(self) -> bool:
-        """Whether no job that never failed is meant."""
+        """Whether it admits only jobs that failed."""
         return self.error is not None or self.error_group is not None
 
     @property
     def scanned(self) -> bool:
-        """Whether each page looks at every id that there is."""
+        """Whether each page looks at every id."""
         return bool(self.pattern) or self.order == "id" or self.state == "taken"
 
     def admits(self, job: Job, redact: Callable[[Any], Any] | None = None) -> bool:
-        """Whether what is in the job is what is asked for. ``redact``: from a payload to what may be seen of it."""
+        """Whether the contents of the job match. ``redact``: returns the part of a payload that may be seen."""
         if self.error is not None and self.error.strip().casefold() not in (job.error or "").casefold():
             return False
         if self.error_group is not None and (job.error is None or error_fingerprint(job.error) != self.error_group):
@@ -370,12 +372,12 @@ class JobFilter:
 
     @cached_property
     def low(self) -> float:
-        """The lower bound of the value that it is ordered by; none in the order by id."""
+        """The lower bound of the value of its order; none in the order by id."""
         return -math.inf if self.min is None or isinstance(self.min, str) else float(self.min)
 
     @cached_property
     def high(self) -> float:
-        """The upper bound of the value that it is ordered by; none in the order by id."""
+        """The upper bound of the value of its order; none in the order by id."""
         return math.inf if self.max is None or isinstance(self.max, str) else float(self.max)
 
     @cached_property
@@ -392,22 +394,22 @@ class JobFilter:
 
     @property
     def when(self) -> str:
-        """How the scripts call a state's side of now."""
+        """The side of now that its state is on, as the scripts call it."""
         return {"due": "due", "scheduled": "later", "retrying": "later"}.get(self.state or "", "")
 
     @property
     def past(self) -> str:
-        """How the scripts call whether a state's jobs have failed before."""
+        """Whether the jobs of its state have failed, as the scripts call it."""
         return {"scheduled": "fresh", "retrying": "failed"}.get(self.state or "", "")
 
     @property
     def where(self) -> str:
-        """Which of an id's jobs is meant, as the script `fetch_jobs` calls it."""
+        """The one of an id's jobs that it is about, as the script `fetch_jobs` calls it."""
         return self.state if self.state in ("taken", "morgue") else "waiting"
 
 
 def _number(value: object) -> float | None:
-    """A number that a float can be, NaN and infinities too."""
+    """The value as a float, NaN and infinities too; None: it is no number, or too large."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -416,8 +418,8 @@ def _number(value: object) -> float | None:
         return None
 
 
-def _said(value: object) -> str:
-    """The value in a message. Python refuses to write integers of very many digits."""
+def _quote(value: object) -> str:
+    """The value in a message. Python refuses to write integers of more than 4,300 digits."""
     try:
         return f"{value!r:.100}"
     except ValueError:

@@ -1,6 +1,7 @@
 """The nodes in the registry, read only: which of them live, what they perform, and which batches are stuck."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from math import inf, isfinite
 from typing import Any, NamedTuple, TypedDict
@@ -31,7 +32,7 @@ class RunningBatch(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """A node, as its last heartbeat described it. What an older or newer version doesn't say is left empty."""
+    """A node, as its last heartbeat described it. Fields that its version doesn't have are empty."""
 
     name: str
     #: Unix time, seconds, by the server's clock, and how long ago that was.
@@ -56,9 +57,9 @@ class NodeInfo:
     longest_tasks: tuple[RunningBatch, ...] = ()
     #: It takes nothing more.
     quiet: bool = False
-    #: It was silent for longer than it said, so it counts as dead. What it says is of its last heartbeat.
+    #: It was silent for longer than it said, so it counts as dead.
     lost: bool = False
-    #: Redis is a replica by now: nobody can write to it, and the node waits. This is what it said before.
+    #: Redis is a replica by now: nobody can write to it, and the node waits.
     waiting: bool = False
     #: Resident memory of its process, bytes; 0: unknown.
     memory: int = 0
@@ -76,6 +77,12 @@ class NodeInfo:
     strict: bool = False
     #: queue -> name -> the time table of a schedule that it knows.
     schedules: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+
+    def batches(self) -> Iterator[tuple[int | None, RunningBatch]]:
+        """What it performs, each with the number of its thread, from 0; None: a task of its event loop."""
+        for thread, batch in [*enumerate(self.performing), *((None, task) for task in self.longest_tasks)]:
+            if batch is not None:
+                yield thread, batch
 
 
 def nodes(backend: Backend, *, lost: bool = False) -> list[NodeInfo]:
@@ -98,12 +105,12 @@ def _is_replica(client: Client) -> bool:
 
 
 def live_nodes(raw: Sequence[bytes], now: float) -> list[NodeInfo]:
-    """Those that live, by name, from the fields of the registry."""
+    """The nodes that live, by name, from the fields of the registry."""
     return [info for info in _node_infos(raw, now) if not info.lost]
 
 
 def _node_infos(raw: Sequence[bytes], now: float, *, on_replica: bool = False) -> list[NodeInfo]:
-    """All that can be read, by name."""
+    """The nodes whose entries can be read, by name."""
     infos = [_node_info(name, data, now, on_replica) for name, data in zip(raw[::2], raw[1::2], strict=True)]
     return sorted((info for info in infos if info is not None), key=lambda info: info.name)
 
@@ -171,7 +178,7 @@ def read_node_entries(backend: Backend) -> NodeEntries:
     return NodeEntries(frozenset(names), live, lost, silent, frozenset(unreadable))
 
 
-#: The details that are whole numbers; 0: it does not say.
+#: The details that are whole numbers; 0: not known.
 _NUMBERS = ("pid", "threads", "tasks", "concurrency", "memory", "written_off", "taken")
 
 
@@ -214,8 +221,8 @@ def _node_info(name: bytes, data: bytes, now: float, on_replica: bool) -> NodeIn
     )
 
 
-def _list(said: Any) -> list[Any]:
-    return said if isinstance(said, list) else []
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _shards(said: Any) -> dict[str, list[int]]:
@@ -229,7 +236,7 @@ def _shards(said: Any) -> dict[str, list[int]]:
 
 
 def _performing(said: Any) -> RunningBatch | None:
-    """What a thread performs; None also when that can't be read."""
+    """The batch of a thread; None also when it can't be read."""
     if not isinstance(said, dict):
         return None
     queue, shard = said.get("queue"), untrusted.whole(said.get("shard"), 0, MAX_SHARDS - 1)
@@ -245,10 +252,10 @@ def _performing(said: Any) -> RunningBatch | None:
     }
 
 
-#: A batch is stuck when it has been running for longer than this, seconds, and for longer than so many times what 95 %
-#: of the batches of its queue take.
+#: A batch is stuck when it has been running for longer than this, seconds, and for longer than so many times the 95th
+#: percentile of its queue.
 STUCK_SECONDS, STUCK_TIMES = 60.0, 10.0
-#: Most of them that are named.
+#: Stuck batches that are named at most.
 MOST_STUCK = 100
 
 
@@ -273,70 +280,67 @@ class StuckBatch:
 
 
 def stuck_limit(times: TotalTimes) -> float:
-    """Seconds from which on a batch is stuck in a queue whose batches took so long."""
+    """Seconds from which on a batch is stuck in a queue with these times."""
     p95 = times.percentile(0.95)
-    if not isfinite(p95):  # how long those took that are beyond all buckets: on average, at most
+    if not isfinite(p95):  # beyond all buckets: the average of those there, at most
         longest, beyond = BOUNDS[-1], times.buckets[-1][1]
         p95 = max(times.seconds / beyond, longest)
     return max(STUCK_SECONDS, STUCK_TIMES * p95)
 
 
 def stuck_batches(backend: Backend, living: Sequence[NodeInfo] | None = None) -> list[StuckBatch]:
-    """The batches that are stuck, longest first. ``living``: the nodes, where they are known already. While none of
-    them runs a batch for long nothing else is read.
+    """The batches that are stuck, longest first. ``living``: the nodes, if they are known already. Nothing else is read
+    while none of them has been running a batch for long.
 
     Raises:
         RedisUnavailable, RedisRefused
     """
     found = [
-        (node.name, thread, performed)
+        (batch, node.name, thread)
         for node in (nodes(backend) if living is None else living)
-        for thread, performed in [*enumerate(node.performing), *((None, task) for task in node.longest_tasks)]
-        if performed is not None and performed["seconds"] > STUCK_SECONDS
+        for thread, batch in node.batches()
+        if batch["seconds"] > STUCK_SECONDS
     ]
-    times = total_times(backend, [*{performed["queue"] for _, _, performed in found}])
+    times = total_times(backend, [*{batch["queue"] for batch, *_ in found}])
     limits = {queue: stuck_limit(runs) for queue, (_, runs) in times.items()}
-    found = [item for item in found if item[2]["seconds"] > limits[item[2]["queue"]]]
-    found = sorted(found, key=lambda item: item[2]["seconds"], reverse=True)[:MOST_STUCK]
-    waiting = _waiting(backend, {(performed["queue"], performed["shard"]) for _, _, performed in found})
+    found = [item for item in found if item[0]["seconds"] > limits[item[0]["queue"]]]
+    found = sorted(found, key=lambda item: item[0]["seconds"], reverse=True)[:MOST_STUCK]
+    waiting = _count_due(backend, {(batch["queue"], batch["shard"]) for batch, *_ in found})
     return [
         StuckBatch(
-            performed["queue"], performed["shard"], tuple(performed["ids"]), performed["count"], node, thread,
-            performed["seconds"], limits[performed["queue"]], waiting[performed["queue"], performed["shard"]],
+            batch["queue"], batch["shard"], tuple(batch["ids"]), batch["count"], node, thread, batch["seconds"],
+            limits[batch["queue"]], waiting[batch["queue"], batch["shard"]],
         )
-        for node, thread, performed in found
+        for batch, node, thread in found
     ]  # fmt: skip
 
 
-def _waiting(backend: Backend, places: Set[tuple[str, int]]) -> dict[tuple[str, int], int]:
-    """How many due jobs wait in these shards. A node names a shard by its number: while a reshard is under way that may
-    be one of each layout, and both count.
+def _count_due(backend: Backend, places: Set[tuple[str, int]]) -> Counter[tuple[str, int]]:
+    """How many due jobs these shards have. A node names a shard by its number: while a reshard is under way that may be
+    one of each layout, and both count.
     """
-    found = dict.fromkeys(places, 0)
-    if not places:
-        return found
-    layouts = {info.name: info.layouts.all for info in all_queues(backend)}
-    listed = [
-        (place, layout.prefix(backend.config.namespace, *place))
+    found = Counter[tuple[str, int]]()
+    layouts = {info.name: info.layouts.all for info in all_queues(backend)} if places else {}
+    prefixes = {
+        layout.prefix(backend.config.namespace, *place): place
         for place in places
         for layout in layouts.get(place[0], ())
         if place[1] < layout.shards_count
-    ]
-    figures = read_stats(backend.client, [prefix for _, prefix in listed], None)
-    for (place, _), stats in zip(listed, figures, strict=True):
+    }
+    for place, stats in zip(prefixes.values(), read_stats(backend.client, list(prefixes), None), strict=True):
         found[place] += stats.due
     return found
 
 
 def seconds_all_busy(node: NodeInfo) -> float:
-    """For how long all threads of a node have been busy with the batches that they are busy with; 0.0: one is not."""
+    """For how many seconds all threads of a node have been performing their batches; 0.0: one is idle."""
     return min((performed["seconds"] if performed else 0.0 for performed in node.performing), default=0.0)
 
 
 class StuckLimits:
-    """When batches of queues are stuck, for a node that asks about its own. Read anew every 30 s."""
+    """From how many seconds on batches are stuck, for a node that asks about its own. Read anew every 30 s."""
 
-    #: Performs of a queue from which on it is known how long they take.
+    #: Performs of a queue from which on their usual time is known.
     KNOWN = 20
     #: Seconds.
     AGE = 30.0
@@ -347,17 +351,17 @@ class StuckLimits:
         self._read: dict[str, tuple[float, float]] = {}
 
     def seconds_stuck(self, running: Sequence[tuple[str, float] | None]) -> float:
-        """For how long, in seconds, all of these have been stuck; 0.0: they have not, or it is not known. Each is the
-        queue and the seconds of a batch; None: nothing runs there.
+        """For how many seconds all of these have been stuck; 0.0: one is not, or that is not known. Each is the queue
+        and the seconds of a batch; None: an idle thread.
         """
-        batches = [item for item in running if item is not None and item[1] > STUCK_SECONDS]
-        if len(batches) < len(running) or not batches:
+        batches = [item for item in running if item is not None]
+        shortest = min((seconds for _, seconds in batches), default=0.0)
+        if len(batches) < len(running) or shortest <= STUCK_SECONDS:
             return 0.0
         try:
-            is_stuck = all(seconds > self._limit(queue) for queue, seconds in batches)
+            return shortest if all(seconds > self._limit(queue) for queue, seconds in batches) else 0.0
         except (RedisUnavailable, RedisRefused):
             return 0.0
-        return min(seconds for _, seconds in batches) if is_stuck else 0.0
 
     def _limit(self, queue: str) -> float:
         read_at, limit = self._read.get(queue, (-inf, inf))

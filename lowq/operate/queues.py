@@ -1,7 +1,7 @@
-"""The queues in the registry: their entries, their layouts, and where their jobs are.
+"""The queues in the registry: their entries, their layouts, and the shards of their jobs.
 
-The registry is one key of one primary, which a failover may set back. What sealed and opened shards say of layouts
-holds for good: so they decide where the two disagree, and no epoch is used twice.
+The registry is one key of one primary, which a failover may set back. The layouts in sealed and opened shards hold for
+good: they decide where the two disagree, and no epoch is used twice.
 """
 
 import contextlib
@@ -25,13 +25,13 @@ from lowq.store.keys import MAX_SHARDS, nodes_key, queues_key
 
 log = get_log("lowq.reshard")
 
-#: Shards of another layout that are looked at to find out whether it was ever made, and how many it has.
+#: Shards of another layout that are read to find out whether it was ever made, and how many it has.
 _PROBED = 64
 
 
 def queues(backend: Backend) -> list[QueueInfo]:
-    """All queues that were ever used and not dropped, by name. Entries that can't be read are left out, and so are the
-    internal queues in which schedules wait.
+    """All queues that were ever used and not dropped, by name. Entries that can't be read are left out, and so are
+    internal queues.
 
     Raises:
         RedisUnavailable, RedisRefused
@@ -48,7 +48,7 @@ def all_queues(backend: Backend) -> list[QueueInfo]:
 
 
 def read_registry(backend: Backend) -> tuple[dict[str, QueueInfo], dict[str, str]]:
-    """The registry of queues, by name, and what the entries say that can't be read.
+    """The registry of queues, by name, and the entries that can't be read.
 
     Raises:
         RedisUnavailable, RedisRefused
@@ -95,8 +95,7 @@ def find_queue(backend: Backend, name: str) -> QueueInfo:
 
 def find_entry(client: Client, namespace: str, name: str, timeout: float | None = None) -> QueueInfo | None:
     """A queue's entry, or None when nobody has used it yet. ``timeout`` is as for `Client.run_many`."""
-    key = queues_key(namespace)
-    return entry_of(name, client.command("HGET", key, name, key=key, timeout=timeout))
+    return entry_of(name, client.call(entry_call(namespace, name), timeout=timeout))
 
 
 def entry_call(namespace: str, name: str) -> Command:
@@ -117,7 +116,7 @@ def _log_unreadable(name: str) -> None:
 
 
 class QueueShards:
-    """The shards of a queue: where its jobs are, as the registry says. Safe for threads."""
+    """The shards of a queue, by the registry. Safe for threads."""
 
     def __init__(self, backend: Backend, name: str, shards_count: int | None = None) -> None:
         self.backend = backend
@@ -134,8 +133,7 @@ class QueueShards:
 
     @property
     def layouts(self) -> Layouts:
-        """Its layout, and while a reshard is under way the one that its jobs are being moved to; as the registry has
-        said in the last second.
+        """Its layout, and while a reshard is under way the next one; as read from the registry in the last second.
 
         Raises:
             UnknownQueueError: the number of shards was not given, and nobody has used the queue yet.
@@ -145,7 +143,9 @@ class QueueShards:
 
     @property
     def presumed_layouts(self) -> Layouts:
-        """For callers that ask the registry along with the shards; see `are_confirmed`."""
+        """The layouts that this process knows, for callers that read the registry along with the shards; see
+        `are_confirmed`.
+        """
         routes = self.backend.registrations.routes_of(self.name)
         if routes is not None:
             return routes.layouts
@@ -153,7 +153,7 @@ class QueueShards:
 
     def are_confirmed(self, presumed: Layouts, entry: QueueInfo | None) -> bool:
         """Whether the registry has these layouts. If not, a reshard has begun or ended: the new layouts are noted, and
-        the caller asks again.
+        the caller reads again.
         """
         if entry is None or entry.layouts == presumed:
             return True
@@ -161,7 +161,7 @@ class QueueShards:
         return False
 
     def read_layouts(self) -> Layouts:
-        """As the registry says now."""
+        """Its layouts, as the registry has them now."""
         if self._given_count is None:
             layouts = find_queue(self.backend, self.name).layouts
         else:
@@ -171,7 +171,7 @@ class QueueShards:
 
     @property
     def declared_count(self) -> int:
-        """How many shards the code says that the queue has; without such code the registry."""
+        """The number of shards in the code; without it, that in the registry."""
         return self.layouts.current.shards_count if self._given_count is None else self._given_count
 
     def read_entry(self) -> QueueInfo | None:
@@ -184,7 +184,7 @@ class QueueShards:
 
     @property
     def prefixes(self) -> list[str]:
-        """Those of the layout that its jobs are being moved to come last."""
+        """The prefixes of its shards, those of the next layout last."""
         return self.prefixes_in(self.layouts)
 
     def prefixes_in(self, layouts: Layouts) -> list[str]:
@@ -208,7 +208,7 @@ class QueueShards:
         return layout.prefix(self.namespace, self.name, shard)
 
     def prefixes_of(self, job_id: bytes, layouts: Layouts | None = None) -> list[str]:
-        """The shards that may have jobs of an id: while a reshard is under way two, first the one that it leaves."""
+        """The shards that may have jobs of an id; during a reshard the old one, and then the new one."""
         return [self.prefix(layout, layout.shard_of(job_id)) for layout in (layouts or self.layouts).all]
 
 
@@ -216,24 +216,23 @@ class QueueShards:
 
 
 class RegistryCheck:
-    """Has the registry repaired where it says less of a queue than this process knows, or than the queue's shards said.
-    Other threads than the caller's ask the shards: primaries may be away, and the caller has leases to keep.
+    """Repairs the registry where it has lost layouts that this process knows, or that shards have named. It reads the
+    shards in threads of its own: primaries may be away, and the caller has leases to keep.
     """
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        #: Queue -> whoever looks at its shards just now, or was the last to do so.
+        #: Queue -> the thread that reads its shards, or the last one that did.
         self._threads: dict[str, threading.Thread] = {}
-        #: Queue -> layouts of the registry that its shards bear out, and those that had been served.
+        #: Queue -> layouts of the registry that its shards confirm, and those that had been served.
         self._confirmed: dict[str, tuple[Layouts, Layouts | None]] = {}
-        #: The last error that was told.
-        self._told = ""
+        #: The last error that was logged.
+        self._logged = ""
 
     def accepts(self, queue: str, found: Layouts, served: Layouts | None, doubted: Collection[int]) -> bool:
-        """Whether the layouts that were ``found`` in the registry are to be followed, by a process that has ``served``
-        others. Not earlier ones, nor another number of shards of the same epoch, unless the shards bear them out, as
-        when the queue was dropped and made anew. ``doubted``: epochs of which shards have said that they are sealed, or
-        were made for another number.
+        """Whether a process that has ``served`` other layouts is to follow those ``found`` in the registry. Not so
+        earlier ones, nor another number of shards of the same epoch, unless the shards confirm them, as when the queue
+        was dropped and made anew. ``doubted``: epochs whose shards are sealed, or were made for another number.
         """
         is_earlier = served is not None and (
             found.current.epoch < served.current.epoch
@@ -256,13 +255,13 @@ class RegistryCheck:
             layouts = repair_registry(self._backend, queue, None if served is None else served.current)
             self._confirmed[queue] = layouts, served
             if served is not None and layouts != served:
-                announce(self._backend, queue, layouts)  # who has refused them meanwhile reads the registry again
+                announce(self._backend, queue, layouts)  # nodes that refused them meanwhile read the registry again
         except (RedisUnavailable, UnknownQueueError):
             pass  # the next heartbeat asks again
         except LowqError as error:
             text = describe(error, str)
-            if text != self._told:  # not with every heartbeat
-                self._told = text
+            if text != self._logged:  # not with every heartbeat
+                self._logged = text
                 log.warning(
                     "queue %r: the registry and the shards disagree, and the registry could not be put right: %s",
                     queue, text, extra={"event": "registry_not_repaired", "queue": queue},
@@ -270,9 +269,9 @@ class RegistryCheck:
 
 
 def repair_registry(backend: Backend, queue: str, served: Layout | None = None) -> Layouts:
-    """The layouts of a queue. If its shards say others than the registry, as that has lost them in a failover or comes
-    from an older copy, the registry is written anew. ``served``: the layout that this process knows; a later one than
-    the registry's counts while shards of it are there.
+    """The layouts of a queue. If its shards have others than the registry, as after a failover or from an older copy,
+    the registry is written anew. ``served``: the layout that this process knows; a later one than the registry's counts
+    while shards of it exist.
 
     Raises:
         UnknownQueueError, RedisUnavailable, RedisRefused
@@ -292,7 +291,7 @@ def repair_registry(backend: Backend, queue: str, served: Layout | None = None) 
 
 
 def _counts_in(backend: Backend, queue: str, layout: Layout) -> list[int]:
-    """For how many shards those of this layout were made that Redis has: dropping a queue removes them all."""
+    """The numbers of shards in the shards of this layout that exist: dropping a queue removes them all."""
     metas = read_metas(backend, layout.prefixes(backend.config.namespace, queue), "shards_count")
     return [untrusted.count(count) for (count,) in metas if count is not None]
 
@@ -303,8 +302,8 @@ def _shown(layouts: Layouts) -> str:
 
 
 def layouts_of_shards(backend: Backend, queue: str, layouts: Layouts) -> Layouts:
-    """The layouts as the shards tell them: each says for how many it was made, and a sealed one names the layout that
-    its jobs belong to; when all of them were moved and all of that layout are open, it has ended.
+    """The layouts by the shards: each has the number of shards of its layout, and a sealed one names the next layout.
+    When all were moved, and all of the next layout are open, the reshard has ended.
     """
 
     def read(layout: Layout, *fields: str) -> list[list[bytes | None]]:
@@ -332,8 +331,8 @@ def layouts_of_shards(backend: Backend, queue: str, layouts: Layouts) -> Layouts
 
 
 def _as_made(backend: Backend, queue: str, layout: Layout) -> Layout:
-    """The layout with the number of shards for which those were made that something was ever pushed to, if all of them
-    say the same. Others may just have been leased by who believes the registry.
+    """The layout with the number of shards in those that were ever pushed to, if they agree. Others may just have been
+    leased by a node that believes the registry.
     """
     probed = Layout(max(layout.shards_count, _PROBED), layout.epoch).prefixes(backend.config.namespace, queue)
     metas = read_metas(backend, probed, "shards_count", "clock", "pushed")
@@ -356,9 +355,7 @@ def read_metas(backend: Backend, prefixes: Iterable[str], *fields: str) -> list[
 
 
 def find_free_epoch(backend: Backend, queue: str, current: Layout, shards_count: int) -> int:
-    """The next epoch that no shard is of: the registry may have lost a reshard that made some, and what these say of
-    their jobs holds for good.
-    """
+    """The next epoch without any shard: the registry may have lost a reshard that made some."""
     epoch = current.epoch + 1
     while _counts_in(backend, queue, Layout(max(shards_count, current.shards_count, _PROBED), epoch)):
         epoch += 1
@@ -366,8 +363,8 @@ def find_free_epoch(backend: Backend, queue: str, current: Layout, shards_count:
 
 
 def find_layout_before(backend: Backend, queue: str, current: Layout) -> Layout | None:
-    """The layout that a queue had before, as what is left of its shards says; None: it was never resharded, or nothing
-    is left. The registry need not remember it, and one that it has lost is found, too.
+    """The layout before, by what is left of its shards; None: the queue was never resharded, or nothing is left. It is
+    found without the registry, which may have lost it.
     """
     for epoch in range(current.epoch - 1, -1, -1):
         count = max(_counts_in(backend, queue, Layout(_PROBED, epoch)), default=0)
@@ -377,7 +374,7 @@ def find_layout_before(backend: Backend, queue: str, current: Layout) -> Layout 
 
 
 def layout_call(backend: Backend, queue: str, before: Layouts, after: Layouts) -> Call[Any] | None:
-    """Changes the layouts in the registry, or writes them again; None: they are neither of the two."""
+    """Changes the layouts in the registry, or writes them again; None: it has neither of the two."""
     key = queues_key(backend.config.namespace)
     raw = backend.client.command("HGET", key, queue, key=key)
     info = entry_of(queue, raw)
@@ -388,7 +385,7 @@ def layout_call(backend: Backend, queue: str, before: Layouts, after: Layouts) -
 
 
 def set_layouts(backend: Backend, queue: str, before: Layouts, after: Layouts) -> bool:
-    """Changes the layouts in the registry; False: they are others than before."""
+    """Changes the layouts in the registry; False: it has others than ``before``."""
     while (call := layout_call(backend, queue, before, after)) is not None:
         if backend.client.call(call) == 1:
             announce(backend, queue, after)
@@ -398,8 +395,9 @@ def set_layouts(backend: Backend, queue: str, before: Layouts, after: Layouts) -
 
 
 def announce(backend: Backend, queue: str, layouts: Layouts) -> None:
+    """Has all nodes read the registry."""
     backend.registrations.note_layouts(queue, layouts)
-    # As a node that has noticed something: all others look, and read the registry with that.
+    # All nodes send a heartbeat on such a message, and read the registry with that.
     key = nodes_key(backend.config.namespace)
     with contextlib.suppress(RedisRefused):  # without channels they read it with their heartbeats
         backend.client.command("SPUBLISH", key, "reshard", key=key)

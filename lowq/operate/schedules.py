@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from lowq.backend import Backend
 from lowq.errors import RedisUnavailable, UnknownScheduleError
+from lowq.operate.actions import Pause, read_pause
 from lowq.operate.nodes import nodes
 from lowq.operate.queues import QueueShards, all_queues, find_entry, find_queue
 from lowq.operate.walk import COMMANDS_TOGETHER, ask
@@ -23,8 +24,8 @@ _TRIES = 20
 
 
 def pause_schedule(backend: Backend, queue: str, name: str, pauses: bool, by: str = "") -> bool:
-    """Pauses a schedule, so that no tick of it is pushed from now on, or ends that: its ``missed`` says what becomes of
-    ticks that came meanwhile. Returns whether that changed anything.
+    """Pauses a schedule, so that no tick of it is pushed from now on, or resumes it: then its ``missed`` decides about
+    the ticks that came meanwhile. Returns whether that changed anything.
 
     Raises:
         UnknownScheduleError, UnknownQueueError, RedisUnavailable
@@ -45,7 +46,7 @@ def pause_schedule(backend: Backend, queue: str, name: str, pauses: bool, by: st
 
 
 def look_call(namespace: str, queue: str, names: list[str]) -> Call[Any]:
-    """Has the nodes look at the time tables of these schedules now, and not only at the next tick."""
+    """Has the nodes read the time tables of these schedules now, not only at the next tick."""
     return ShardOperations(shard_prefix(namespace, schedules_queue(queue), 0)).perform_now(
         [name.encode() for name in names]
     )
@@ -63,9 +64,9 @@ class ScheduleInfo:
     at: str | float
     #: The time zone of a cron string; None: UTC.
     tz: str | None
-    #: What becomes of ticks that nobody could perform in time: "one", "all" or "skip".
+    #: Which of the ticks are pushed that nobody could perform in time: "one", "all" or "skip".
     missed: str
-    #: The next tick; in the past, when it is due and was not pushed yet. None: it is paused, or no node knows it.
+    #: The next tick; in the past if it is due and not pushed yet. None: it is paused, or no node knows it.
     next_at: float | None
     #: The tick that was pushed last.
     last_at: float | None = None
@@ -110,7 +111,7 @@ def read_record(backend: Backend, queue: str, name: str, now: float | None = Non
 
 def record_prefixes(backend: Backend, queue: str, name: str) -> list[str]:
     """The shards that may have the record: the one that its ticks are pushed to, and while a reshard is under way the
-    one that they are pushed to after that.
+    next one.
     """
     routes = backend.registrations.routes_of(queue)
     if routes is None or routes.is_doubtful or routes.layouts.next is not None or routes.sealed:
@@ -122,8 +123,8 @@ def record_prefixes(backend: Backend, queue: str, name: str) -> list[str]:
 
 
 def set_record(backend: Backend, queue: str, name: str, before: bytes, record: bytes) -> bool:
-    """Changes the record from what it was; empty: there is none, or it is removed. False: there is another one, or it
-    is being moved to another shard: read it again.
+    """Replaces the record; empty ones: there is none, or it is removed. False: it has changed, or is being moved to
+    another shard: read it again.
 
     Raises:
         RedisUnavailable, RedisRefused
@@ -143,8 +144,8 @@ class Declared(NamedTuple):
 
 
 def declared_by_nodes(backend: Backend) -> dict[tuple[str, str], Declared]:
-    """(queue, name) -> the schedule, of all that any live node knows. Where nodes disagree, as while new code is being
-    deployed, the node that started last is right.
+    """(queue, name) -> the schedule, of all that live nodes know. Where nodes disagree, as during a deploy, the latest
+    to start is right.
 
     Raises:
         RedisUnavailable, RedisRefused
@@ -173,12 +174,11 @@ def schedules(backend: Backend) -> list[ScheduleInfo]:
         return []
     declared = declared_by_nodes(backend)
     found: dict[tuple[str, str], Record] = {}
-    paused: dict[str, tuple[float, str]] = {}
+    pauses: dict[str, Pause | None] = {}
     for info in queues:
         found |= _records(backend, info)
-        at, by = _paused(backend, info.name)
-        if at is not None:
-            paused[info.name] = at, by
+        prefix = shard_prefix(backend.config.namespace, schedules_queue(info.name), 0)
+        pauses[info.name] = read_pause(backend.client, prefix)  # all schedules of the queue
     now = time_of(backend.client.command("TIME"))
     grace = grace_of(backend.config.lease_ttl)
     rows = []
@@ -188,7 +188,9 @@ def schedules(backend: Backend) -> list[ScheduleInfo]:
         if schedule is None:
             untrusted.log_skipped("schedule", name, "its record is of another version")
             continue
-        paused_at, paused_by = paused.get(queue, (record.paused_at, record.paused_by))
+        pause = pauses[queue]
+        paused_at = record.paused_at if pause is None else pause.at
+        paused_by = record.paused_by if pause is None else pause.by or ""
         next_at = _next(schedule, record, now, grace) if known and paused_at is None else None
         rows.append(
             ScheduleInfo(
@@ -235,10 +237,3 @@ def _records(backend: Backend, info: QueueInfo) -> dict[tuple[str, str], Record]
             else:
                 found[info.name, text] = record
     return found
-
-
-def _paused(backend: Backend, queue: str) -> tuple[float | None, str]:
-    """Since when all schedules of a queue are paused, and by whom."""
-    prefix = shard_prefix(backend.config.namespace, schedules_queue(queue), 0)
-    at, by = backend.client.command("HMGET", prefix + "meta", "paused", "paused_by", key=prefix)
-    return untrusted.finite(at), (by or b"").decode("utf-8", "replace")

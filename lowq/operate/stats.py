@@ -1,4 +1,4 @@
-"""Queues and shards in figures: what there is of each, when the backlog is gone, and all queues at once."""
+"""Queues and shards in figures: states of jobs, counters, the forecast of the backlog, and all queues at once."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Stats:
     due: int
     #: Their time has not come, be it the first or that of a retry.
     scheduled: int
-    #: Never failed, or not since they were kicked.
+    #: They never failed, or not since they were kicked.
     fresh: int
     #: Failed at least once; due or not.
     retries: int
@@ -38,7 +38,7 @@ class Stats:
     morgue_length: int
     #: Seconds since the oldest due job became due; 0.0 when none is.
     lag: float
-    #: Since the queue was created: jobs performed, failures charged, and times that something was buried.
+    #: Since the queue was created: jobs performed, failures charged, and burials.
     processed: int
     failed: int
     buried: int
@@ -60,13 +60,13 @@ class Stats:
 
     @property
     def fill(self) -> float | None:
-        """How full it is, from 0 to 1; one of its shards may be full before. None: it has no capacity."""
+        """The share of its capacity that is used, from 0 to 1; a shard may be full before. None: no capacity."""
         return None if self.capacity is None else (self.length + self.taken) / self.capacity
 
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """A shard and who works it."""
+    """A shard and its holder."""
 
     index: int
     length: int
@@ -74,7 +74,7 @@ class ShardInfo:
     morgue_length: int
     #: Seconds since its oldest due job became due.
     lag: float
-    #: The process that holds the lease: the node's name if that is known, otherwise its nonce; None: nobody.
+    #: The holder of the lease: the node's name if that is known, otherwise its nonce; None: nobody.
     owner: str | None
     #: The fencing token of the lease.
     fence: int | None
@@ -107,7 +107,7 @@ def by_nonce(names: Iterable[bytes]) -> dict[bytes, bytes]:
 _SUMMED = (
     "length", "due", "retries", "taken", "morgue_length", "processed", "failed", "buried", "expired", "pushed",
 )  # fmt: skip
-#: Figures of shards as people see them, too.
+#: Figures of shards that a `ShardInfo` has, too.
 _SHOWN = ("length", "taken", "morgue_length", "lag", "paused", "sealed", "moved", "fed")
 
 
@@ -138,7 +138,7 @@ def _text(raw: bytes | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class QueueOverview:
-    """A queue and its shards, as of one look."""
+    """A queue and its shards, read together."""
 
     stats: Stats
     shards: list[ShardInfo]
@@ -246,9 +246,7 @@ _COUNTERS = ("delivery", "released", "kicked", "deleted")
 
 @dataclass(frozen=True, slots=True)
 class TaskCounts:
-    """How many jobs are in each state. An id in flight with newer payloads, or with older ones in the morgue, is one
-    of each.
-    """
+    """Numbers of jobs by state. An id in flight with newer payloads, or older ones in the morgue, counts in each."""
 
     #: Due.
     ready: int
@@ -266,14 +264,14 @@ class TaskCounts:
 
 @dataclass(frozen=True, slots=True)
 class CallCounts:
-    """How many jobs each verb was done to since the queue was created; of take how often."""
+    """Numbers of jobs by verb, since the queue was created; of take the number of calls."""
 
     #: Payloads that came in, also those that were merged with others.
     put: int
     #: Takes that brought jobs: of a shard, and any number at once.
     take: int
     ack: int
-    #: By the word of a handler or a consumer, or when whoever had them ended.
+    #: By a handler or a consumer, or when their holder ended.
     release: int
     #: Charged a retry.
     fail: int
@@ -287,7 +285,7 @@ class CallCounts:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What `Queue.statistics` returns."""
+    """The counters of a queue, in the words of Tarantool's queue module."""
 
     name: str
     tasks: TaskCounts
@@ -318,10 +316,9 @@ def read_statistics(queue: QueueShards, now: float | None) -> Statistics:
     )  # fmt: skip
 
 
-#: A queue whose backlog is what its nodes perform in so many seconds keeps up: what is due is always some jobs that
-#: have just come.
 #: Seconds of waiting from which on a queue with a small backlog is late: some shard of it stands still.
 LATE_SECONDS = 60.0
+#: A queue keeps up whose backlog its nodes perform in so many seconds: some jobs have always just come.
 KEPT_UP_SECONDS = 10.0
 #: Seconds after which no end is foreseen: over so long a time the last 5 minutes say nothing.
 FORESEEN_SECONDS = 30 * 86400.0
@@ -331,17 +328,17 @@ _GROWING = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What becomes of the backlog of a queue, if it goes on as in the last 5 minutes."""
+    """The forecast of a queue's backlog, if it goes on as in the last 5 minutes."""
 
     #: Jobs that are due or in flight.
     backlog: int
-    #: Payloads that came in per second, also those that were merged; None: it is not known.
+    #: Payloads that came in per second, also those that were merged; None: not known.
     pushed_rate: float | None
-    #: Jobs performed per second; None: it is not known.
+    #: Jobs performed per second; None: not known.
     performed_rate: float | None
-    #: Seconds until the backlog is gone: 0.0 when there is none; None: it is not known, or the backlog does not shrink.
+    #: Seconds until the backlog is gone: 0.0 when there is none; None: not known, or the backlog does not shrink.
     drain_seconds: float | None
-    #: Jobs per second by which the backlog grows; 0.0: it does not grow; None: it is not known.
+    #: Jobs per second by which the backlog grows; 0.0: it does not grow; None: not known.
     growing_rate: float | None
     #: Whether somebody holds a shard of the queue.
     is_worked: bool = True
@@ -383,7 +380,7 @@ class Forecast:
 
 
 def forecast_of(found: QueueOverview, flow: Flow | None) -> Forecast:
-    """The forecast of a queue from its figures and what its nodes have recorded; None: nothing."""
+    """The forecast of a queue from its figures and the flow that its nodes have recorded, if there is one."""
     backlog = found.stats.due + found.stats.taken
     is_worked = any(shard.owner is not None for shard in found.shards)
     if flow is None or not is_worked:
@@ -392,7 +389,7 @@ def forecast_of(found: QueueOverview, flow: Flow | None) -> Forecast:
     if backlog and (flow.growth is None or found.stats.paused):
         return Forecast(backlog, pushed, performed, None, None, is_worked, found.stats.paused)
     if flow.growth is not None and abs(flow.growth - change) > abs(change) / 2:
-        change = flow.growth  # many came or went at once, minutes ago: it does not go on like that
+        change = flow.growth  # many came or went at once, minutes ago, and that does not go on
     drain_seconds, growing_rate = None, 0.0
     if not backlog:
         drain_seconds = 0.0
@@ -418,7 +415,9 @@ def _rate(rate: float) -> str:
 
 
 def read_forecast(queue: QueueShards, found: QueueOverview, now: float | None, *, is_partial: bool) -> Forecast:
-    """When its backlog is gone. ``is_partial``: some primaries are silent, and nothing is known where it is another."""
+    """The forecast of a queue. ``is_partial``: some primaries are silent; if that of the history is, too, it is not
+    known.
+    """
     try:
         return forecast_of(found, read_flows(queue.backend, [queue.name], now).get(queue.name))
     except RedisUnavailable:

@@ -1,10 +1,10 @@
-"""The bounded walk: positions of jobs in the sets of many shards, in bounded calls, without ever holding a queue.
+"""The bounded walk: positions of jobs in the sets of many shards, in bounded calls.
 
-Two ways lead through the sets. A *walk* follows a sorted set in its own order, from the position after which it ended
-before: each call finds that by binary search, however many ids share its score, and whether or not its id is still
-there. A *scan* looks at all ids in no order: for patterns, for the order by id, and for what no set is sorted by. Both
-go in calls that look at about 1,000 ids of one shard, fewer for a dear pattern, and a few calls go out together: other
-clients of Redis come in between.
+A *walk* follows a sorted set in its own order, from the position where it ended before: each call finds that by binary
+search, however many ids share its score, and whether or not its id is still there. A *scan* looks at all ids in no
+order: for patterns, for the order by id, and for values that no set is sorted by. Both make calls that look at about
+1,000 ids of one shard, fewer for an expensive pattern. A few calls go out together, and other clients of Redis come in
+between.
 
 A *search* merges them over many shards: the first places in the order of all jobs of some queues.
 """
@@ -23,13 +23,13 @@ from lowq.store import Call, Client, untrusted
 from lowq.store.calls import R_co, time_argument
 from lowq.store.shard_operations import ExamineReply, Position, RangeReply, ScanReply, ShardOperations, StatsReply
 
-#: Calls that go out together. Redis works what one client wrote in one piece, so these must be short as a whole:
-#: a walk takes well under a millisecond, a scan two or three, statistics some 20 microseconds a shard, and a command
-#: that reads some fields less.
+#: Calls that go out together. Redis carries out one client's write in one piece, so it must be short as a whole: a walk
+#: takes well under a millisecond, a scan two or three, statistics some 20 microseconds a shard, a command that reads
+#: some fields less.
 TOGETHER = 8
 SCANS_TOGETHER = 3
 STATS_TOGETHER = COMMANDS_TOGETHER = 200
-#: The priorities besides 0, which most queues only have.
+#: The priorities besides 0.
 FURTHER_LEVELS = range(1, 10)
 
 
@@ -37,7 +37,7 @@ FURTHER_LEVELS = range(1, 10)
 
 
 def answers(client: Client, calls: Sequence[Call[R_co]], together: int = TOGETHER) -> Iterator[R_co | Exception]:
-    """The reply of each call, with its fields named, or its error. A few calls are sent at a time."""
+    """The named reply of each call, or its error. A few calls are sent at a time."""
     for start in range(0, len(calls), together):
         yield from client.run_many(calls[start : start + together])
 
@@ -54,15 +54,15 @@ def ask(client: Client, calls: Sequence[Call[R_co]], together: int = TOGETHER) -
         yield answer
 
 
-#: Calls without an answer, by their place among all, as a primary of a cluster is away that others don't need.
+#: Calls without an answer, by their place among all: a primary of a cluster is away, and others answer.
 Silent = dict[int, RedisUnavailable]
 
 
 def ask_some(
     client: Client, calls: Sequence[Call[R_co]], together: int, silent: Silent | None
 ) -> Iterator[R_co | None]:
-    """As `ask`. On a cluster, a call whose primary does not answer is entered in ``silent`` and yields None; with None
-    for that, it is an error.
+    """As `ask`. On a cluster, a call whose primary does not answer is entered in ``silent`` and yields None; without
+    ``silent`` it is an error.
 
     Raises:
         RedisUnavailable: nobody answers. RedisRefused, ScriptError
@@ -80,7 +80,7 @@ def ask_some(
 
 
 def read_stats(client: Client, prefixes: Sequence[str], now: float | None) -> list[StatsReply]:
-    """How these shards are doing.
+    """The figures of these shards.
 
     Raises:
         RedisUnavailable, RedisRefused, ScriptError
@@ -93,8 +93,8 @@ V = TypeVar("V")
 
 
 def gather(items: Iterable[tuple[K, V]], size: int, most: int) -> Iterator[list[tuple[K, list[V]]]]:
-    """The values by their keys: a group once it has so many, and all of them when there are ``most`` together, as with
-    many shards a call for a few ids of each would be slow.
+    """The values by their keys: a group once it has ``size`` values, and all groups when they have ``most`` together:
+    with many shards, a call for a few ids of each would be slow.
     """
     groups: defaultdict[K, list[V]] = defaultdict(list)
     count = 0
@@ -120,8 +120,8 @@ C = TypeVar("C", ScanReply, ExamineReply)
 
 
 def scan_shards(client: Client, shards: Iterable[S], call: Callable[[S, bytes], Call[C]]) -> Iterator[tuple[S, C]]:
-    """Goes through a set of each of these shards, from the first shard to the last, a few at a time. ``call``: asks a
-    shard for what follows a cursor; b"0" begins.
+    """Goes through a set of each of these shards, from the first shard to the last, a few at a time. ``call``: the call
+    for the ids behind a cursor; b"0" begins.
     """
     cursors = dict.fromkeys(shards, b"0")
     while cursors:
@@ -135,7 +135,7 @@ def scan_shards(client: Client, shards: Iterable[S], call: Callable[[S, bytes], 
 
 
 class Scan(NamedTuple):
-    """What is looked for, in which set."""
+    """A scan of a set: its filter, and the value wanted of each id."""
 
     #: due, retries, morgue or taken.
     base: str
@@ -149,7 +149,7 @@ class Scan(NamedTuple):
     past: str = ""
 
     def call(self, prefix: str, cursor: bytes, now: str) -> Call[ScanReply]:
-        """Asks for the next ids of a shard. It looks at about 1,000, fewer for a dear pattern."""
+        """The call for the next ids of a shard. It looks at about 1,000, fewer for an expensive pattern."""
         wanted = [encode_pattern(self.pattern), self.order.encode(), self.when.encode(), self.past.encode()]
         return ShardOperations(prefix).scan(self.base, cursor, wanted, ids_per_call(self.pattern), now)
 
@@ -158,7 +158,7 @@ class Scan(NamedTuple):
 
 
 class Walk:
-    """One shard's part of a walk: its set between two bounds, in the form that Redis takes them."""
+    """The walk of one shard's set between two bounds, in the form that Redis takes them."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class Walk:
     ) -> None:
         self.prefix = prefix
         self.base = base
-        #: None: not known yet whether there is more than one.
+        #: None: the walk of a whole set, or of one that is not known yet to have priorities.
         self._level = level
         self.finished = False
         #: Positions that came and are not used yet, the next one last.
@@ -191,7 +191,7 @@ class Walk:
         return ShardOperations(self.prefix).range_page([*self._head, limit, value, job_id, *self._tail, level], now)
 
     def took(self, page: RangeReply) -> bool:
-        """Takes note of the reply to `call`. Returns whether it was the first to tell that there are further levels."""
+        """Notes the reply to `call`. Returns whether it is the first one by which the set has further levels."""
         is_news = page.has_levels and self._level is None
         if is_news:
             self._level = 0
@@ -209,16 +209,16 @@ def bound(value: float) -> str:
 
 # --- searches ---
 
-#: Above this many shards a walk asks each for a few ids only. Then more calls go out together, unless each of them may
-#: have to look at 1,000 ids to find those few.
+#: Above this many shards a search asks each for a few ids only. Then more calls go out together, unless each may have
+#: to look at 1,000 ids to find those few.
 MANY_SHARDS, MANY_TOGETHER = 100, 64
 
-#: Where a job is in the order of all: value, such as a time, then queue, then id, compared as bytes.
+#: The place of a job in the order of all: value, such as a time, then queue, then id, compared as bytes.
 JobPlace = tuple[float, str, bytes]
 
 
 def position_in(queue: str, place: JobPlace) -> Position:
-    """The position within a queue that a place of any queue is at: with the same value, queues come in the order of
+    """The position within a queue of a place in the order of all. With the same value, queues come in the order of
     their names.
     """
     value, name, job_id = place
@@ -243,7 +243,7 @@ class Search:
     is_lenient: bool = False
 
     def find(self) -> Iterator[list[JobPlace]]:
-        """What is found so far, after each call or so: valid until the next. The last one is the result."""
+        """The places found so far, after each call or so, valid until the next; the last ones are the result."""
         while True:
             try:
                 yield from self._find()
@@ -268,13 +268,12 @@ class Search:
             yield from self._walk("due" if base == "retries" else base)
 
     def _few_fail(self) -> bool:
-        """Whether all failed jobs are looked through sooner than those among all scheduled ones are found."""
-        calls = [ShardOperations(prefix).stats(self.now) for prefix in self.queues]
-        stats = list(ask(self.client, calls, STATS_TOGETHER))
+        """Whether a scan of all failed jobs is shorter than a walk through all scheduled ones."""
+        stats = read_stats(self.client, list(self.queues), self.now)
         return sum(item.retries for item in stats) * 4 < sum(item.length - item.due for item in stats)
 
     def _by_retry_count(self) -> Iterator[list[JobPlace]]:
-        """Jobs that failed are sorted by it already; fresh ones all have -1, and only their ids order them."""
+        """Failed jobs are sorted by it already; fresh ones all have -1, and are ordered by their ids."""
         wanted, after = self.wanted, self.after
         fresh = wanted.past != "failed" and wanted.low <= -1 <= wanted.high
         failed = wanted.past != "fresh"
@@ -302,8 +301,8 @@ class Search:
     # --- scans ---
 
     def _scan(self, base: str, past: str) -> Iterator[list[JobPlace]]:
-        """The best places among the ids that were looked at so far, and at last among all. Never more of them are kept
-        than are wanted.
+        """The best places among the ids that were looked at so far, and at last among all. No more are kept than are
+        wanted.
         """
         wanted, now = self.wanted, time_argument(self.now)
         best: list[JobPlace] = []
@@ -317,7 +316,7 @@ class Search:
 
     def _keep_best(self, best: list[JobPlace], queue: str, found: Sequence[Position]) -> None:
         wanted, after = self.wanted, self.after
-        # Most of a million are worse than the worst of the best: they are sorted out first, and cheaply.
+        # Most of a million are worse than the worst of the best: these are dropped first, and cheaply.
         if len(best) == self.count:
             worst = position_in(queue, best[0 if wanted.reverse else -1])
             found = [item for item in found if (item > worst if wanted.reverse else item < worst)]
@@ -338,12 +337,12 @@ class Search:
     # --- walks ---
 
     def _walk(self, base: str) -> Iterator[list[JobPlace]]:
-        """Merges the walks of all shards; a shard is asked for more when what it gave is used up."""
+        """Merges the walks of all shards; a shard is asked for more when its positions are used up."""
         wanted, count = self.wanted, self.count
-        # With many shards a page needs little of each: what is read of all of them together must stay small.
+        # With many shards a page needs little of each, and the replies of all together must stay small.
         many = len(self.queues) > MANY_SHARDS
         batch = max(min(count, 2 * count // max(len(self.queues), 1)), 4 if many else 16)
-        # Each of its calls may have to look at 1,000 ids to find those few.
+        # Each call may have to look at 1,000 ids to find a few.
         skips = base == "retries" or bool(wanted.past)
         together = MANY_TOGETHER if many and not skips else TOGETHER
         walks = [self._walk_of(prefix, base, None) for prefix in self.queues]
@@ -380,7 +379,7 @@ class Search:
     def _feed(
         self, walks: list[Walk], hungry: list[Walk], heads: "list[_Head]", batch: int, together: int
     ) -> Iterator[None]:
-        """Asks the shards of these walks until each has something ready, which goes into ``heads``, or is at its end.
+        """Asks the shards of these walks until each has a position ready, which goes into ``heads``, or has ended.
         Yields after each round trip.
         """
         while hungry:
@@ -401,7 +400,7 @@ class Search:
                 yield
 
     def _so_far(self, found: list[JobPlace], walks: list[Walk]) -> list[JobPlace]:
-        """Those that are certain, and the best of those that are known: others may come before these."""
+        """The places that are certain, and the best known ones: others may come before these."""
         known = sorted(
             ((value, self.queues[walk.prefix], job_id) for walk in walks for value, job_id in walk.ready),
             reverse=self.wanted.reverse,
@@ -410,7 +409,7 @@ class Search:
 
 
 class _Head:
-    """The next place of a walk; forwards or backwards, the best is the least."""
+    """The next place of a walk. The best is the least, forwards or backwards."""
 
     __slots__ = ("place", "reverse", "walk")
 
