@@ -29,6 +29,7 @@ pushed or buried then look older than they are, and are acted on.
 
 import math
 from array import array
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -363,16 +364,13 @@ class _Bulk:
                     for start in range(0, len(ids), MAX_IDS):
                         yield self._act(prefix, ids[start : start + MAX_IDS], not_after)
             return
-        walks = [(shard.prefix, self._walk_parts(shard)) for shard in self._shards]
-        while walks:
-            going_on = []
-            for prefix, steps in walks:
-                step = next(steps, None)
-                if step is not None:
-                    ids, not_after = step
-                    yield self._act(prefix, ids, not_after) if ids else 0
-                    going_on.append((prefix, steps))
-            walks = going_on
+        walks = deque((shard.prefix, self._walk_parts(shard)) for shard in self._shards)
+        while walks:  # they take turns
+            prefix, steps = walks.popleft()
+            if (step := next(steps, None)) is not None:
+                ids, not_after = step
+                yield self._act(prefix, ids, not_after) if ids else 0
+                walks.append((prefix, steps))
 
     def _walk_parts(self, shard: _Shard) -> Iterator[tuple[list[bytes], str]]:
         for part in self._parts(shard):

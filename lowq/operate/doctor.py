@@ -37,7 +37,7 @@ from lowq.options import QueueOptions
 from lowq.registrations import QueueInfo
 from lowq.sharding import Layout
 from lowq.shards.lease import LeaseDenied
-from lowq.store import Refusal, registry, untrusted
+from lowq.store import registry, untrusted
 from lowq.store.keys import MAX_SHARDS, nodes_key, queues_key, shard_prefix
 from lowq.store.shard_operations import ShardOperations
 
@@ -129,9 +129,8 @@ class Examination:
         for (queue, code), tally in sorted(self._scanner.tallies.items()):
             ids = tuple(job_id.decode("utf-8", "backslashreplace") for job_id in tally.ids)
             noun = {"leftovers": "entry", "unknown_keys": "key"}.get(code, "id")
-            finding = self._finding(
-                code, queue, places=tally.shards, count=_count(tally.count, noun), detail=_some(ids)
-            )  # fmt: skip
+            count = _count(tally.count, noun)
+            finding = self._finding(code, queue, places=tally.shards, count=count, detail=_some(ids))
             ids = () if code == "unknown_keys" else ids
             yield replace(finding, ids=ids, count=tally.count, repaired=tally.repaired)
 
@@ -197,16 +196,10 @@ class Examination:
             yield replace(finding, repairable=layout is not None, repaired=int(repaired))
 
     def _register(self, queue: str, layout: Layout) -> bool:
-        """Enters a queue in the registry; False: another process was quicker, with another number."""
+        """Enters a queue in the registry; False: another process was quicker."""
         key = queues_key(self._namespace)
-        if layout.epoch:
-            entry = json.dumps({**layout.shown(), "options": {}})
-            return bool(self._client.command("HSETNX", key, queue, entry, key=key))
-        try:
-            self._client.call(registry.Registration(key, queue, layout.shards_count))
-        except Refusal:
-            return False
-        return True
+        entry = json.dumps({**layout.shown(), "options": {}})
+        return bool(self._client.command("HSETNX", key, queue, entry, key=key))
 
     def _of_suspicions(self, confirmed: Mapping[Suspicion, list[ShardSnapshot]]) -> Iterator[Finding]:
         groups: defaultdict[tuple[str, str], list[ShardSnapshot]] = defaultdict(list)

@@ -277,12 +277,8 @@ def _busy_with(flight: Flight, now: float) -> str:
 
 def _some_ids(ids: Sequence[str], count: int) -> str:
     more = count - len(ids)
-    return ", ".join(map(cut_id, ids)) + (f" and {more:,} more" if more > 0 else "")
-
-
-def cut_id(job_id: str) -> str:
-    """An id in a sentence, cut if it is long."""
-    return job_id if len(job_id) <= _MAX_ID else job_id[: _MAX_ID - 1] + "…"
+    texts = [job_id if len(job_id) <= _MAX_ID else job_id[: _MAX_ID - 1] + "…" for job_id in ids]
+    return ", ".join(texts) + (f" and {more:,} more" if more > 0 else "")
 
 
 class _Owner:

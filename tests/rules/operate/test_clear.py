@@ -26,7 +26,7 @@ def test_clear_deletes_what_waits_and_what_is_buried_and_leaves_what_is_in_fligh
 
 
 def test_the_oldest_are_kicked_over_all_shards(rig: QueueRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lowq.queue.OLDEST_TOGETHER", 2)
+    monkeypatch.setattr("lowq.operate.commands.OLDEST_TOGETHER", 2)
     for number, job_id in enumerate("fbdaec"):
         rig.push(job(job_id))
         rig.queue.bury(job_id, now=NOW + number)
