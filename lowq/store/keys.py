@@ -194,15 +194,15 @@ TASKS = Key("tasks", ("hash",),
     'task -> "state began_at heartbeat_at ended_at done total cancel size facts error": a bulk action of the '
     "dashboard; times are Unix seconds; `facts`, of `size` bytes, are JSON; `-` is not known yet; cancel 1: it is to "
     "end. At most 4 that run and 100 others",
-    ("operate",), "expires 30 days after the last report")
+    ("lowq_web",), "expires 30 days after the last report")
 NOTICES = Key("notices", ("hash",),
     'slot -> "token JSON": a sentence of the dashboard about the action that was just done, until a page has shown '
     "it; `next` counts. At most 200",
-    ("operate",), "expires 5 minutes after the latest")
+    ("lowq_web",), "expires 5 minutes after the latest")
 CONFIRMATIONS = Key("confirmations", ("hash",),
     'slot -> "token JSON fingerprints": the jobs that a question of the dashboard is about and that were not due, 8 '
     "bytes each; `next` counts. At most 10 of up to 2 MB",
-    ("operate",), "expires an hour after the latest")
+    ("lowq_web",), "expires an hour after the latest")
 SESSION = Key("session:<session>", ("string",),
     "which consumer has the session: random, one for each start of one. The session in the name is a digest of it",
     ("shards",), "expires (PX) if not renewed")
