@@ -33,7 +33,7 @@ known which moments and which shards were lost (a failover to a replica), that h
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.history import Event, Perform, performs_of
@@ -219,7 +219,8 @@ class _Faults:
                     since, shards = event.get("since"), event.get("shards")
                     begin = at if since is None else since
                     of = None if shards is None else frozenset(shards)
-                    self.lapses.append(_Lapse(begin, at + event["seconds"], of, is_exact=since is not None))
+                    ends, loses = at + event["seconds"], event.get("accepted", True)
+                    self.lapses.append(_Lapse(begin, ends, of, is_exact=since is not None, loses_accepted=loses))
                     if event.get("data", True):
                         self.losses.append(self.lapses[-1])
 
@@ -245,7 +246,7 @@ class _Faults:
         return any(
             not lapse.is_exact or lapse.begin <= accepted <= lapse.end
             for lapse in self.losses
-            if shard is None or lapse.is_of(shard)
+            if lapse.loses_accepted and (shard is None or lapse.is_of(shard))
         )
 
     def epochs(self, performs: Sequence[Perform]) -> Iterator[list[Perform]]:
@@ -267,6 +268,8 @@ class _Lapse:
     shards: frozenset[int] | None
     #: Whether nothing is lost that was accepted before it began.
     is_exact: bool
+    #: Whether payloads whose push had returned may be among it.
+    loses_accepted: bool
 
     def is_of(self, shard: int) -> bool:
         return self.shards is None or shard in self.shards
@@ -532,6 +535,30 @@ def _may_come_again(
         return not in_good_order and gone_at - earlier.end <= UNACKED
     # It lives, and has lost the lease all the same: then it was slow, and these were the last that it did there.
     return again.fence > earlier.fence and last_sign[earlier.shard, earlier.fence] - earlier.end <= UNACKED
+
+
+# --- limits ---
+
+
+def check_concurrency(events: Sequence[Event], most: int | None, apart: Collection[int] = ()) -> list[str]:
+    """Where nodes performed more batches at a time than their limit allows, but for those who may have been cut off
+    from Redis, or whose permits it has lost. None: there is no limit. ``apart``: shards that it does not concern.
+    """
+    faults, found, running = _Faults(events), [], list[Perform]()
+    for perform in performs_of(events) if most is not None else ():
+        if perform.by_hand or perform.shard in apart:
+            continue
+        running = [other for other in [*running, perform] if other.end > perform.start or other is perform]
+        known = [
+            other
+            for other in running
+            if other.limit > perform.start  # past its ttr it is written off
+            and not faults.cut_off(other.pid, other.start, perform.start)
+            and not faults.lapsed(other.shard, perform.start)
+        ]
+        if most is not None and len(known) > most:
+            found.append(f"{len(known)} batches at a time, where {most} are allowed: {', '.join(map(str, known))}")
+    return found
 
 
 # --- how long shards rested ---

@@ -28,7 +28,7 @@ trouble    who: id of a process, or null for all. From now on it may not reach R
 calm       who: from now on it can, again
 lapse      seconds: Redis forgets leases now, and who held one may not know for so long; data: and what it knew besides;
            since: when that began, or null for now: what was accepted before that may not be lost; shards: of these
-           only, or null for all
+           only, or null for all; accepted: whether payloads whose push had returned may be lost
 =========  ==================================================================================================
 
 A version is a payload's number: unique within its id.
@@ -133,12 +133,19 @@ class History:
         self.write("calm", who=pid)
 
     def lapse(
-        self, seconds: float, *, data: bool = True, since: float | None = None, shards: Sequence[int] | None = None
+        self,
+        seconds: float,
+        *,
+        data: bool = True,
+        since: float | None = None,
+        shards: Sequence[int] | None = None,
+        accepted: bool = True,
     ) -> None:
         """Redis forgets the leases that are held, and their holders learn of it in so many seconds; with ``data``, it
         forgets what it knew of jobs, too. ``since``: from then on only, monotonic. ``shards``: of these only.
+        ``accepted``: also what it had accepted.
         """
-        self.write("lapse", seconds=seconds, data=data, since=since, shards=shards)
+        self.write("lapse", seconds=seconds, data=data, since=since, shards=shards, accepted=accepted)
 
 
 def read(path: str | os.PathLike[str]) -> list[Event]:

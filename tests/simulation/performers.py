@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from tests.simulation.story import Story
 
 QUEUE = "Orders"
+#: The queue of a schedule, its shard as the history names it, and the id of its jobs.
+TICKS, TICKS_SHARD, TICK = "Ticks", 90_000, "tick"
+#: What is tried again later.
+AWAY = (lowq.RedisUnavailable, lowq.RedisRefused)
 
 Payloads = Mapping[str, Sequence[Mapping[str, Any]]]
 
@@ -113,7 +117,7 @@ class Performer:
             try:
                 node.start()
                 break
-            except lowq.RedisUnavailable:  # whoever supervises it starts it again
+            except AWAY:  # whoever supervises it starts it again
                 time.sleep(0.2)
         # That a node drains it tells nobody but its own `run`, which ends the process.
         while not (self._is_told_to_stop or node.stopping.is_set() or node._performers.draining):
@@ -126,6 +130,7 @@ class Performer:
 
     def _register(self, app: lowq.Lowq) -> None:
         story, plan = self.story, self.story.plan
+        queue = app.queue(QUEUE, plan.shards)
 
         def performing(payloads_by_id: Payloads) -> AbstractContextManager[str]:
             batch = lowq.current()
@@ -138,7 +143,11 @@ class Performer:
                     for job_id, payloads in payloads_by_id.items():
                         for payload in payloads:
                             time.sleep(story.seconds_of(job_id, payload))
-                            story.may_raise(job_id, payload)
+                            story.may_raise(job_id, payload, lowq.current())
+                            if "push" in payload:
+                                pending = story.pushing_on(job_id, payload)
+                                with story.pushing(pending):
+                                    queue.push(pending, durability=story.durability)
 
             def retry_in(self, retry_count: int) -> float:
                 return 0.1
@@ -149,7 +158,24 @@ class Performer:
                     for job_id, payloads in payloads_by_id.items():
                         for payload in payloads:
                             await asyncio.sleep(story.seconds_of(job_id, payload))
-                            story.may_raise(job_id, payload)
+                            if "cancel" in payload and story.seconds_of(job_id, {**payload, "for": 1.0}):
+                                raise asyncio.CancelledError
+                            story.may_raise(job_id, payload, lowq.current())
+                            if "push" in payload:
+                                pending = story.pushing_on(job_id, payload)
+                                with story.pushing(pending):
+                                    await queue.apush(pending, durability=story.durability)
+
+        if plan.has_ticks:
+
+            @lowq.every(1, name=TICK, missed="all")
+            @app.worker(queue_name=TICKS, shards_count=1)
+            def tick(_job_id: str, payloads: list[Any]) -> None:
+                batch, times = lowq.current(), [payload["planned_at"] for payload in payloads]
+                for planned_at in times:
+                    story.tick(planned_at)
+                with story.history.performing(TICKS_SHARD, batch.fence, {TICK: [int(each) for each in times]}):
+                    pass
 
         app.worker(
             queue_name=QUEUE,
@@ -158,6 +184,8 @@ class Performer:
             max_retry_count=3,
             ttr=plan.ttr,
             time_limit=plan.time_limit,
+            max_payloads=plan.max_payloads,
+            limit=None if plan.concurrency is None else lowq.Concurrency(plan.concurrency),
         )(AsyncOrders if self.kind == "loop" else Orders)
 
     # --- a consumer ---
@@ -169,19 +197,19 @@ class Performer:
         while consumer is None:
             try:
                 consumer = queue.consumer(ttr=self.story.plan.ttr)
-            except lowq.RedisUnavailable:
+            except AWAY:
                 time.sleep(0.2)
         while not self._is_told_to_stop:
             try:
                 jobs = consumer.take(2, timeout=0.2)
-            except lowq.RedisUnavailable:
+            except AWAY:
                 time.sleep(0.05)
                 continue
             for job in jobs:
                 self._perform(consumer, job, is_first=job is jobs[0])
         try:
             consumer.close()
-        except lowq.RedisUnavailable:
+        except AWAY:
             pass
         app.close()
         self._end()
@@ -214,7 +242,7 @@ class Performer:
                 return True
             except (lowq.NotTaken, lowq.ConsumerClosed):
                 return False
-            except lowq.RedisUnavailable:
+            except AWAY:
                 time.sleep(0.05)
 
     async def _aconsume(self) -> None:
@@ -224,13 +252,13 @@ class Performer:
             try:
                 await consumer.start()
                 break
-            except lowq.RedisUnavailable:
+            except AWAY:
                 await asyncio.sleep(0.2)
         async with consumer:
             while not self._is_told_to_stop:
                 try:
                     jobs = await consumer.take(2, timeout=0.2)
-                except lowq.RedisUnavailable:
+                except AWAY:
                     await asyncio.sleep(0.05)
                     continue
                 for job in jobs:
@@ -256,7 +284,7 @@ class Performer:
                 return True
             except (lowq.NotTaken, lowq.ConsumerClosed):
                 return False
-            except lowq.RedisUnavailable:
+            except AWAY:
                 await asyncio.sleep(0.05)
 
 

@@ -8,6 +8,7 @@ import errno
 import hashlib
 import random
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -25,6 +26,15 @@ from tests.simulation.world import Process, World
 COMMAND, SCRIPT = 5e-6, 5e-5
 #: Seconds on the way, at least and at most.
 LATENCY = (5e-5, 4e-4)
+#: Seconds after which a primary of a cluster that reaches no others refuses what it is asked.
+NODE_TIMEOUT = 1.0
+#: What a server says that refuses scripts.
+REFUSALS = (
+    b"OOM command not allowed when used memory > 'maxmemory'.",
+    b"NOPERM this user has no permissions to run the 'evalsha' command",
+    b"READONLY You can't write against a read only replica.",
+    b"BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
+)
 #: Commands that change nothing, and are not kept.
 READING = {
     b"INFO", b"PING", b"TIME", b"CLIENT", b"SELECT", b"SCRIPT", b"CLUSTER", b"ROLE", b"READONLY", b"WAIT", b"WAITAOF",
@@ -55,12 +65,14 @@ class Link:
     lost_requests: float = 0.0
     lost_replies: float = 0.0
     late: float = 0.0
+    #: The client sees its connection break, and the request arrives later all the same: behind its repeat.
+    belated: float = 0.0
     #: Seconds that a late message takes, at the most.
     lateness: float = 3.0
 
     def calm(self) -> None:
         """Nothing happens any more."""
-        self.lost_requests = self.lost_replies = self.late = 0.0
+        self.lost_requests = self.lost_replies = self.late = self.belated = 0.0
 
 
 class Server:
@@ -79,7 +91,14 @@ class Server:
         self.cut_off: set[Process] = set()
         #: (when, command) of those that may have written, in their order.
         self.log: list[tuple[float, list[bytes]]] = []
-        self.is_primary = True
+        #: Seconds that its replica is behind; 0.0: it has none.
+        self.lag = 0.0
+        #: It doesn't reach its replica, nor the other primaries, since then. It does not know.
+        self.isolated_at: float | None = None
+        #: What it answers to a share of the scripts, which it refuses.
+        self.refusal = b""
+        #: Scripts that go on while memory is full.
+        self._unlimited: set[bytes] = set()
         #: SHA1 of a script as its client knows it -> as the store knows it.
         self._scripts: dict[bytes, bytes] = {}
         self._sources: dict[bytes, bytes] = {}
@@ -136,7 +155,10 @@ class Server:
         if chance.random() < link.lost_requests:
             world.after(delay, lambda: self._reset(connection))
             return
-        if chance.random() < link.late:
+        if chance.random() < link.belated:
+            connection.socket.ended(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
+            delay += chance.uniform(0.0, link.lateness)
+        elif chance.random() < link.late:
             delay += chance.uniform(0.0, link.lateness)
         connection.last_in = max(connection.last_in, world.now + delay)
 
@@ -196,6 +218,8 @@ class Server:
         own = self._own_answer(name, command)
         if own is not None:
             return [own]
+        if name == b"WAIT":
+            return [self._wait(connection, int(command[1]), int(command[2]) / 1000)]
         if name.endswith(b"SUBSCRIBE"):
             connection.is_subscribed = True
         if name == b"EVALSHA":
@@ -205,20 +229,29 @@ class Server:
             self.log.append((self.world.now, command))
         return connection.session.answer(command)
 
+    def _wait(self, connection: Connection, replicas: int, seconds: float) -> bytes:
+        """Its replica confirms, or does not in that time. What the connection sends meanwhile is not held up."""
+        confirms = self.lag > 0 and self.isolated_at is None and self.lag < seconds
+        enough = replicas <= int(confirms)
+        connection.last_out = self.world.now + (0.0 if not replicas else self.lag if enough else seconds)
+        return b":%d\r\n" % confirms
+
     def _own_answer(self, name: bytes, command: list[bytes]) -> bytes | None:
         """What the store does not know, or knows otherwise."""
         if name == b"INFO":
             mode = "standalone" if self.cluster is None else "cluster"
             uptime = int(self.world.now - self.started_at)
-            role = "master" if self.is_primary else "slave"
+            role = "slave" if self.is_replica else "master"
             text = f"redis_version:7.0.0\r\nredis_mode:{mode}\r\nuptime_in_seconds:{uptime}\r\nrole:{role}\r\n"
-            return encode(f"{text}connected_slaves:0\r\n".encode())
+            return encode(f"{text}connected_slaves:{int(self.lag > 0)}\r\n".encode())
         if name == b"CLIENT":
             return b"+OK\r\n"
         if name == b"SCRIPT" and command[1].upper() == b"LOAD":
             theirs = hashlib.sha1(command[2], usedforsecurity=False).hexdigest().encode()
             source = command[2].partition(b"\n")[2] if command[2].startswith(b"#!") else command[2]
             ours = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
+            if b"allow-oom" in command[2].partition(b"\n")[0]:
+                self._unlimited.add(theirs)
             if theirs not in self._scripts:
                 self._scripts[theirs] = ours
                 self._sources[ours] = source
@@ -228,12 +261,15 @@ class Server:
             return encode([int(sha in self._scripts) for sha in command[2:]])
         if name == b"CLUSTER":
             return encode(self.cluster.slots() if self.cluster is not None else [])
-        if not self.is_primary and name not in READING:
-            return b"-READONLY You can't write against a read only replica.\r\n"
         if self.cluster is not None:
             key = _key_of(name, command)
             if key is not None and (owner := self.cluster.owner(key)) is not self:
                 return f"-MOVED {slot_of(key)} {owner.address[0]}:{owner.address[1]}\r\n".encode()
+            if self.isolated_at is not None and self.world.now > self.isolated_at + NODE_TIMEOUT:
+                return b"-CLUSTERDOWN The cluster is down\r\n"
+        if self.refusal and name == b"EVALSHA" and self.world.chance.random() < 0.3:
+            is_unlimited = self.refusal.startswith(b"OOM") and command[1] in self._unlimited
+            return None if is_unlimited else b"-%s\r\n" % self.refusal
         return None
 
     def ask(self, *command: bytes) -> Any:
@@ -271,6 +307,23 @@ class Server:
         self.started_at = self.world.now
         return since
 
+    def promote(self, behind: float, address: Address) -> "Server":
+        """Its replica, which is so many seconds behind, as a primary with that address."""
+        heir = Server(self.world, address, self.link, self.cluster)
+        heir.lag, heir._sources = self.lag, dict(self._sources)
+        since = (self.world.now if self.isolated_at is None else self.isolated_at) - behind
+        heir._replay([entry for entry in self.log if entry[0] <= since])
+        if self.cluster is not None:  # it goes on with what it knew
+            primaries, self.cluster = self.cluster.primaries, Cluster()
+            self.cluster.primaries = [*primaries]
+            primaries[primaries.index(self)] = heir
+        return heir
+
+    @property
+    def is_replica(self) -> bool:
+        """Whether it was replaced, and knows it."""
+        return self.cluster is not None and self not in self.cluster.primaries
+
     def _replay(self, log: list[tuple[float, list[bytes]]]) -> None:
         """What it knows becomes what these commands do, each at its time."""
         world, present = self.world, self.world.now
@@ -306,9 +359,8 @@ class Cluster:
         ]
 
 
-def listen(servers: list[Server]) -> None:
+def listen(by_address: Mapping[Address, Server]) -> None:
     """These servers are the network."""
-    by_address = {server.address: server for server in servers}
 
     def connect(socket: Socket, address: Address, timeout: float | None) -> None:
         server = by_address.get(address)

@@ -19,19 +19,19 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import lowq
 import tests.history
 from lowq.shards.shard import Shard
 from lowq.store.keys import shard_prefix
 from lowq.work import threads
-from tests.checker import Report, check
+from tests.checker import Report, check, check_concurrency
 from tests.history import History
 from tests.simulation import machine
-from tests.simulation.performers import QUEUE, Performer
-from tests.simulation.servers import Address, Cluster, Link, Server, listen
-from tests.simulation.world import BEGINNING, Process, Stalled, World, simulating
+from tests.simulation.performers import AWAY, QUEUE, TICK, TICKS_SHARD, Performer
+from tests.simulation.servers import REFUSALS, Address, Cluster, Link, Server, listen
+from tests.simulation.world import BEGINNING, BEGINNING_WALL, Process, Stalled, World, simulating
 
 #: Virtual seconds within which everything is performed once the last fault is over.
 PATIENCE = 120.0
@@ -50,17 +50,25 @@ FAULTS = {
     "stop": 2,
     "reset connections": 3,
     "lose messages": 3,
+    "repeat messages": 3,
     "delay messages": 2,
     "pause server": 3,
     "restart server": 2,
     "lose writes": 2,
+    "isolate": 2,
+    "refuse": 2,
     "flush scripts": 1,
     "cut off": 3,
     "step clock": 1,
     "pause queue": 1,
     "act on jobs": 2,
     "reshard": 1,
+    "leave reshard": 1,
 }
+#: What the doctor says of faults that are over.
+TOLD = {"maintenance_late"}
+#: After these a server lacks what it has answered.
+LOSING = ("lose writes", "isolate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +106,14 @@ class Plan:
     time_limit: float | None
     switch_share: float
     faults: list[Fault]
+    #: Payloads of an id in one delivery, at most.
+    max_payloads: int
+    #: Seconds that replicas are behind, and whether pushes wait for them; 0.0: there are none.
+    lag: float
+    #: Whether there is a schedule with a tick each second.
+    has_ticks: bool
+    #: Batches of all nodes together at a time; None: any number.
+    concurrency: int | None
 
 
 def draw(seed: int) -> Plan:
@@ -110,7 +126,7 @@ def draw(seed: int) -> Plan:
         )
         for number in range(chance.choice((5, 10, 20, 20, 30)))
     ]  # fmt: skip
-    if any(fault.name == "lose writes" for fault in faults):
+    if any(fault.name in LOSING for fault in faults):
         # A clock that steps back after a failover has lost a lease makes the fence of that lease anew.
         faults = [fault for fault in faults if fault.name != "step clock"]
     return Plan(
@@ -127,6 +143,10 @@ def draw(seed: int) -> Plan:
         time_limit=chance.choice((None, None, 0.7)),
         switch_share=chance.choice((0.0, 0.02, 0.1, 0.3)),
         faults=sorted(faults, key=lambda fault: fault.at),
+        max_payloads=chance.choice((1, 2, 2, 1000)),
+        lag=chance.choice((0.0, 0.0, 0.01, 0.3)),
+        has_ticks=chance.random() < 0.2,
+        concurrency=chance.choice((None, None, None, 1, 2)),
     )
 
 
@@ -198,7 +218,12 @@ class Story:
         self.servers = [Server(world, address, self.link, self.cluster) for address in addresses]
         if self.cluster is not None:
             self.cluster.primaries = self.servers
-        listen(self.servers)
+        self.durability: Literal["replicated", "none"] = "replicated" if plan.lag else "none"
+        #: Whom an address belongs to.
+        self.by_address = {server.address: server for server in self.servers}
+        listen(self.by_address)
+        for server in self.servers:
+            server.lag = plan.lag
         hosts = ",".join(f"{host}:{port}" for host, port in addresses)
         self.url = f"redis://{hosts}/0" if self.cluster is None else f"redis+cluster://{hosts}"
         self.performers: list[Performer] = []
@@ -209,10 +234,12 @@ class Story:
         self._troubled_until = BEGINNING
         #: As many as the last reshard has made that an operator saw the end of.
         self._wanted_shards: int | None = None
-        self._is_resharded = any(fault.name == "reshard" for fault in faults)
+        self._is_resharded = any("reshard" in fault.name for fault in faults)
         #: (id, version) -> how often its handler has failed.
         self._raised: dict[tuple[str, int], int] = {}
         self._slept: set[tuple[str, int]] = set()
+        #: Those that were performed.
+        self.ticks: set[tuple[str, int]] = set()
 
     def note(self, text: str) -> None:
         self.outcome.log.append(f"{self.world.now - BEGINNING:9.4f} --- {text}")
@@ -240,6 +267,8 @@ class Story:
             self._wait_until(self._is_calm, BEGINNING + BUSY + PATIENCE)
             self._operate(self._settle)
             self._wait_until(self._is_over, world.now + PATIENCE)
+            self._operate(self._examine)
+            self._wait_until(lambda: not self._busy, world.now + PATIENCE)
         except Stalled as error:
             outcome.problems.append(f"{error}: {self.left()}")
             outcome.log.append(world.stacks())
@@ -248,6 +277,8 @@ class Story:
         outcome.problems += world.crashed
         outcome.report = check(outcome.events, self.buried())
         outcome.problems += outcome.report.problems
+        outcome.problems += check_concurrency(outcome.events, self.plan.concurrency, (TICKS_SHARD,))
+        outcome.problems += [f"tick {tick} was never performed" for tick in self._missed_ticks()]
         outcome.seconds, outcome.steps = world.now - BEGINNING, world.steps
         outcome.commands = sum(server.executed for server in self.servers)
         outcome.fingerprint = hash(json.dumps(outcome.events, default=str))
@@ -297,9 +328,9 @@ class Story:
         """What waits or is in flight still."""
         found = {}
         for server in self.servers:
-            for key in server.ask(b"KEYS", b"*}:due"):
+            for key in server.ask(b"KEYS", b"*{[OT]*}:due"):
                 found[key.decode()] = server.ask(b"ZRANGE", key, b"0", b"-1")
-            for key in server.ask(b"KEYS", b"*}:taken"):
+            for key in server.ask(b"KEYS", b"*{[OT]*}:taken"):
                 found[key.decode()] = server.ask(b"HKEYS", key)
         return found
 
@@ -313,8 +344,33 @@ class Story:
                 else:
                     payloads = server.ask(b"ZRANGE", key, b"0", b"-1")
                 job_id = key.partition(b"}:morgue:payloads:")[2].decode()
-                found |= {(job_id, json.loads(payload)["version"]) for payload in payloads}
+                read = map(json.loads, payloads)
+                found |= {(job_id, int(payload.get("version") or payload["planned_at"])) for payload in read}
         return found
+
+    def _missed_ticks(self) -> list[int]:
+        """Those between the first and the last one that nobody has performed."""
+        ticks = {version for job_id, version in [*self.ticks, *self.buried()] if job_id == TICK}
+        return [tick for tick in range(min(ticks, default=0), max(ticks, default=0)) if tick not in ticks]
+
+    def tick(self, planned_at: float) -> None:
+        """A tick is performed: for the checker it was pushed at its time."""
+        key, now = (TICK, int(planned_at)), time.monotonic()
+        if key not in self.ticks:
+            self.ticks.add(key)
+            at = min(planned_at - BEGINNING_WALL + BEGINNING, now)
+            for event in ("pushing", "pushed"):
+                self.history.write(event, push=f"tick {key[1]}", jobs=[(*key, planned_at)], at=at)
+
+    def _examine(self, queue: Any) -> None:
+        """What the doctor finds at the end."""
+        found: list[Any] = []
+        for _ in range(3):
+            found = [each for each in queue._backend.examine() if each.severity == "error" and each.code not in TOLD]
+            if not found:
+                return
+            time.sleep(3 * self.plan.lease_ttl)
+        self.outcome.problems += [f"doctor: {each.code}: {each.what}" for each in found]
 
     # --- jobs ---
 
@@ -342,8 +398,8 @@ class Story:
                 time.sleep(pauses())
                 pending = next_jobs()
                 while pending:
-                    with self._pushing(pending):
-                        queue.push(pending)
+                    with self.pushing(pending):
+                        queue.push(pending, durability=self.durability)
                     time.sleep(0.05)
             self._busy -= 1
             app.close()
@@ -354,8 +410,8 @@ class Story:
 
             async def push(pending: list[dict[str, Any]]) -> None:
                 while pending:
-                    with self._pushing(pending):
-                        await queue.apush(pending)
+                    with self.pushing(pending):
+                        await queue.apush(pending, durability=self.durability)
                     await asyncio.sleep(0.05)
 
             for _ in range(count // 3):
@@ -368,7 +424,7 @@ class Story:
 
         return (lambda: asyncio.run(aproduce())) if is_async else produce
 
-    def _pushing(self, pending: list[dict[str, Any]]) -> "_Pushing":
+    def pushing(self, pending: list[dict[str, Any]]) -> "_Pushing":
         return _Pushing(self.history, pending)
 
     def seconds_of(self, job_id: str, payload: Mapping[str, Any]) -> float:
@@ -378,12 +434,19 @@ class Story:
         self._slept.add(key)
         return float(payload.get("for", 0.0)) if is_first else 0.0
 
-    def may_raise(self, job_id: str, payload: Mapping[str, Any]) -> None:
-        """A handler's error, as often as the payload says."""
+    def may_raise(self, job_id: str, payload: Mapping[str, Any], batch: Any = None) -> None:
+        """A handler's error, as often as the payload says. ``batch``: of a node."""
         key = job_id, payload["version"]
         if self._raised.get(key, 0) < payload.get("raise", 0):
             self._raised[key] = self._raised.get(key, 0) + 1
+            if batch is not None and payload.get("release"):
+                batch.release(job_id)
             raise RuntimeError("told to fail")
+
+    def pushing_on(self, job_id: str, payload: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """What a handler pushes."""
+        version = payload["version"]
+        return [{"id": f"{job_id}+", "payload": {"version": version}, "score": 2**40 + version}]
 
     # --- faults ---
 
@@ -422,6 +485,16 @@ class Story:
                 self._trouble(seconds)
                 link.lost_requests = link.lost_replies = 0.05
                 world.after(seconds, link.calm)
+            case "repeat messages":
+                self._trouble(seconds + link.lateness)
+                link.belated = 0.05
+                world.after(seconds, link.calm)
+            case "refuse":
+                self._trouble(seconds)
+                server.refusal = REFUSALS[which // 3 % len(REFUSALS)]
+                world.after(seconds, lambda: setattr(server, "refusal", b""))
+            case "isolate":
+                self._isolate(server, seconds)
             case "delay messages":
                 self._trouble(seconds)
                 link.late = 0.1
@@ -436,7 +509,8 @@ class Story:
             case "lose writes":  # as by a failover to a replica, or what was not yet on the disk is gone
                 self._trouble(seconds)
                 server.stop()
-                world.after(seconds, lambda: self._come_back(server, world.chance.uniform(0.0, 1.0)))
+                behind = world.chance.uniform(0.0, self.plan.lag or 1.0)
+                world.after(seconds, lambda: self._come_back(server, seconds + behind))
             case "flush scripts":
                 server.flush_scripts()
             case "cut off":
@@ -458,6 +532,43 @@ class Story:
                 self._operate(lambda queue: queue.perform_now(ids))
             case "reshard":
                 self._operate(lambda queue: self._reshard(queue, which % 5 + 1))
+            case "leave reshard":  # who does it dies in the middle, and another one begins it again
+                begun, again = [self._operate(lambda queue: queue.reshard(which % 5 + 1))], seconds
+                world.after(0.001 * fault.steps, lambda: self._leave(begun[0], again, which % 5 + 1))
+
+    def _leave(self, operator: Process, again_in: float, shards: int) -> None:
+        if operator.is_alive:
+            self.note(f"{operator} dies")
+            self.trouble_until(again_in)
+            operator.die()
+            self._busy -= 1
+        self.world.after(again_in, lambda: self._operate(lambda queue: self._reshard(queue, shards)))
+
+    def _isolate(self, server: Server, seconds: float) -> None:
+        """Clients reach a primary that its replica and the others don't reach, and the replica is promoted."""
+        if server.isolated_at is not None or not server.process.is_alive:
+            return
+        world, behind, promotion = self.world, self.world.chance.uniform(0.0, self.plan.lag or 0.1), 0.5
+        self._trouble(promotion + seconds)
+        since = server.isolated_at = world.now
+
+        def promote() -> None:
+            address = server.address if self.cluster is None else (f"10.0.1.{len(self.by_address)}", 6379)
+            self.note(f"{server.process} is isolated, and replaced by {address[0]}, which is {behind:.3f} s behind")
+            heir = self.by_address[address] = server.promote(behind, address)
+            self.servers[place] = heir
+
+        def end() -> None:
+            server.stop()
+            if self.cluster is not None:  # it comes back as a replica, which tells clients where the primary is
+                server.cluster = self.cluster
+                server.start()
+            lost = (at for at, _ in server.log if at > since - behind)
+            self._lapse(self.servers[place], min(lost, default=world.now))
+
+        place = self.servers.index(server)
+        world.after(promotion, promote)
+        world.after(promotion + seconds, end)
 
     def _reshard(self, queue: Any, shards: int) -> None:
         queue.reshard(shards)
@@ -466,15 +577,21 @@ class Story:
     def _come_back(self, server: Server, lost: float) -> None:
         since = server.start(lost)
         if since is not None:
-            shards = None
-            if self._is_resharded:  # what was moved there may be older
-                since = BEGINNING
-            if self.cluster is not None and not self._is_resharded:
-                prefixes = {shard: shard_prefix("lowq", QUEUE, shard) for shard in range(self.plan.shards)}
-                shards = [shard for shard, prefix in prefixes.items() if self.cluster.owner(prefix) is server]
-            self.history.lapse(2 * self.plan.lease_ttl, since=since, shards=shards)
+            self._lapse(server, since)
 
-    def _operate(self, *acts: Callable[[Any], object]) -> None:
+    def _lapse(self, server: Server, since: float) -> None:
+        """That server lacks what was written from then on."""
+        shards = None
+        if self._is_resharded and not self.plan.lag:  # what was moved there, and nobody has confirmed, may be older
+            since = BEGINNING
+        if self.cluster is not None and not self._is_resharded:
+            prefixes = {shard: shard_prefix("lowq", QUEUE, shard) for shard in range(self.plan.shards)}
+            shards = [shard for shard, prefix in prefixes.items() if self.cluster.owner(prefix) is server]
+            shards.append(TICKS_SHARD)  # the schedule's own shard may be there
+        # With replicas that confirm, what was accepted is not among it.
+        self.history.lapse(2 * self.plan.lease_ttl, since=since, shards=shards, accepted=not self.plan.lag)
+
+    def _operate(self, *acts: Callable[[Any], object]) -> Process:
         """What an operator does, one after the other, each again and again until it succeeds."""
         self._busy += 1
 
@@ -484,14 +601,17 @@ class Story:
                 try:
                     pending[0](app.queue(QUEUE, self.plan.shards))
                     del pending[0]
-                except (lowq.RedisUnavailable, lowq.Resharding):
+                except (*AWAY, lowq.Resharding):
                     time.sleep(0.1)
                 except lowq.UnknownQueueError:  # nobody has used it yet
                     time.sleep(0.1)
             app.close()
             self._busy -= 1
+            operator.die()
 
-        self.world.spawn(self.new_process("operator"), run, "main")
+        operator = self.new_process("operator")
+        self.world.spawn(operator, run, "main")
+        return operator
 
 
 class _Pushing:
@@ -514,7 +634,7 @@ class _Pushing:
             kept = {id(job) for job in rest}
             self._history.write("pushed", push="part", jobs=_pushed([j for j in self._pending if id(j) not in kept]))
             self._pending[:] = rest
-        return isinstance(error, lowq.PushError | lowq.RedisUnavailable)
+        return isinstance(error, (lowq.PushError, *AWAY))
 
 
 def _pushed(jobs: Sequence[Mapping[str, Any]]) -> list[tests.history.PushedJob]:
@@ -527,7 +647,11 @@ def _doing(chance: random.Random, *, is_limited: bool) -> dict[str, Any]:
     if dice < 0.5:
         return {"for": chance.choice((0.005, 0.05, 0.05, 0.3))}
     if dice < 0.54:
-        return {"raise": chance.choice((1, 1, 2, 9))}
-    if dice < 0.56 and is_limited:
+        return {"raise": chance.choice((1, 1, 2, 9)), "release": chance.random() < 0.2}
+    if dice < 0.6:
+        return {"push": 1}
+    if dice < 0.62:
+        return {"cancel": 1, "raise": 1}
+    if dice < 0.64 and is_limited:
         return {"for": 4.0}
     return {}
