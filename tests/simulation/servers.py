@@ -53,6 +53,7 @@ class Connection:
     buffer: bytearray = field(default_factory=bytearray)
     is_open: bool = True
     is_subscribed: bool = False
+    is_waiting: bool = False
     #: When the last bytes arrive that are on their way, in each direction: they don't overtake each other.
     last_in: float = 0.0
     last_out: float = 0.0
@@ -181,7 +182,7 @@ class Server:
             return
         answers: list[bytes] = []
         with world.acting_as(self.process):
-            while (command := take_command(connection.buffer)) is not None:
+            while not connection.is_waiting and (command := take_command(connection.buffer)) is not None:
                 if command:
                     answers += self._answer(connection, command)
                     self._busy_until = max(self._busy_until, world.now) + (
@@ -219,7 +220,8 @@ class Server:
         if own is not None:
             return [own]
         if name == b"WAIT":
-            return [self._wait(connection, int(command[1]), int(command[2]) / 1000)]
+            self._wait(connection, int(command[1]), int(command[2]) / 1000)
+            return []
         if name.endswith(b"SUBSCRIBE"):
             connection.is_subscribed = True
         if name == b"EVALSHA":
@@ -229,12 +231,20 @@ class Server:
             self.log.append((self.world.now, command))
         return connection.session.answer(command)
 
-    def _wait(self, connection: Connection, replicas: int, seconds: float) -> bytes:
-        """Its replica confirms, or does not in that time. What the connection sends meanwhile is not held up."""
-        confirms = self.lag > 0 and self.isolated_at is None and self.lag < seconds
-        enough = replicas <= int(confirms)
-        connection.last_out = self.world.now + (0.0 if not replicas else self.lag if enough else seconds)
-        return b":%d\r\n" % confirms
+    def _wait(self, connection: Connection, replicas: int, seconds: float) -> None:
+        """Answers when its replica has confirmed what was written so far, or that time is over. Until then the
+        connection waits.
+        """
+        since = self.world.now
+
+        def answer() -> None:
+            confirms = self.lag > 0 and self.isolated_at is None and self.world.now >= since + self.lag
+            connection.is_waiting = False
+            self._reply(connection, [b":%d\r\n" % confirms])
+            self._work(connection)
+
+        connection.is_waiting = True
+        self.world.after(min(self.lag, seconds) if replicas == 1 and self.lag else seconds if replicas else 0.0, answer)
 
     def _own_answer(self, name: bytes, command: list[bytes]) -> bytes | None:
         """What the store does not know, or knows otherwise."""

@@ -16,9 +16,12 @@ import json  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
 
+from lowq.store.calls import load_scripts  # noqa: E402
 from tests.chaos import broken  # noqa: E402
+from tests.mutants import MUTATIONS  # noqa: E402
 from tests.simulation.story import tell  # noqa: E402
 
+MUTATIONS_BY_NAME = {mutation.name: mutation for mutation in MUTATIONS}
 #: Stories in which everybody who may perform has a part.
 WARM_UP = (3, 5, 1)
 
@@ -32,7 +35,10 @@ def main() -> None:
     parser.add_argument("--tell", action="store_true")
     parser.add_argument("--twice", action="store_true")
     given = parser.parse_args()
-    broken.apply(given.broken)
+    if given.broken in MUTATIONS_BY_NAME:
+        load_scripts().update(MUTATIONS_BY_NAME[given.broken].scripts_with_it())
+    else:
+        broken.apply(given.broken)
     for seed in WARM_UP:  # what is imported or kept at the first use is there when the first story begins
         tell(seed)
     without = {int(each) for each in given.without.split(",") if each}
