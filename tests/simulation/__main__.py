@@ -67,6 +67,15 @@ def tell(first: int, last: int, *options: str) -> Generator[dict[str, Any], None
             yield from tell(seed + 1, last, *options)
 
 
+def _lines(first: int, last: int, *options: str) -> Iterator[dict[str, Any]]:
+    command = [sys.executable, "-m", "tests.simulation.worker", str(first), str(last), *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONHASHSEED": "0"}) as ran:
+        assert ran.stdout is not None
+        for line in ran.stdout:
+            print(line, end="", flush=True)
+            yield json.loads(line)
+
+
 def tell_all(first: int, last: int, jobs: int, *options: str) -> Iterator[dict[str, Any]]:
     """The same, by several processes at a time."""
     with ThreadPoolExecutor(jobs) as pool:
@@ -105,26 +114,20 @@ def shrink(seed: int, faults: Sequence[int], *options: str) -> list[int]:
     return needed
 
 
-def until_found(fault: str, seeds: int) -> int | None:
-    """How many stories it takes until a fault is found, told one after the other; None: more."""
-    stories = tell(0, seeds - 1, "--break", fault)
-    for number, found in enumerate(stories, 1):
-        if found["problems"]:
-            stories.close()
-            return number
-    return None
-
-
 def write_table(seeds: int, jobs: int) -> None:
     """Has each fault that is in reach found, and writes the table of it into the documentation."""
     faults = {f"broken build `{name}`: {(build.__doc__ or '').strip()}": name for name, build in broken.BUILDS.items()}
     faults |= {f"in a script: {each.name}": each.name for each in MUTATIONS if "collapse" in each.policies}
     faults = {title: name for title, name in faults.items() if name not in OUT_OF_REACH}
-    lines = ["| fault | stories until found |", "| --- | ---: |"]
+    names = [*faults.values()]
+    parts = [part for part in (names[number::jobs] for number in range(jobs)) if part]
     with ThreadPoolExecutor(jobs) as pool:
-        for title, found in zip(faults, pool.map(lambda name: until_found(name, seeds), faults.values()), strict=True):
-            lines.append(f"| {title.rstrip('.')} | {f'more than {seeds}' if found is None else found} |")
-            print(lines[-1], flush=True)
+        told = pool.map(lambda part: [*_lines(0, seeds - 1, "--faults", json.dumps(part))], parts)
+        found = {each["fault"]: each["found"] for part in told for each in part}
+    lines = ["| fault | stories until found |", "| --- | ---: |"]
+    for title, name in faults.items():
+        seed = found.get(name)
+        lines.append(f"| {title.rstrip('.')} | {f'more than {seeds}' if seed is None else seed + 1} |")
     page = GUARANTEES.read_text(encoding="utf-8")
     head, _, tail = page.partition(BEGIN)
     _, _, tail = tail.partition(END)

@@ -1,6 +1,6 @@
 """Tells stories in this process: started by `tests.simulation`, one JSON line for each story.
 
-python -m tests.simulation.worker FIRST LAST [--break NAME] [--without 3,5] [--tell] [--twice]
+python -m tests.simulation.worker FIRST LAST [--break NAME] [--faults NAMES] [--without 3,5] [--tell] [--twice]
 """
 
 # Before anything else: what is imported takes the machine's parts out of the modules.
@@ -26,21 +26,37 @@ MUTATIONS_BY_NAME = {mutation.name: mutation for mutation in MUTATIONS}
 WARM_UP = (3, 5, 1)
 
 
+def put_in(fault: str) -> None:
+    """Breaks lowq, by a build of `tests.chaos.broken` or a mutation of its scripts. "": leaves it as it is."""
+    if fault in MUTATIONS_BY_NAME:
+        load_scripts().update(MUTATIONS_BY_NAME[fault].scripts_with_it())
+    else:
+        broken.apply(fault)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("first", type=int)
     parser.add_argument("last", type=int)
     parser.add_argument("--break", dest="broken", default="")
+    parser.add_argument("--faults", default="", help="a list in JSON: until when is each of them found?")
     parser.add_argument("--without", default="")
     parser.add_argument("--tell", action="store_true")
     parser.add_argument("--twice", action="store_true")
     given = parser.parse_args()
-    if given.broken in MUTATIONS_BY_NAME:
-        load_scripts().update(MUTATIONS_BY_NAME[given.broken].scripts_with_it())
-    else:
-        broken.apply(given.broken)
+    if not given.faults:
+        put_in(given.broken)
     for seed in WARM_UP:  # what is imported or kept at the first use is there when the first story begins
         tell(seed)
+    for fault in json.loads(given.faults or "[]"):
+        if os.fork() == 0:  # each is put into a process of its own, which has been warmed up
+            put_in(fault)
+            failing = (seed for seed in range(given.first, given.last + 1) if tell(seed).problems)
+            print(json.dumps({"fault": fault, "found": next(failing, None)}), flush=True)
+            os._exit(0)
+        os.wait()
+    if given.faults:
+        return
     without = {int(each) for each in given.without.split(",") if each}
     for seed in range(given.first, given.last + 1):
         began = real_clock()
