@@ -484,7 +484,8 @@ def install() -> None:
         threading: {
             "Lock": Lock, "_allocate_lock": Lock, "RLock": threading._PyRLock, "_CRLock": None, "Thread": Thread,  # type: ignore[attr-defined]
             "get_ident": get_ident, "get_native_id": get_ident, "current_thread": current_thread,
-            "main_thread": lambda: _main, "enumerate": enumerate_threads, "_time": monotonic,
+            "main_thread": lambda: _main, "_MainThread": lambda: _main, "enumerate": enumerate_threads,
+            "_time": monotonic,
         },
         _thread: {
             "start_new_thread": start_new_thread, "allocate_lock": Lock, "get_ident": get_ident, "RLock": None,
