@@ -1,6 +1,6 @@
 """Takes of a consumer: jobs from one shard after another, as its callers ask for them.
 
-A shard is claimed for the time of a take alone; one with jobs in hand is *occupied*, and not given up before they are
+A shard is claimed for the time of a take alone; one with jobs in hand is not given up before they are
 reported. What a caller gets is surely its own: the same is asked of a delivery as before a worker's handler is called.
 
 A caller that takes one job after the other would make two round trips for each: a take and an acknowledgement. So once

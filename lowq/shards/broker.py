@@ -252,7 +252,7 @@ class Broker:
             else:
                 made.append(shard)
         self._follow_seals(made)
-        self._listener.knows(made)
+        self._listener.add_shards(made)
         replaced = {shard.prefix: shard for shard in made}
         for shard in self.shards:
             if shard.queue == queue and shard.layout not in found.all:

@@ -118,7 +118,7 @@ class Leases:
         for dispatcher, some in self._dispatched(shard for shard in added if shard.lease.current is not None):
             dispatcher.stay(some)
         self._tries |= {shard: 0.0 for shard in added if shard.lease.current is None}
-        self._listener.forgets([shard for shard in dropped if shard.lease.current is None])
+        self._listener.ignore([shard for shard in dropped if shard.lease.current is None])
 
     def leave_sealed(self) -> None:
         """Gives up the shards that are sealed."""
@@ -265,8 +265,8 @@ class Leases:
                 dispatcher.stay(some)
             for shard in gained:
                 self._dispatchers[shard.queue].wake(shard)
-            self._listener.holds(gained)
-            self._listener.waits(waiting)
+            self._listener.listen_for_wakes(gained)
+            self._listener.listen_for_releases(waiting)
 
     def _free_at(self, shard: Shard) -> float:
         """Monotonic time until which the shard is left to its holder on another server."""
@@ -356,7 +356,7 @@ class Leases:
     def _forget(self, shard: Shard) -> None:
         self._tries.pop(shard, None)
         self._mine.discard(shard)
-        self._listener.forgets([shard])
+        self._listener.ignore([shard])
 
     def refresh(self) -> None:
         """Asks the idle shards when their next job is due, should a wake-up have been lost.

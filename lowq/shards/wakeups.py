@@ -35,7 +35,7 @@ class Listener:
         self._subscription = client.subscribe()
         self._wakes: dict[str, Shard] = {}
         self._released: dict[str, Shard] = {}
-        self.knows(shards)
+        self.add_shards(shards)
         self._on_sealed = on_sealed
         self._nodes_channel = nodes_channel
         self._on_wake = on_wake
@@ -51,22 +51,22 @@ class Listener:
         """Starts the thread."""
         self._thread.start()
 
-    def knows(self, shards: Sequence[Shard]) -> None:
+    def add_shards(self, shards: Sequence[Shard]) -> None:
         """Adds shards."""
         self._wakes.update({f"{shard.prefix}wake": shard for shard in shards})
         self._released.update({f"{shard.prefix}lease_released": shard for shard in shards})
 
-    def holds(self, shards: Sequence[Shard]) -> None:
+    def listen_for_wakes(self, shards: Sequence[Shard]) -> None:
         """Listens to the wake-ups of these shards, which are held now."""
         self._subscription.remove([f"{shard.prefix}lease_released" for shard in shards])
         self._subscription.add([f"{shard.prefix}wake" for shard in shards])
 
-    def waits(self, shards: Sequence[Shard]) -> None:
+    def listen_for_releases(self, shards: Sequence[Shard]) -> None:
         """Listens to the releases of these shards, which others hold."""
         self._subscription.remove([f"{shard.prefix}wake" for shard in shards])
         self._subscription.add([f"{shard.prefix}lease_released" for shard in shards])
 
-    def forgets(self, shards: Sequence[Shard]) -> None:
+    def ignore(self, shards: Sequence[Shard]) -> None:
         """Listens to nothing of these shards, which are neither held nor wanted."""
         self._subscription.remove([f"{shard.prefix}{name}" for shard in shards for name in ("wake", "lease_released")])
 

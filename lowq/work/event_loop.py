@@ -331,9 +331,7 @@ class EventLoop(NodeLoop):
             if not future.done():  # cancelled meanwhile
                 future.set_result(replies)
         for shard, delivery in begin:
-            self._tasks[shard] = self._loop.create_task(
-                self._work(shard, delivery), name=f"lowq {shard.layout_name}:{shard.index}"
-            )
+            self._tasks[shard] = self._loop.create_task(self._work(shard, delivery), name=f"lowq {shard.name}")
         if begin and not self._busy.is_set():
             self._busy.set()
 

@@ -68,9 +68,9 @@ class Rig:
         self.shards = [self._shard(index, "me") for index in range(3)]
         self.heard: dict[Shard, str] = {}
         self.listener = SimpleNamespace(
-            holds=lambda shards: self.heard.update(dict.fromkeys(shards, "wake")),
-            waits=lambda shards: self.heard.update(dict.fromkeys(shards, "free")),
-            forgets=lambda shards: [self.heard.pop(shard, None) for shard in shards],
+            listen_for_wakes=lambda shards: self.heard.update(dict.fromkeys(shards, "wake")),
+            listen_for_releases=lambda shards: self.heard.update(dict.fromkeys(shards, "free")),
+            ignore=lambda shards: [self.heard.pop(shard, None) for shard in shards],
         )
         self.dispatcher = Dispatcher(
             self.shards, [{"q": LagScheduler()}], {"q": Share()}, clock=lambda: self.now
@@ -222,7 +222,7 @@ def test_trouble_with_one_shard_or_the_listener_keeps_no_other_from_being_got(ri
     assert rig.acquire() == [b, c]
     assert isinstance(rig.leases.clear_trouble(), ScriptError)
     rig.line.errors.clear()
-    rig.listener.holds = lambda _: rig.missing  # type: ignore[attr-defined]  # as of a connection that was closed
+    rig.listener.listen_for_wakes = lambda _: rig.missing  # type: ignore[attr-defined]  # as of a connection that was closed
     with pytest.raises(AttributeError):
         rig.acquire(1.1)
     assert rig.leases.held == [a, b, c]
