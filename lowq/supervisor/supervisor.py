@@ -124,9 +124,6 @@ class Supervisor:
         thread.
         """
         self._wanted = why
-        self._wake()
-
-    def _wake(self) -> None:
         with suppress(BlockingIOError):  # full of bytes that were not read yet: the reader wakes anyway
             os.write(self._wakeup_write, b"w")
 
