@@ -230,6 +230,11 @@ class QueueOptions:
         None, whole(1, optional=True),
         "ids that wait or are taken, at most: [a queue that is full](producing.md#a-queue-that-is-full)",
     )  # fmt: skip
+    latency_goal: float | None = option(
+        None, seconds(),
+        "seconds of waiting from which on the queue counts as late on the "
+        "[first page](dashboard.md#is-anything-wrong); `None`: 60",
+    )  # fmt: skip
     merge: MergePolicy | MergeFunction = option(
         "collapse", Kind(_check_merge), "how payloads of an id are merged: [policies](#merge-policies)"
     )
@@ -391,6 +396,7 @@ class QueueKeywords(TypedDict, total=False):
     ttl: float | timedelta | None
     priority: int
     capacity: int | None
+    latency_goal: float | timedelta | None
     merge: str | MergeFunction
     score: str | ScoreFunction | None
     debounce: float | timedelta | None

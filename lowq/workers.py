@@ -69,6 +69,7 @@ class Worker(Generic[P]):
     ttl: ClassVar[float | timedelta | None]
     priority: ClassVar[int]
     capacity: ClassVar[int | None]
+    latency_goal: ClassVar[float | timedelta | None]
     #: These two are as of `WorkerKeywords`. Any, as a type checker would bind a function like a method.
     merge: ClassVar[Any]
     score: ClassVar[Any]

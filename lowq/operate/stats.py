@@ -16,6 +16,9 @@ from lowq.store import Call, Command, untrusted
 from lowq.store.keys import nodes_key
 from lowq.store.shard_operations import ShardOperations, StatsReply
 
+#: ``latency_goal`` of a queue that has none.
+LATE_SECONDS = 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class Stats:
@@ -53,10 +56,17 @@ class Stats:
     pushed: int = 0
     #: Ids that may wait or be in flight, at most; None: any number.
     capacity: int | None = None
+    #: Seconds of ``lag`` from which on it is late.
+    latency_goal: float = LATE_SECONDS
     #: Counts the reshards that have ended.
     epoch: int = 0
     #: While a reshard is under way: the number of shards that the queue is given.
     reshard_to: int | None = None
+
+    @property
+    def is_late(self) -> bool:
+        """Whether a job waits for longer than the goal. One that is paused is late on purpose."""
+        return self.lag > self.latency_goal and not self.paused
 
     @property
     def fill(self) -> float | None:
@@ -170,6 +180,7 @@ def _overview(
         oldest_id=_text(oldest_id),
         oldest_at=untrusted.finite(oldest_at),
         capacity=untrusted.whole(options.get("capacity"), 1),
+        latency_goal=untrusted.number(options.get("latency_goal"), 0) or LATE_SECONDS,
         epoch=layouts.current.epoch,
         reshard_to=None if layouts.next is None else layouts.next.shards_count,
         **totals,
@@ -316,8 +327,6 @@ def read_statistics(queue: QueueShards, now: float | None) -> Statistics:
     )  # fmt: skip
 
 
-#: Seconds of waiting from which on a queue with a small backlog is late: some shard of it stands still.
-LATE_SECONDS = 60.0
 #: A queue keeps up whose backlog its nodes perform in so many seconds: some jobs have always just come.
 KEPT_UP_SECONDS = 10.0
 #: Seconds after which no end is foreseen: over so long a time the last 5 minutes say nothing.
@@ -343,15 +352,13 @@ class Forecast:
     #: Whether somebody holds a shard of the queue.
     is_worked: bool = True
     is_paused: bool = False
-    #: Seconds since the oldest due job became due.
-    lag: float = 0.0
+    #: Whether a job waits for longer than the latency goal of the queue.
+    is_late: bool = False
 
     @property
     def keeps_up(self) -> bool:
-        """Whether there is a backlog, no larger than what is performed in 10 seconds, and none of it waits for more
-        than a minute.
-        """
-        return self._is_small and self.lag <= LATE_SECONDS
+        """Whether there is a backlog, no larger than what is performed in 10 seconds, and the queue is not late."""
+        return self._is_small and not self.is_late
 
     @property
     def _is_small(self) -> bool:
@@ -394,12 +401,12 @@ def forecast_of(found: QueueOverview, flow: Flow | None) -> Forecast:
     if not backlog:
         drain_seconds = 0.0
     elif backlog <= performed * KEPT_UP_SECONDS:
-        drain_seconds = backlog / performed if found.stats.lag <= LATE_SECONDS else None
+        drain_seconds = None if found.stats.is_late else backlog / performed
     elif change >= _GROWING:
         growing_rate = change
     elif change < 0 and backlog / -change <= FORESEEN_SECONDS:
         drain_seconds = backlog / -change
-    return Forecast(backlog, pushed, performed, drain_seconds, growing_rate, lag=found.stats.lag)
+    return Forecast(backlog, pushed, performed, drain_seconds, growing_rate, is_late=found.stats.is_late)
 
 
 def _about(seconds: float) -> str:

@@ -140,7 +140,7 @@ assert_type(
 )
 lowq.app.queue("mail", score="version")
 lowq.app.queue("mail", score=lambda payload: payload["at"])
-lowq.app.queue("mail", merge="append", debounce=2, max_wait=30, capacity=None, morgue_max=1000)
+lowq.app.queue("mail", merge="append", debounce=2, max_wait=30, capacity=None, latency_goal=5, morgue_max=1000)
 assert_type(lowq.app.queue("mail", durability="replicated").push(1, durability="fsynced"), int)
 
 # --- jobs in ---

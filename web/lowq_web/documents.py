@@ -315,7 +315,7 @@ class Forecast(Answer, frozen=True):
     ]
     is_worked: Annotated[bool, Meta(description="Whether somebody holds a shard of it")]
     is_paused: bool
-    lag: Annotated[float, Meta(description="Seconds since the oldest due job became due")]
+    is_late: Annotated[bool, Meta(description="Whether a job waits for longer than the latency goal of the queue")]
     text: Annotated[str, Meta(description="The same in words")]
 
 

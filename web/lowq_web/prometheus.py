@@ -76,6 +76,12 @@ class AllFigures(Collector):
             if item.capacity is not None:
                 capacity.add_metric([item.name], item.capacity)
         yield capacity
+        goal = GaugeMetricFamily(
+            "lowq_latency_goal_seconds", "Latency from which on the queue counts as late", labels=["queue"]
+        )
+        for item in stats:
+            goal.add_metric([item.name], item.latency_goal)
+        yield goal
         drain = GaugeMetricFamily(
             "lowq_drain_seconds", "Until nothing is due or in flight, if it goes on as in the last 5 minutes",
             labels=["queue"],

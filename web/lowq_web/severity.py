@@ -7,15 +7,14 @@ from typing import Literal
 from lowq import inspection
 from lowq.observe.histories import Flow
 from lowq.operate.nodes import StuckBatch
-from lowq.operate.stats import LATE_SECONDS
 from lowq_web import text
 
 Level = Literal["red", "amber"]
 
 #: Seconds that shards have no owner for in a deploy.
 OWNERLESS_LAG = 10.0
-#: Latency in seconds from which on a queue is very late.
-VERY_LATE = 600.0
+#: Latency from which on a queue is very late, in multiples of its goal.
+VERY_LATE = 10.0
 #: Shares of the jobs of the last 5 minutes that failed, and the least number of them.
 FAILING: Mapping[Level, float] = {"red": 0.5, "amber": 0.1}
 LEAST_FAILED = 5.0
@@ -113,7 +112,7 @@ def _troubles(item: inspection.QueueOverview, flow: Flow | None, stuck: Sequence
         if level is not None:
             detail = f"{share:.0%} of what it performed in the last 5 minutes"
             yield Trouble("failing", level, stats.name, stats.retries, 0.0, detail)
-    if stats.lag > LATE_SECONDS and not stats.paused:
+    if stats.is_late:
         starved = stats.due > 0 and stats.taken == 0 and not lost
-        level = "red" if stats.lag > VERY_LATE else "amber"
+        level = "red" if stats.lag > VERY_LATE * stats.latency_goal else "amber"
         yield Trouble("starved" if starved else "late", level, stats.name, stats.due, stats.lag)

@@ -47,6 +47,8 @@ def test_each_trouble_is_found_and_nothing_else_is() -> None:
         ({"due": 5, "lag": 61.0, "taken": 1}, None, [], [("late", "amber")]),
         ({"due": 5, "lag": 601.0, "taken": 1}, None, [], [("late", "red")]),
         ({"due": 5, "lag": 61.0}, None, [], [("starved", "amber")]),
+        ({"due": 5, "lag": 61.0, "taken": 1, "latency_goal": 3600.0}, None, [], []),
+        ({"due": 5, "lag": 3.0, "taken": 1, "latency_goal": 2.0}, None, [], [("late", "amber")]),
         ({"due": 5, "lag": 4000.0, "paused": True}, None, [], []),
     ]
     for figures, flows, batches, expected in rows:
