@@ -76,7 +76,8 @@ def test_max_wait_is_that_of_debounce(app: lowq.Lowq) -> None:
 def test_a_worker_declares_the_options_of_its_queue(app: lowq.Lowq) -> None:
     @app.worker(
         queue_name="mail", shards_count=3, ttl=timedelta(hours=1), ttr=60, priority=2, capacity=10, merge="latest",
-        latency_goal=timedelta(minutes=5), debounce=2, max_wait=30, morgue_ttl=timedelta(days=7), morgue_max=100, max_payloads=5, durability="fsynced",
+        latency_goal=timedelta(minutes=5),
+        debounce=2, max_wait=30, morgue_ttl=timedelta(days=7), morgue_max=100, max_payloads=5, durability="fsynced",
     )  # fmt: skip
     class Mail(lowq.Worker[Any]):
         def perform(self, payloads_by_id: dict[str, list[Any]]) -> None: ...
