@@ -114,24 +114,34 @@ def shrink(seed: int, faults: Sequence[int], *options: str) -> list[int]:
     return needed
 
 
-def write_table(seeds: int, jobs: int) -> None:
-    """Has each fault that is in reach found, and writes the table of it into the documentation."""
-    faults = {f"broken build `{name}`: {(build.__doc__ or '').strip()}": name for name, build in broken.BUILDS.items()}
+def faults_in_reach() -> dict[str, str]:
+    """What the table calls a fault -> its name."""
+    faults = {f"`{name}`: {(build.__doc__ or '').strip().rstrip('.')}": name for name, build in broken.BUILDS.items()}
     faults |= {f"in a script: {each.name}": each.name for each in MUTATIONS if "collapse" in each.policies}
-    faults = {title: name for title, name in faults.items() if name not in OUT_OF_REACH}
-    names = [*faults.values()]
+    return {title: name for title, name in faults.items() if name not in OUT_OF_REACH}
+
+
+def write_table(seeds: int, jobs: int, told: Path | None) -> None:
+    """Has each fault that is in reach found, and writes the table of it into the documentation. ``told``: what an
+    earlier run printed, whose faults are not looked for again.
+    """
+    faults = faults_in_reach()
+    lines = told.read_text().splitlines() if told is not None else []
+    found = {each["fault"]: each for each in map(json.loads, lines)}
+    names = [name for name in faults.values() if name not in found] if seeds else []
     parts = [part for part in (names[number::jobs] for number in range(jobs)) if part]
     with ThreadPoolExecutor(jobs) as pool:
-        told = pool.map(lambda part: [*_lines(0, seeds - 1, "--faults", json.dumps(part))], parts)
-        found = {each["fault"]: each["found"] for part in told for each in part}
-    lines = ["| fault | stories until found |", "| --- | ---: |"]
+        for part in pool.map(lambda part: [*_lines(0, seeds - 1, "--faults", json.dumps(part))], parts):
+            found |= {each["fault"]: each for each in part}
+    rows = ["| fault | stories until found |", "| --- | ---: |"]
     for title, name in faults.items():
-        seed = found.get(name)
-        lines.append(f"| {title.rstrip('.')} | {f'more than {seeds}' if seed is None else seed + 1} |")
+        if name in found:
+            seed, most = found[name]["found"], found[name]["of"]
+            rows.append(f"| {title} | {f'more than {most}' if seed is None else seed + 1} |")
     page = GUARANTEES.read_text(encoding="utf-8")
     head, _, tail = page.partition(BEGIN)
     _, _, tail = tail.partition(END)
-    GUARANTEES.write_text("\n".join([f"{head}{BEGIN}\n", *lines, f"\n{END}{tail}"]), encoding="utf-8")
+    GUARANTEES.write_text("\n".join([f"{head}{BEGIN}\n", *rows, f"\n{END}{tail}"]), encoding="utf-8")
 
 
 def main() -> int:
@@ -144,13 +154,14 @@ def main() -> int:
     parser.add_argument("--until-found", action="store_true", help="end with the first story that fails")
     parser.add_argument("--twice", action="store_true", help="tell each twice, and compare")
     parser.add_argument("--table", action="store_true", help="has each fault found, and writes docs/guarantees.md")
+    parser.add_argument("--told", type=Path, metavar="FILE", help="what an earlier --table printed: go on from there")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
     options = ["--break", given.broken] if given.broken else []
     if given.without:
         options += ["--without", given.without]
     if given.table:
-        write_table(int(given.seeds), given.jobs)
+        write_table(int(given.seeds), given.jobs, given.told)
         return 0
     if given.seed is not None:
         return _one(given.seed, options, shrinks=given.shrink)

@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos import broken
+from tests.mutants import MUTATIONS
+from tests.simulation.__main__ import BEGIN, END, GUARANTEES, OUT_OF_REACH, faults_in_reach
+
 #: Seconds for all that one test tells, on a machine that is busy with much else.
 PATIENCE = 1500.0
 #: Broken build of `tests/chaos/broken.py` -> stories within which it is found: several times as many as it took.
@@ -54,6 +58,15 @@ def test_the_story_of_a_failure_is_shortened() -> None:
 def test_guarantees_hold_in_many_stories() -> None:
     ended = simulate("--seeds", "16-59", "--jobs", "1")
     assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_the_table_of_faults_names_what_there_is() -> None:
+    """A fault that went or got another name goes from the documentation, and from those that no story reaches."""
+    names = {*broken.BUILDS, *(mutation.name for mutation in MUTATIONS)}
+    assert names >= OUT_OF_REACH
+    page = GUARANTEES.read_text(encoding="utf-8")
+    rows = page.partition(BEGIN)[2].partition(END)[0].splitlines()[3:]
+    assert {row.split("|")[1].strip() for row in rows if row} <= faults_in_reach().keys()
 
 
 @pytest.mark.slow

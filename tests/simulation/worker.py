@@ -52,7 +52,8 @@ def main() -> None:
         if os.fork() == 0:  # each is put into a process of its own, which has been warmed up
             put_in(fault)
             failing = (seed for seed in range(given.first, given.last + 1) if tell(seed).problems)
-            print(json.dumps({"fault": fault, "found": next(failing, None)}), flush=True)
+            told = {"fault": fault, "found": next(failing, None), "of": given.last - given.first + 1}
+            print(json.dumps(told), flush=True)
             os._exit(0)
         os.wait()
     if given.faults:
