@@ -495,10 +495,9 @@ def _check_repeats(performs: Sequence[Perform], pushes: _Pushes, faults: _Faults
                 report.repeats += 1
                 if not earlier.ok or earlier.end > perform.start:
                     continue  # it was in flight
-                if handed[key] <= len(pushes.attempts[key]) or faults.forgotten(
-                    perform.shard, earlier.start, perform.start
-                ):
-                    continue  # pushed again, or Redis has forgotten
+                was_pushed_again = handed[key] <= len(pushes.attempts[key]) or pushes.attempts[key][-1] > earlier.start
+                if was_pushed_again or faults.forgotten(perform.shard, earlier.start, perform.start):
+                    continue
                 report.repeats_of_finished += 1
                 length = earlier.end - earlier.start
                 if length <= FAST:

@@ -119,3 +119,17 @@ def test_only_a_handler_that_returns_when_its_time_limit_passes_may_have_been_en
     for limit in (1.15, None):
         (found,) = check(history(limit)).excess
         assert "was given 1 again, finished by first" in found
+
+
+def test_what_is_pushed_again_when_it_was_performed_may_come_again() -> None:
+    history = [
+        *pushed(0, "a", 1),
+        *performed(1, "a", 1, name="first", by_hand=False),
+        *performed(3, "a", 1, name="again", by_hand=False),
+    ]
+    history[3] = {**history[3], "ok": False}
+    third = performed(5, "a", 1, name="third", by_hand=False)
+    assert check([*history, *pushed(4, "a", 1), *third]).problems == []
+    for more in ([], pushed(2, "a", 1)):
+        (found,) = check([*history, *more, *third]).excess
+        assert "was given 1 again, finished by again" in found
