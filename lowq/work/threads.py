@@ -157,7 +157,7 @@ class NodeLoop(Loop):
 
     def give_up(self, shard: Shard, batch: Execution) -> None:
         """Reports what was in hand of a batch that was written off, and has the lease surrendered and got anew. Until
-        then the shard is withheld, and nothing of it is taken.
+        then the shard is suspended, and nothing of it is taken.
         """
         in_flight, token = shard.in_flight, shard.in_flight.token
         jobs: Sequence[Any] = batch._jobs
