@@ -41,7 +41,7 @@ from lowq.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from lowq.job import Job
 from lowq.logs import printable
 from lowq.operate.actions import IN_FLIGHT, MISSING, Acted, ActionName
-from lowq.operate.bulk import STATES_OF, meant_by
+from lowq.operate.bulk import STATES_OF, filter_for
 from lowq.operate.explain import ABSENT
 from lowq.operate.job_filter import ORDERS, STATES, JobFilter
 from lowq.operate.jobs import MAX_LIMIT, FoundJob, FoundPage, Page
@@ -349,7 +349,7 @@ def _lines() -> Iterator[str]:
 def _act_on_many(
     app: Lowq, queue: Queue, action: ActionName, wanted: JobFilter, reason: str | None, *, yes: bool, as_json: bool
 ) -> None:
-    meant = meant_by(action, wanted).state
+    meant = filter_for(action, wanted).state
     steps = queue.bulk(action, wanted, reason=reason)
     with Progress("found") as progress:
         for step in steps:

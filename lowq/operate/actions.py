@@ -186,7 +186,7 @@ def act_on(
     """
     acted = Acted()
     try:
-        for prefix, some in _gathered(queue, ids):
+        for prefix, some in _by_shard(queue, ids):
             acted += _act_where_it_is(queue, prefix, action, some, unchanged)
     except LowqError as error:
         error.done += acted.done
@@ -197,8 +197,8 @@ def act_on(
 def read_moments(queue: QueueShards, ids: JobId | Iterable[JobId]) -> dict[str, Moments]:
     """id -> the perform_at and the time of burial of its jobs, None where it has none."""
     found: dict[str, Moments] = {}
-    for prefix, some in _gathered(queue, ids):
-        for job_id, moments in zip(some, _moments(queue.client, prefix, some)[1], strict=True):
+    for prefix, some in _by_shard(queue, ids):
+        for job_id, moments in zip(some, _read_moments_of_shard(queue.client, prefix, some)[1], strict=True):
             found[decode_id(job_id)] = moments
     return found
 
@@ -247,7 +247,7 @@ def _act_where_it_is(
 def _act_on_unchanged(
     client: Client, prefix: str, action: Action, ids: Sequence[bytes], unchanged: Mapping[str, Moments]
 ) -> Acted:
-    now, found = _moments(client, prefix, ids)
+    now, found = _read_moments_of_shard(client, prefix, ids)
     # Jobs that are pushed or buried from here on are later than `now`. A job that is not due has no such bound: before
     # the call another one may take its place, if its time is no later.
     due: list[bytes] = []
@@ -269,7 +269,7 @@ def _act_on_unchanged(
     return acted
 
 
-def _moments(client: Client, prefix: str, ids: Sequence[bytes]) -> tuple[float, list[Moments]]:
+def _read_moments_of_shard(client: Client, prefix: str, ids: Sequence[bytes]) -> tuple[float, list[Moments]]:
     """The server's time, and the moments of ids of a shard at that time or a little later."""
     lookups = [("ZMSCORE", prefix + name, *ids) for name in ("due", "morgue")]
     time, waiting, buried = client.commands([("TIME",), *lookups], key=prefix)
@@ -277,7 +277,7 @@ def _moments(client: Client, prefix: str, ids: Sequence[bytes]) -> tuple[float, 
     return time_of(time), list(zip(*times, strict=True))
 
 
-def _gathered(queue: QueueShards, ids: JobId | Iterable[JobId]) -> Iterator[tuple[str, list[bytes]]]:
+def _by_shard(queue: QueueShards, ids: JobId | Iterable[JobId]) -> Iterator[tuple[str, list[bytes]]]:
     """The ids by the prefixes of their shards, some at a time."""
     encoded = map(lookup_id, as_ids(ids))
     for groups in gather(((queue.prefixes_of(job_id)[0], job_id) for job_id in encoded), MAX_IDS, MAX_GATHERED):

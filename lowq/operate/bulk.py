@@ -70,7 +70,7 @@ STATES_OF: dict[str, tuple[State, ...]] = {
 }
 
 
-def meant_by(action: ActionName, wanted: JobFilter) -> JobFilter:
+def filter_for(action: ActionName, wanted: JobFilter) -> JobFilter:
     """The jobs that an action acts on if it is given this filter, in the order of time.
 
     Raises:
@@ -120,7 +120,7 @@ class _Shard(NamedTuple):
 
 
 def bulk(queue: QueueShards, action: Action, wanted: JobFilter) -> Iterator[Step]:
-    """Acts on the jobs of a filter of `meant_by`, a step whenever the next one is asked for.
+    """Acts on the jobs of a filter of `filter_for`, a step whenever the next one is asked for.
 
     Raises:
         ConfigError: there is no such shard; or, with the first step, its ``before`` lies in the future.
@@ -175,11 +175,11 @@ class _Bulk:
                 wanted = replace(wanted, max=min(wanted.high, self._before))
         self._wanted = wanted
         #: Whether all ids are looked at, in no order.
-        self._scans = bool(wanted.pattern) or wanted.looks_inside
+        self._scans = bool(wanted.pattern) or wanted.asks_for_contents
         #: Fingerprints of what is not due, while a snapshot is taken.
         self._remembered: array[int] | None = None
         self._salt = new_salt()
-        self._shards = self._look(prefixes, action.now if self._before is None else repr(self._before))
+        self._shards = self._read_bounds(prefixes, action.now if self._before is None else repr(self._before))
         if self._before is not None:
             # The jobs due by then end at that moment, wherever the shard's clock is.
             self._shards = [
@@ -187,14 +187,14 @@ class _Bulk:
                 for shard in self._shards
             ]
 
-    def _look(self, prefixes: Iterable[str], now: str) -> list[_Shard]:
+    def _read_bounds(self, prefixes: Iterable[str], now: str) -> list[_Shard]:
         """The bounds of the shards, one for each priority that is used."""
-        shards = self._look_at([(prefix, None) for prefix in prefixes], now)
+        shards = self._read_some_bounds([(prefix, None) for prefix in prefixes], now)
         levelled = [shard.prefix for shard in shards if shard.bounds.has_levels]
         whole = [shard._replace(level=0) if shard.bounds.has_levels else shard for shard in shards]
-        return whole + self._look_at([(prefix, level) for prefix in levelled for level in FURTHER_LEVELS], now)
+        return whole + self._read_some_bounds([(prefix, level) for prefix in levelled for level in FURTHER_LEVELS], now)
 
-    def _look_at(self, places: Sequence[tuple[str, int | None]], now: str) -> list[_Shard]:
+    def _read_some_bounds(self, places: Sequence[tuple[str, int | None]], now: str) -> list[_Shard]:
         low, high = bound(self._wanted.low), bound(self._wanted.high)
         calls = [ShardOperations(prefix).bulk_bounds(self._base, low, high, level, now) for prefix, level in places]
         replies = ask(self._queue.client, calls, 100)
@@ -261,7 +261,7 @@ class _Bulk:
         shards = self._shards
         if self._before is not None:
             untouched = dict.fromkeys(shard.prefix for shard in shards if self._untouched(shard.bounds.clock))
-            shards = self._look(untouched, self._action.now)
+            shards = self._read_bounds(untouched, self._action.now)
         return sum(shard.bounds.total - shard.bounds.due for shard in shards)
 
     def _count_all(self, wanted: JobFilter) -> Iterator[int]:
@@ -296,7 +296,7 @@ class _Bulk:
         groups: dict[str, list[bytes]] = {}
         later: list[tuple[float, bytes]] = []
         found = [(value, job_id) for value, job_id in scanned.found if wanted.low <= value <= wanted.high]
-        if wanted.looks_inside and found:
+        if wanted.asks_for_contents and found:
             # A job that changes before the action is still the same job, or has another time.
             admitted = self._admitted([job_id for _, job_id in found], wanted)
             found = [(value, job_id) for value, job_id in found if job_id in admitted]
@@ -386,7 +386,7 @@ class _Bulk:
         while not walk.finished and looked < part.most:
             calls: list[Call[Any]] = [walk.call(limit, self._action.now), *further]
             page, *moments = ask(self._queue.client, calls)
-            walk.took(page)
+            walk.note_page(page)
             looked += max(len(walk.ready), 1)
             found = walk.ready[::-1]
             for moment in moments:

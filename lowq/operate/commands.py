@@ -18,7 +18,7 @@ from lowq.operate.actions import (
     pause_queue,
     read_moments,
 )
-from lowq.operate.bulk import Step, bulk, meant_by, snapshot
+from lowq.operate.bulk import Step, bulk, filter_for, snapshot
 from lowq.operate.job_filter import FilterOptions, JobFilter, Snapshot
 from lowq.operate.layout_switch import ReshardProgress, reshard_progress
 from lowq.operate.queries import Queries
@@ -193,7 +193,7 @@ class Commands(Queries):
             raise ConfigError(f"action={action!r}: it is one of {', '.join(ACTIONS)}")
         if reason is not None and action != "bury":
             raise ConfigError(f"reason={reason!r}: only bury takes a reason, not {action}")
-        meant = meant_by(action, wanted)
+        meant = filter_for(action, wanted)
         where = ("morgue" if meant.state == "morgue" else "waiting") if action == "delete" else ""
         return Action(
             action, time_argument(now), self._reason(reason), where, self._backend.events_of(self.name)

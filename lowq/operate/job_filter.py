@@ -345,7 +345,7 @@ class JobFilter:
         return None if self.payload is None else PayloadField.parse(self.payload)
 
     @property
-    def looks_inside(self) -> bool:
+    def asks_for_contents(self) -> bool:
         """Whether it asks for the contents of jobs, so that each must be read."""
         return self.payload is not None or self.asks_for_errors
 

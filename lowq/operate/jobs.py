@@ -300,7 +300,11 @@ class _Listing(Generic[P]):
 
     def pages(self, cursor: str | None, interval: float) -> Iterator[P]:
         after = None if cursor is None else _decode_cursor(self.wanted, cursor)
-        return self._look_inside(after, interval) if self.wanted.looks_inside else self._plain_pages(after, interval)
+        return (
+            self._pages_by_contents(after, interval)
+            if self.wanted.asks_for_contents
+            else self._plain_pages(after, interval)
+        )
 
     def _plain_pages(self, after: JobPlace | None, interval: float) -> Iterator[P]:
         shown: tuple[list[JobPlace], bool] | None = None
@@ -311,21 +315,21 @@ class _Listing(Generic[P]):
         for found, more in self._search(self.limit, after):
             if is_watched and (time.monotonic() - yielded_at >= interval or (found and shown is None)):
                 if found and (found, more) != shown:
-                    rows, end, _ = self._read(found, more)
+                    rows, end, _ = self._read_jobs(found, more)
                     page, shown = self._page(rows, end), (found, more)
                 yield page
                 yielded_at = time.monotonic()
         if (found, more) != shown:
-            rows, end, _ = self._read(found, more)
+            rows, end, _ = self._read_jobs(found, more)
             yield self._page(rows, end)
 
-    def _look_inside(self, after: JobPlace | None, interval: float) -> Iterator[P]:
+    def _pages_by_contents(self, after: JobPlace | None, interval: float) -> Iterator[P]:
         """The first ``limit`` jobs that the filter admits, among the next 20,000 or so."""
         kept: _Rows = []
         looked = 0
         yielded_at = time.monotonic()
         while True:
-            rows, after, count = self._read(*deque(self._search(STEP, after), 1).pop())
+            rows, after, count = self._read_jobs(*deque(self._search(STEP, after), 1).pop())
             looked += count
             for place, job in rows:
                 if self.wanted.admits(job, self.redact):
@@ -355,7 +359,7 @@ class _Listing(Generic[P]):
         for found in search.find():
             yield found[:limit], len(found) > limit
 
-    def _read(self, places: list[JobPlace], more: bool) -> tuple[_Rows, JobPlace | None, int]:
+    def _read_jobs(self, places: list[JobPlace], more: bool) -> tuple[_Rows, JobPlace | None, int]:
         """The jobs at these places that are still there, as far as they fit into a page; the place after which the next
         page begins, if there is one; and how many places were looked at.
         """

@@ -245,12 +245,12 @@ class RegistryCheck:
         # A mover enters its reshard before it seals a shard, so the registry has lost the one that has sealed these.
         is_doubtful = is_earlier or (found.next is None and found.current.epoch in doubted)
         if is_doubtful and (thread is None or not thread.is_alive()):
-            thread = threading.Thread(target=self._look, args=(queue, served), name="lowq-registry", daemon=True)
+            thread = threading.Thread(target=self._repair, args=(queue, served), name="lowq-registry", daemon=True)
             self._threads[queue] = thread
             thread.start()
         return not is_earlier
 
-    def _look(self, queue: str, served: Layouts | None) -> None:
+    def _repair(self, queue: str, served: Layouts | None) -> None:
         try:
             layouts = repair_registry(self._backend, queue, None if served is None else served.current)
             self._confirmed[queue] = layouts, served

@@ -183,7 +183,7 @@ class Mover(LayoutSwitch):
             waiting = [old for old in olds if not old.is_moved]
             self._note_moved(olds)
             subscription.add(f"{old.prefix}lease_released" for old in waiting)
-            said_at = answered_at = monotonic()
+            noted_at = answered_at = monotonic()
             while waiting:
                 try:
                     yield from self._acquire(waiting)
@@ -198,8 +198,8 @@ class Mover(LayoutSwitch):
                     time.sleep(random.uniform(0.1, 0.3))
                 has_moved = any(old.is_moved for old in waiting)
                 waiting = [old for old in waiting if not old.is_moved]
-                if has_moved or monotonic() - said_at >= LOOK_SECONDS:
-                    said_at = monotonic()
+                if has_moved or monotonic() - noted_at >= LOOK_SECONDS:
+                    noted_at = monotonic()
                     yield self._note_moved(olds)
                 if waiting and not any(old.lease.current is not None for old in waiting):
                     self._wait(subscription, waiting)

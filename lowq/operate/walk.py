@@ -190,7 +190,7 @@ class Walk:
         level = "" if self._level is None else self._level
         return ShardOperations(self.prefix).range_page([*self._head, limit, value, job_id, *self._tail, level], now)
 
-    def took(self, page: RangeReply) -> bool:
+    def note_page(self, page: RangeReply) -> bool:
         """Notes the reply to `call`. Returns whether it is the first one by which the set has further levels."""
         is_news = page.has_levels and self._level is None
         if is_news:
@@ -348,9 +348,9 @@ class Search:
         walks = [self._walk_of(prefix, base, None) for prefix in self.queues]
         heads: list[_Head] = []
         found: list[JobPlace] = []
-        hungry = walks[:]
+        used_up = walks[:]
         while True:
-            for _ in self._feed(walks, hungry, heads, batch, together):
+            for _ in self._refill(walks, used_up, heads, batch, together):
                 if skips:
                     yield self._so_far(found, walks)
             if not heads or len(found) == count:
@@ -360,7 +360,7 @@ class Search:
             found.append(head.place)
             walk = head.walk
             walk.ready.pop()
-            hungry = [walk] if not walk.ready and not walk.finished else []
+            used_up = [walk] if not walk.ready and not walk.finished else []
             if walk.ready:
                 heapq.heappush(heads, self._head(walk))
 
@@ -376,27 +376,27 @@ class Search:
         value, job_id = walk.ready[-1]
         return _Head((value, self.queues[walk.prefix], job_id), walk, self.wanted.reverse)
 
-    def _feed(
-        self, walks: list[Walk], hungry: list[Walk], heads: "list[_Head]", batch: int, together: int
+    def _refill(
+        self, walks: list[Walk], used_up: list[Walk], heads: "list[_Head]", batch: int, together: int
     ) -> Iterator[None]:
         """Asks the shards of these walks until each has a position ready, which goes into ``heads``, or has ended.
         Yields after each round trip.
         """
-        while hungry:
-            asked, hungry = hungry, []
+        while used_up:
+            asked, used_up = used_up, []
             for start in range(0, len(asked), together):
                 some = asked[start : start + together]
                 calls = [walk.call(batch, time_argument(self.now)) for walk in some]
                 for walk, reply in zip(some, ask(self.client, calls, together), strict=True):
-                    if walk.took(reply):
+                    if walk.note_page(reply):
                         # Each further priority is a walk of its own, with the same positions.
                         others = [self._walk_of(walk.prefix, walk.base, level) for level in FURTHER_LEVELS]
-                        hungry += others
+                        used_up += others
                         walks += others
                     if walk.ready:
                         heapq.heappush(heads, self._head(walk))
                     elif not walk.finished:
-                        hungry.append(walk)
+                        used_up.append(walk)
                 yield
 
     def _so_far(self, found: list[JobPlace], walks: list[Walk]) -> list[JobPlace]:

@@ -8,7 +8,7 @@ import lowq
 from lowq import inspection
 from lowq.inspection import JobFilter
 from lowq.operate.actions import ActionName
-from lowq.operate.bulk import meant_by
+from lowq.operate.bulk import filter_for
 from lowq.operate.job_filter import ORDERS, STATES
 from lowq_web import text
 
@@ -33,7 +33,7 @@ class JobQuery:
     def scans(self) -> bool:
         """Whether more ids are read than are shown: all of them, or those in another state."""
         asked = self.filter
-        if asked.scanned or asked.looks_inside or asked.state in ("scheduled", "retrying"):
+        if asked.scanned or asked.asks_for_contents or asked.state in ("scheduled", "retrying"):
             return True
         # Jobs that never failed are not in the set of retries.
         only_failed = asked.state is None and asked.low > -1
@@ -51,7 +51,7 @@ class JobQuery:
         if asked.state == "taken" or asked.payload is not None:
             return False
         try:
-            meant_by("delete", asked)
+            filter_for("delete", asked)
         except lowq.ConfigError:
             return False
         return True
@@ -68,14 +68,14 @@ class JobQuery:
         """
         return news(queue.jobs_in_steps(self.filter, limit=self.limit, after=self.after, redact=redact))
 
-    def meant_by(self, action: ActionName) -> JobFilter:
+    def filter_for(self, action: ActionName) -> JobFilter:
         """The filter of a bulk action on all that is listed.
 
         Raises:
             ConfigError: it can't be done to these, or they are bounded by something else than time.
         """
         state = None if action == "perform_now" and self.filter.state == "due" else self.filter.state
-        return meant_by(action, replace(self.filter, state=state))
+        return filter_for(action, replace(self.filter, state=state))
 
 
 P = TypeVar("P", inspection.Page, inspection.FoundPage)

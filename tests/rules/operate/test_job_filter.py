@@ -11,7 +11,7 @@ import pytest
 from lowq import ConfigError, Queue
 from lowq.application import Lowq
 from lowq.inspection import JobFilter, Snapshot
-from lowq.operate.bulk import meant_by
+from lowq.operate.bulk import filter_for
 from lowq.operate.job_filter import FilterOptions, fingerprint, new_salt
 from tests.rows import case
 
@@ -66,11 +66,11 @@ def test_bounds_are_of_what_it_is_ordered_by() -> None:
 
 
 def test_a_bulk_action_goes_by_time_and_a_moment_bounds_nothing_else() -> None:
-    assert meant_by("delete", JobFilter(match="4*", order_by="id", reverse=True)) == JobFilter(match="4*")
-    assert meant_by("kick", JobFilter(min=4)) == JobFilter("morgue", min=4)
+    assert filter_for("delete", JobFilter(match="4*", order_by="id", reverse=True)) == JobFilter(match="4*")
+    assert filter_for("kick", JobFilter(min=4)) == JobFilter("morgue", min=4)
     for wanted in (JobFilter(order_by="id", min="4"), JobFilter(order_by="retry_count", max=3)):
         with pytest.raises(ConfigError, match="can be bounded by time, not by id or retry_count"):
-            meant_by("delete", wanted)
+            filter_for("delete", wanted)
     queue = Queue(Lowq(redis_url="memory://"), "Orders", 1)
     with pytest.raises(ConfigError, match="before: it bounds bulk actions, not listings"):
         queue.jobs(before=4.0)

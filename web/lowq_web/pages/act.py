@@ -45,7 +45,7 @@ def act(request: Request) -> Response:
     if what == "all":
         try:
             asked = asked_of(back, context.stats_cache.now())
-            wanted = asked.meant_by(action)
+            wanted = asked.filter_for(action)
             if wanted.payload is not None:
                 raise lowq.ConfigError("Actions on all that match don't go by payloads: tick the jobs")
         except lowq.ConfigError as error:

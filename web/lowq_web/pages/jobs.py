@@ -63,7 +63,7 @@ def jobs(request: Request) -> Response:
         "given": given,
         "continued": after is not None,
         "scans": scans,
-        "looks_inside": any(name in given for name in ("payload", "error", "error_group")),
+        "asks_for_contents": any(name in given for name in ("payload", "error", "error_group")),
         "form_error": form_error,
         "arrivals": shown.arrivals,
         "total": figures.total,
