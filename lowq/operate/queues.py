@@ -95,7 +95,8 @@ def find_queue(backend: Backend, name: str) -> QueueInfo:
 
 def find_entry(client: Client, namespace: str, name: str, timeout: float | None = None) -> QueueInfo | None:
     """A queue's entry, or None when nobody has used it yet. ``timeout`` is as for `Client.run_many`."""
-    return entry_of(name, client.call(entry_call(namespace, name), timeout=timeout))
+    key = queues_key(namespace)
+    return entry_of(name, client.command("HGET", key, name, key=key, timeout=timeout))
 
 
 def entry_call(namespace: str, name: str) -> Command:
