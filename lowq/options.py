@@ -231,10 +231,10 @@ class QueueOptions:
         "ids that wait or are taken, at most: [a queue that is full](producing.md#a-queue-that-is-full)",
     )  # fmt: skip
     latency_goal: float | None = option(
-        None, seconds(),
-        "seconds of waiting from which on the queue counts as late on the "
-        "[first page](dashboard.md#is-anything-wrong); `None`: 60",
-    )  # fmt: skip
+        None,
+        seconds(),
+        "seconds of waiting beyond which the queue is [late](dashboard.md#is-anything-wrong); `None`: 60",
+    )
     merge: MergePolicy | MergeFunction = option(
         "collapse", Kind(_check_merge), "how payloads of an id are merged: [policies](#merge-policies)"
     )
@@ -266,9 +266,7 @@ class QueueOptions:
         if made.max_wait is not None:
             whose = whose or f"queue {self.queue_name!r}"
             if made.debounce is None:
-                raise ConfigError(
-                    f"{whose}: max_wait={made.max_wait!r} bounds the wait of debounce, which is not given"
-                )
+                raise ConfigError(f"{whose}: max_wait={made.max_wait!r} bounds the wait of debounce, which is missing")
             if made.max_wait < made.debounce:
                 raise ConfigError(
                     f"{whose}: max_wait={made.max_wait!r} must not be less than debounce={made.debounce!r}"
@@ -276,8 +274,7 @@ class QueueOptions:
         return made
 
     def registered(self, options: Mapping[str, Any]) -> Self:
-        """A copy with the options of a registry entry, which may come from any version: unreadable ones are left
-        out."""
+        """A copy with the options of a registry entry of any version, without those that can't be read."""
         found: dict[str, Any] = {}
         for name in options.keys() & _REGISTERED:
             try:
