@@ -231,9 +231,7 @@ class QueueOptions:
         "ids that wait or are taken, at most: [a queue that is full](producing.md#a-queue-that-is-full)",
     )  # fmt: skip
     latency_goal: float | None = option(
-        None,
-        seconds(),
-        "seconds of waiting beyond which the queue is [late](dashboard.md#is-anything-wrong); `None`: 60",
+        None, seconds(), "seconds of waiting beyond which it is [late](dashboard.md#is-anything-wrong); `None`: 60"
     )
     merge: MergePolicy | MergeFunction = option(
         "collapse", Kind(_check_merge), "how payloads of an id are merged: [policies](#merge-policies)"
