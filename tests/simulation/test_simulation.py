@@ -12,15 +12,19 @@ from tests.simulation.__main__ import BEGIN, END, GUARANTEES, OUT_OF_REACH, faul
 
 #: Seconds for all that one test tells, on a machine that is busy with much else.
 PATIENCE = 1500.0
+#: What was judged wrongly once: payloads that are pushed again after they were performed.
+KNOWN = ("125-125", "136-136")
 #: Broken build of `tests/chaos/broken.py` -> stories within which it is found: several times as many as it took.
 FOUND_WITHIN = {
-    "fencing": 50,
-    "exclusion": 300,
-    "restore": 50,
-    "order": 25,
-    "push_twice": 300,
-    "claims": 25,
-    "fence": 25,
+    "fencing": 10,
+    "restore": 10,
+    "order": 10,
+    "push_twice": 20,
+    "claims": 10,
+    "fence": 10,
+    "late_reports": 40,
+    "leak": 10,
+    "schedules": 10,
 }
 
 
@@ -56,8 +60,9 @@ def test_the_story_of_a_failure_is_shortened() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(PATIENCE)
 def test_guarantees_hold_in_many_stories() -> None:
-    ended = simulate("--seeds", "16-59", "--jobs", "1")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    for seeds in ("16-59", *KNOWN):
+        ended = simulate("--seeds", seeds, "--jobs", "1")
+        assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 def test_the_table_of_faults_names_what_there_is() -> None:
@@ -65,7 +70,7 @@ def test_the_table_of_faults_names_what_there_is() -> None:
     names = {*broken.BUILDS, *(mutation.name for mutation in MUTATIONS)}
     assert names >= OUT_OF_REACH
     page = GUARANTEES.read_text(encoding="utf-8")
-    rows = page.partition(BEGIN)[2].partition(END)[0].splitlines()[3:]
+    rows = page.partition(BEGIN)[2].partition(END)[0].splitlines()[4:]
     assert {row.split("|")[1].strip() for row in rows if row} <= faults_in_reach().keys()
 
 
