@@ -251,7 +251,7 @@ def read_shards(queue: QueueShards, silent: Silent | None = None) -> list[ShardI
 
 # --- counters ---
 
-#: The counters in a shard's `meta`, in the order of `_read`.
+#: The counters in a shard's `meta`, in the order of `read_statistics`.
 _COUNTERS = ("delivery", "released", "kicked", "deleted")
 
 
@@ -282,7 +282,7 @@ class CallCounts:
     #: Takes that brought jobs: of a shard, and any number at once.
     take: int
     ack: int
-    #: By a handler or a consumer, or when their holder ended.
+    #: By a handler or a consumer, or because that was told to stop; not after a `ttr` or a crash.
     release: int
     #: Charged a retry.
     fail: int

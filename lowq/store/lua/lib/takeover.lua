@@ -1,4 +1,5 @@
--- Takeover: the jobs in flight of an owner that has died wait again, charged with a crash.
+-- Takeover: the jobs in flight of an owner that has died wait again, charged with a crash. `acquire` calls it when the
+-- owner's lease has run out, `release` when a handler has stopped its process.
 
 -- The record of an id whose owners end with it in flight: "crashes", or "crashes uncharged". The first number counts
 -- deaths; the second, how often an owner that was told to stop did not wait for it any longer, and it went uncharged.
