@@ -372,6 +372,9 @@ class _WithOwnPool(Lowq):
     def connect(self, size: int, *, socket_timeout: float = SOCKET_TIMEOUT) -> Client:
         return self._app.connect(size, socket_timeout=socket_timeout)
 
+    def with_own_pool(self, size: int) -> Lowq:
+        return self._app.with_own_pool(size)
+
     def close(self) -> None:
         # Without our lock: the other application may be closed under its lock, which we take while we hold ours.
         self._close_connections()

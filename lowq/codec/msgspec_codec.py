@@ -207,19 +207,24 @@ def _canonical(value: Any, back: Any, name: object) -> Any:
         _Lost: as something else.
     """
     kind: Any = type(back)
-    if kind is type(value) and kind in _CANONICAL:
+    if kind is type(value) and kind in _CANONICAL and _is_same(value, back):
         return back
     try:
         _refuse_other(value, back)
         if isinstance(back, datetime):
-            return _in_utc(value if isinstance(value, datetime) else back)
+            given = value if kind is type(value) or not isinstance(value, kind) else _of_subclass(value)
+            return _in_utc(given if isinstance(value, datetime) else back)
         if isinstance(back, set | frozenset):
+            if isinstance(value, list | tuple):
+                _refuse_other_items(value, back)
             items = [_canonical(item, item, 0) for item in back]
             kinds = {*map(type, items)}
             return sorted(items, key=None if len(kinds) == 1 and kinds <= _SORTED.keys() else encode_sorted)
         if isinstance(back, dict):
             return _canonical_dict(value, back)
         if isinstance(back, list | tuple):
+            if len(value) > len(back):
+                raise _Lost(f"of {len(value)} items {len(back)} would come back")
             items = [*map(_canonical, (*value, *back[len(value) :]), back, itertools.count())]
             return back if all(map(operator.is_, items, back)) else items
         names = _field_names(kind)
@@ -240,13 +245,31 @@ def _refuse_other(value: Any, back: Any) -> None:
     if isinstance(value, int | float):
         if isinstance(back, int | float) and value != back:
             raise _Lost(f"{value} would come back as {back}")
+    elif isinstance(value, str) and isinstance(back, str):
+        if str.__str__(value) != back:
+            raise _Lost(f"{value!r:.100} would come back as {back!r:.100}")
     elif value is None or isinstance(value, str | list | tuple | dict):
         pass
     elif kind is type(back):
-        if isinstance(value, set | frozenset) and value != back:
+        # A class may change its fields whenever it is made (`__post_init__`).
+        if not has_fields(kind) and not _is_same(value, back):
             raise _Lost(f"{value!r:.100} would come back as {back!r:.100}")
     elif _field_names(kind) is not None or not (isinstance(value, type(back)) or value == back):
         raise _Lost(f"a {kind.__name__} would come back as a {type(back).__name__}")
+
+
+def _refuse_other_items(value: list[Any] | tuple[Any, ...], back: set[Any] | frozenset[Any]) -> None:
+    for item in value:
+        if not (item is None or isinstance(item, str | int | float | list | tuple | dict) or item in back):
+            raise _Lost(f"a {type(item).__name__} would come back as something else")
+
+
+def _is_same(value: Any, back: Any) -> bool:
+    """Whether two values of one class, which has no fields, are the same."""
+    if isinstance(value, datetime) and None not in (value.utcoffset(), back.utcoffset()):
+        # `==` says no to all times in an hour that a zone repeats or leaves out (PEP 495).
+        return _in_utc(value) == _in_utc(back)
+    return repr(value) == repr(back) if isinstance(value, Decimal) else bool(value == back)  # a Decimal("sNaN")
 
 
 def _in_utc(value: datetime) -> datetime:

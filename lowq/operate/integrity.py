@@ -221,7 +221,9 @@ def read_inventory(backend: Backend, wanted: Collection[str] | None, others: Seq
 
 def suspicions(seen: Inventory) -> dict[Suspicion, list[ShardSnapshot]]:
     """The suspicions of one look, and the shards that each is about."""
-    known = {name.rpartition(":")[2] for name in seen.nodes.names}
+    # What a node that is known to be dead said last is kept for people only.
+    dead = {node.name for node in seen.nodes.lost} - seen.nodes.silent.keys()
+    known = {name.rpartition(":")[2] for name in seen.nodes.names - dead}
     found = {
         (code, item.place.queue, item.place, mark): [item]
         for item in seen.shard_snapshots.values()
@@ -232,7 +234,7 @@ def suspicions(seen: Inventory) -> dict[Suspicion, list[ShardSnapshot]]:
 
 
 def _suspicions_of_shard(seen: Inventory, item: ShardSnapshot, known: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Code and mark of each. ``known``: the nonces of the nodes in the registry."""
+    """Code and mark of each. ``known``: the nonces of the nodes in the registry that are not known to be dead."""
     place, following = item.place, seen.following(item.place)
     sealed, count = item.meta.get("sealed"), item.meta.get("shards_count")
     # Nodes take nothing of a shard whose jobs are being moved, or are still to come: see "reshard_left".

@@ -39,6 +39,8 @@ log = get_log("lowq.reshard")
 
 #: Short calls in one write.
 WRITE = 200
+#: Milliseconds of a look for new replicas after each step, where the user may not run INFO.
+LOOK_MILLISECONDS = 50
 #: Seconds that a primary waits for its replicas before what they are to confirm is written again.
 CONFIRM_SECONDS = 1.0
 #: Calls that are written together when they are to be confirmed: some may have a page of jobs each.
@@ -265,7 +267,10 @@ class LayoutSwitch:
         on. A primary that has just taken over has no replica. One that joins it, and is lost soon after, may become the
         primary in the end, with the data of that moment. One that joins after this look has all that was written.
         """
-        if self._unconfirmed or (counted := self.patiently(self.client.count_replicas)) == self._counted:
+        if self._unconfirmed:
+            return set()
+        counted = self.patiently(lambda: self.client.count_replicas(LOOK_MILLISECONDS))
+        if counted == self._counted:
             return set()
         self._counted = counted
         found = self.patiently(lambda: count_replicas(self.backend, self._keys))

@@ -88,7 +88,7 @@ class NodeInfo:
 def nodes(backend: Backend, *, lost: bool = False) -> list[NodeInfo]:
     """The nodes that live, by name: those that have not been silent for longer than their lease_ttl. On a replica,
     which no node can write to, those that lived when it became one, and wait. ``lost``: those instead that fell silent
-    within the last hour, the latest first; of many that died one after the other only some.
+    within the last hour, the latest first; of very many the latest 50.
 
     Raises:
         RedisUnavailable, RedisRefused
@@ -169,9 +169,10 @@ def read_node_entries(backend: Backend) -> NodeEntries:
     silent, unreadable = {}, set()
     names = [name.decode("utf-8", "replace") for name in raw[::2]]
     for name, entry in zip(names, map(_Entry.read, raw[1::2]), strict=True):
-        if entry is None or entry.details is None:
+        is_silent = entry is not None and now - entry.heartbeat_at > entry.silence
+        if entry is None or (entry.details is None and not (is_silent and not entry.has_part)):
             unreadable.add(name)
-        elif now - entry.heartbeat_at > entry.silence and entry.has_part:
+        elif is_silent and entry.has_part:
             silent[name] = now - entry.heartbeat_at
     live = [info for info in infos if not info.lost]
     lost = sorted((info for info in infos if info.lost), key=lambda info: info.seconds_ago)

@@ -1,6 +1,7 @@
 """The client: scripts and commands, on the primaries that have their keys."""
 
 import os
+import re
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,15 @@ from lowq.store.urls import topology_of
 SOCKET_TIMEOUT = 5.0
 #: How often a call is tried anew on a fresh connection when its connection broke.
 REPEATS = 2
+
+
+def _replicas_in(info: dict[str, str]) -> int:
+    """The replicas in ``INFO replication``. One that is being filled may have two connections. Programs that only copy
+    the data, as ``redis-cli --rdb`` does, tell no port, and never confirm anything.
+    """
+    lines = [value.split(",") for name, value in info.items() if re.fullmatch(r"slave[0-9]+", name)]
+    others = sum("port=0" in line or "type=rdb-channel" in line for line in lines)
+    return max(int(info.get("connected_slaves", 0)) - others, 0)
 
 
 class Client:
@@ -308,9 +318,11 @@ class Client:
                 silent[address] = error
         return replies
 
-    def count_replicas(self) -> dict[str, int]:
+    def count_replicas(self, patience: int = 1000) -> dict[str, int]:
         """Counts the replicas of each primary, by its address; "" is the only one there is. In a cluster a replica
-        counts also while its connection is broken, as long as the others don't say that it has failed.
+        counts also while its connection is broken, as long as the others don't say that it has failed. Programs that
+        only copy the data do not count. ``patience``: milliseconds that replicas have for an answer, where the user may
+        not ask the primary: it takes as long.
 
         Raises:
             RedisUnavailable. RedisRefused: the user may neither ask for them nor have them confirm anything.
@@ -319,9 +331,9 @@ class Client:
             return {"": 0}
         try:
             infos = self.on_all([("INFO", "replication")])
-            counts = {at: int(parse_info(info).get("connected_slaves", 0)) for at, (info,) in infos.items()}
-        except RedisRefused:  # then those count that answer within a second
-            counts = {at: count for at, (count,) in self.on_all([("WAIT", 1000, 1000)]).items()}
+            counts = {at: _replicas_in(parse_info(info)) for at, (info,) in infos.items()}
+        except RedisRefused:  # then those count that answer in time
+            counts = {at: count for at, (count,) in self.on_all([("WAIT", 1000, patience)]).items()}
         known = self._topology.replicas()
         return {at: max(count, known.get(at, 0)) for at, count in counts.items()}
 

@@ -14,7 +14,7 @@ def test_a_node_records_what_came_in_and_what_it_performed(redis_url: str) -> No
             pass
 
     def recorded() -> list[tuple[int, ...]]:
-        """Payloads that came in, change of the backlog, jobs performed; empty while nothing is known."""
+        """Payloads that came in, change of the backlog, jobs performed, failures; empty while nothing is known."""
         fields = app.client.command("HGETALL", "lowq:v1:history:Orders")
         flows = [raw.split()[1:] for name, raw in zip(fields[::2], fields[1::2], strict=True) if b"flow:" in name]
         columns = zip(*flows, strict=True)
@@ -25,9 +25,9 @@ def test_a_node_records_what_came_in_and_what_it_performed(redis_url: str) -> No
     node.start()
     try:
         until(lambda: bool(recorded()), "two renewals: from here on it is known what came in between")
-        assert recorded() == [(0, 0, 0)], "what was there before does not count"
+        assert recorded() == [(0, 0, 0, 0)], "what was there before does not count"
         Orders.perform_async([{"id": number, "payload": version} for number in range(20) for version in range(3)])
-        until(lambda: recorded() == [(60, 0, 20)], "what came in, and what was performed")
+        until(lambda: recorded() == [(60, 0, 20, 0)], "what came in, and what was performed")
     finally:
         node.stop()
         app.close()

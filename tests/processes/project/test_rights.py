@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 
 import lowq
 import lowq_web
+from lowq.store import Client
 from lowq.store.calls import load_scripts
 from lowq.store.keys import shard_prefix
 from tests.processes.support import Rig, until
@@ -136,6 +137,25 @@ def test_people_see_and_do_everything_with_the_rights_of_people(rig: Rig, server
     assert app.queue("Orders").layouts.current.shards_count == 4
     app.queue("Orders").drop()
     assert refused(rig.client) == set()
+    app.close()
+
+
+def test_a_reshard_without_info_waits_a_second_for_replicas_only_as_it_begins(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not at each step."""
+    on_all, waits = Client.on_all, list[int]()
+
+    def recorded(client: Client, commands: Any, *args: Any) -> Any:
+        waits.extend(command[2] for command in commands if command[0] == "WAIT")
+        return on_all(client, commands, *args)
+
+    monkeypatch.setattr(Client, "on_all", recorded)
+    app = app_of(server, PEOPLE)
+    queue = app.queue("Orders", 2)
+    queue.push({"id": number, "payload": 1} for number in range(2000))
+    assert queue.reshard(3) is not None
+    assert (queue.stats().length, len(waits) > 6, waits.count(1000)) == (2000, True, 2)
     app.close()
 
 

@@ -2,6 +2,7 @@
 nothing is deleted before what replaces it was.
 """
 
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
@@ -119,4 +120,22 @@ def test_a_replica_that_joins_in_the_middle_is_waited_for_too() -> None:
         assert until_replicas_are_waited_for(steps).waits_for_replicas == ("",)
         replica.cont()
         assert [*steps][-1].is_done
+        assert has_all(queue)
+
+
+def test_a_program_that_copies_the_data_is_not_waited_for() -> None:
+    """As a backup by ``redis-cli --rdb``: it confirms nothing, and is gone before the reshard has ended."""
+    with (
+        RedisServer(repl_diskless_sync_delay=0) as primary,
+        closing(lowq.Lowq(redis_url=primary.url)) as app,
+    ):
+        queue = filled(app, 4)
+        steps = reshard(app, "Orders", 6)
+        next(step for step in steps if step.jobs_moved)
+        with socket.create_connection(("127.0.0.1", primary.port)) as copying:
+            copying.sendall(b"SYNC\r\n")
+            until(lambda: RedisCluster.ask(primary, "INFO", "replication")["connected_slaves"] == 1, "it copies")
+            for step in steps:
+                assert not step.waits_for_replicas
+        assert step.is_done
         assert has_all(queue)

@@ -396,6 +396,61 @@ def test_a_decimal_that_can_not_be_compared_comes_back() -> None:
     assert typed(Mixed).load(data).amount.is_snan()
 
 
+class Changing(msgspec.Struct):
+    """It is another one whenever it is made."""
+
+    number: int = 1
+    text: str = "A"
+    times: list[datetime] = msgspec.field(default_factory=lambda: [NOON, NOON])
+    what: str = ""
+
+    def __post_init__(self) -> None:
+        if self.what == "number":
+            self.number *= 2
+        elif self.what == "text":
+            self.text += "!"
+        elif self.what == "items":
+            self.times = self.times[:-1]
+        elif self.what == "times":
+            self.times = [time + timedelta(days=1) for time in self.times]
+
+
+@dataclass
+class ChangingClass:
+    number: int
+
+    def __post_init__(self) -> None:
+        self.number *= 2
+
+
+def test_what_a_class_changes_whenever_it_is_made_is_refused() -> None:
+    for what, why in [
+        ("number", r"2 would come back as 4 - at `\$\.number`"),
+        ("text", r"'A!' would come back as 'A!!' - at `\$\.text`"),
+        ("items", r"of 1 items 0 would come back - at `\$\.times`"),
+        ("times", r"would come back as .* - at `\$\.times\[0\]`"),
+    ]:
+        with pytest.raises(PayloadError, match=why):
+            typed(Changing).dump(Changing(what=what))
+    with pytest.raises(PayloadError, match=r"10 would come back as 20 - at `\$\.number`"):
+        typed(ChangingClass).dump(ChangingClass(5))
+
+
+def test_items_of_a_set_given_as_a_list_come_back_as_they_are() -> None:
+    assert typed(set[str]).dump(["b", "a", "b"]) == b'["a","b"]'
+    assert typed(set[date]).dump([date(2024, 1, 1), "2024-01-02"]) == b'["2024-01-01","2024-01-02"]'
+    for item in (b"ab", Decimal(1), NOON):
+        with pytest.raises(PayloadError, match="would come back as something else"):
+            typed(set[str]).dump([item])
+
+
+def test_keys_of_a_subclass_are_keys_too() -> None:
+    class Moment(datetime):
+        pass
+
+    assert typed(dict[datetime, int]).dump({Moment(2024, 1, 1, tzinfo=UTC): 1}) == b'{"2024-01-01T00:00:00Z":1}'
+
+
 # --- what is wrong ---
 
 

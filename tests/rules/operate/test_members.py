@@ -172,6 +172,20 @@ def test_a_node_that_is_dead_or_cannot_be_read_is_forgotten_and_no_other(clinic:
     }  # fmt: skip
     clinic.command("HSET", nodes_key("lowq"), "host:1:abcdef", f"{4e9} 45 2 {{}}[]")
     assert clinic.examine(repair=True)["node_unreadable"].wrong, "strange details are left"
+    clinic.command("HSET", nodes_key("lowq"), "host:1:abcdef", "100 45 2 {}[]")
+    assert not clinic.examine(repair=True)["node_unreadable"].wrong, "but not for ever"
+    assert clinic.examine() == {}
+    seconds, _ = clinic.command("TIME")
+    clinic.command("HSET", nodes_key("lowq"), "host:1:abcdef", f"{int(seconds) - 100} 45 2 {{}}[]")
+    assert not clinic.examine(repair=True)["node_unreadable"].wrong, "also one that is kept for people"
+    assert clinic.examine() == {}
+
+
+def test_of_very_many_nodes_that_died_the_latest_are_kept_for_people(clinic: Clinic) -> None:
+    names = [clinic.node(f"dead{number:02}", ago=3000 - number, queues=()) for number in range(60)]
+    clinic.node("long", ago=4000, queues=())
+    clinic.examine(repair=True)
+    assert [node.name for node in clinic.app.nodes(lost=True)] == names[:9:-1]
 
 
 def test_a_node_whose_leases_are_gone(clinic: Clinic) -> None:
@@ -184,6 +198,16 @@ def test_a_node_whose_leases_are_gone(clinic: Clinic) -> None:
     clinic.node("tester", queues=(), shards={"Orders": [1]})
     clinic.command("HDEL", nodes_key("lowq"), name)
     assert clinic.examine() == {}
+
+
+def test_a_node_that_is_known_to_be_dead_owns_no_lease(clinic: Clinic) -> None:
+    """What it said last stays in the registry for people, for an hour."""
+    clinic.shard(nonce="silent")
+    clinic.node("silent", ago=100, queues=())
+    assert clinic.finding("lease_unknown") is None, "nobody has noticed yet that it is dead"
+    clinic.examine(repair=True)
+    assert [node.lost for node in clinic.app.nodes(lost=True)] == [True]
+    assert clinic.finding("lease_unknown") is not None
 
 
 def test_what_is_said_of_queues_leases_and_nodes(store_url: str) -> None:

@@ -25,9 +25,9 @@ class Registry:
         identity = Identity(nonce, queues or {"Orders": 5}, 5, "1.0", host="host", pid=7)
         return Membership(identity, "lowq", silence=SILENCE, shares=shares)
 
-    def beat(self, node: Membership, now: float = NOW, *, goodbye: bool = False) -> bool:
+    def beat(self, node: Membership, now: float = NOW, *, goodbye: bool = False, text: str = "") -> bool:
         """A heartbeat; whether the members have changed."""
-        call = node.goodbye_call() if goodbye else node.heartbeat_call({})
+        call = node.goodbye_call() if goodbye else node.heartbeat_call({"text": text})
         call.args[0] = repr(now)
         return node.received(self.rig.client.call(call))
 
@@ -95,12 +95,15 @@ def test_a_silent_node_is_dead_after_its_time_and_whoever_notices_says_so(regist
     assert registry.names() == {"host:7:aaaaaa"}
 
 
-def test_of_many_nodes_that_die_some_are_kept(registry: Registry) -> None:
+@pytest.mark.parametrize(("said", "kept"), [(0, 50), (100_000, 2), (300_000, 0)])
+def test_of_many_nodes_that_die_some_are_kept(registry: Registry, said: int, kept: int) -> None:
+    """Each heartbeat reads them, and what they said of long batches is long."""
     for number in range(60):
-        registry.beat(registry.node(f"{number:06}"))
+        registry.beat(registry.node(f"{number:06}"), text="x" * said)
     a = registry.node("aaaaaa")
-    registry.beat(a, NOW + SILENCE + 1)
-    assert (list(a.members), len(registry.names())) == (["host:7:aaaaaa"], 51)
+    for _ in range(2):
+        registry.beat(a, NOW + SILENCE + 1)
+        assert (list(a.members), len(registry.names())) == (["host:7:aaaaaa"], kept + 1)
 
 
 def test_a_node_without_a_part_is_there_and_no_member(registry: Registry) -> None:

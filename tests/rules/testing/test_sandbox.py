@@ -107,6 +107,23 @@ def test_applications_share_a_store_when_they_name_the_same_redis(box: Sandbox) 
     assert [pushed.queue for pushed in box.assert_pushed("Orders")] == ["Orders"] * 3
 
 
+def test_handles_of_applications_with_own_pools_follow_into_an_embedded_store_and_back() -> None:
+    app = lowq.Lowq(redis_url="memory://own-pools")
+    own = app.with_own_pool(1)
+    handles = [each.queue("Orders", 1) for each in (app, own, own.with_own_pool(1))]
+
+    def push_and_count() -> int:
+        for handle in handles:
+            handle.put()
+        return handles[0].count("delete")
+
+    assert push_and_count() == 3
+    with app.embedded():
+        assert [push_and_count(), push_and_count()] == [3, 6]
+    assert push_and_count() == 6
+    app.close()
+
+
 def test_there_is_one_at_a_time_and_jobs_go_to_applications_that_are_used(seen: Seen) -> None:
     stale = [new_app() for _ in range(2)]
     for app in stale:
