@@ -62,8 +62,8 @@ def _say_lost(lost: Sequence[NodeInfo]) -> None:
     """Names the nodes that died, and what they were performing then."""
     for node in lost:
         say(f"LOST: {node.name}, no heartbeat since {duration(node.seconds_ago)}, and no goodbye")
-        for batch in filter(None, [*node.performing, *node.longest_tasks]):
-            say(batch_text(node, None, batch))
+        for thread, batch in node.batches():
+            say(batch_text(node, thread, batch))
 
 
 def batch_text(node: NodeInfo, thread: int | None, performed: Mapping[str, Any]) -> str:

@@ -143,8 +143,8 @@ def reshard(app: Lowq, queue: str, shards_count: int, unconfirmed: bool, as_json
     Pushing goes on, and so do nodes: an id rests only while the shards are moved that feed its new one. It may be
     stopped, or die, at any moment: the same command again goes on.
 
-    What is moved is deleted where it was once as many replicas have it as the primary had at the beginning. Without
-    them the command waits, and says for which. Of a queue that has N shards it checks that all was moved.
+    What is moved is deleted where it was once as many replicas have it as the primary has, or had since the beginning.
+    Without them the command waits, and says for which. Of a queue that has N shards it checks that all was moved.
     """
     handle = app.queue(queue)
     before = handle.layouts

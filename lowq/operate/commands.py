@@ -275,8 +275,8 @@ class Commands(Queries):
         rests only while the shards that feed its new shard are moved. It may end at any moment: call it again with the
         same number to go on.
 
-        A source is deleted once as many replicas have confirmed its jobs as its primary had at the beginning; until
-        then the reshard waits. ``unconfirmed``: it does not wait, and a failover may lose jobs.
+        A source is deleted once as many replicas have confirmed its jobs as its primary has, or had since the
+        beginning; until then the reshard waits. ``unconfirmed``: it does not wait, and a failover may lose jobs.
 
         ``on_progress``: called with a `ReshardProgress` now and then. ``by``: who does it, for people. Returns the last
         progress; None: the queue has so many shards already, and what a failover may have lost of a reshard was in

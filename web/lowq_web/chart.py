@@ -74,13 +74,14 @@ class Moment(Protocol):
 
 
 def chart(moments: Sequence[Moment], names: Sequence[str], *, seconds: bool = False, least: float = 1.0) -> Chart:
-    """Some of their fields over time, on one scale that ends with ``least`` or more. ``seconds``: the fields are
-    durations, otherwise rates per second.
+    """Some of their fields over time, on one scale. ``seconds``: the fields are durations, and the scale ends with
+    ``least`` or more of them; otherwise they are rates per second.
     """
     columns = {name: [known(getattr(moment, name)) for moment in moments] for name in names}
     most = max((value for column in columns.values() for value in column if value is not None), default=0.0)
-    step = _step_of(max(most, least), _DURATIONS if seconds else ())
-    steps = max(math.ceil(max(most, least) / step - 1e-9), 1)
+    most = max(most, least) if seconds else most or 1.0
+    step = _step_of(most, _DURATIONS if seconds else ())
+    steps = max(math.ceil(most / step - 1e-9), 1)
     write: Callable[[float], str] = (lambda value: text.duration(value, fine=True)) if seconds else text.rate
     last = max(len(moments) - 1, 1)
     lines = []

@@ -96,7 +96,8 @@ def _troubles(item: inspection.QueueOverview, flow: Flow | None, stuck: Sequence
     jobs = sum(shard.length + shard.taken for shard in lost)
     lag = max((shard.lag for shard in lost), default=0.0)
     if jobs and len(lost) == len(held):
-        yield Trouble("unworked", "red", stats.name, jobs, lag)
+        waits = (stats.due or stats.taken) and not stats.paused
+        yield Trouble("unworked", "red" if waits else "amber", stats.name, jobs, lag)
         return
     late = sum(shard.lag > OWNERLESS_LAG for shard in lost)
     if jobs and late:

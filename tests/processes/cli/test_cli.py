@@ -22,6 +22,7 @@ from lowq.cli import main
 from lowq.observe.error_groups import error_fingerprint
 from lowq.observe.histories import BOUNDS, WAIT_BOUNDS
 from lowq.observe.tallies import Counted, EndedBatch, record_call
+from lowq.store.keys import nodes_key
 from tests.processes.cli.support import WORKERS, Cli, Start, lines_of, working_in
 from tests.redis_server import RedisServer
 from tests.rows import case
@@ -465,6 +466,23 @@ def test_the_settings_of_an_application_are_those_of_a_verb(cli: Cli, tmp_path: 
     with working_in(tmp_path):
         cli("push", "-r", "shop_settings", "Orders", "--id", "1", "--shards-count", "2")
     assert cli.json("stats", "--namespace", "code")["queues"][0]["length"] == 1
+
+
+def test_a_node_that_died_is_named_with_the_threads_and_tasks_that_performed(cli: Cli) -> None:
+    batches = [
+        {"queue": "Orders", "shard": shard, "ids": [str(shard)], "count": 1, "seconds": 5.0} for shard in range(2)
+    ]
+    details = json.dumps({"performing": [None, batches[0]], "longest_tasks": [batches[1]]})
+    at = time.time() - 100
+    cli.app.client.command("HSET", nodes_key("lowq"), "host:1:dead", f"{at} 45 0 {details}", key=nodes_key("lowq"))
+    lines = cli("nodes").stderr.splitlines()
+    assert lines[0].startswith("LOST: host:1:dead, no heartbeat since 1 min")
+    assert lines[1:] == [
+        "  host:1:dead thread 1: Orders shard 0, id 0, for 5.0 s",
+        "  host:1:dead task: Orders shard 1, id 1, for 5.0 s",
+        "no node is running",
+    ]
+    assert [node["name"] for node in cli.json("nodes")["lost"]] == ["host:1:dead"]
 
 
 # --- nodes, as processes ---

@@ -19,7 +19,7 @@ def overview(name: str = "Orders", *, owners: tuple[str | None, ...] = ("a", "a"
     values: dict[str, Any] = zero | {"scheduled": 0, "fresh": 0, "morgue_length": 0, "paused": False} | figures
     stats = inspection.Stats(name, len(owners), **values)
     shards = [
-        inspection.ShardInfo(number, stats.due, 0, 0, stats.lag, owner, 1, 1.0, stats.paused, None)
+        inspection.ShardInfo(number, stats.length or stats.due, 0, 0, stats.lag, owner, 1, 1.0, stats.paused, None)
         for number, owner in enumerate(owners)
     ]
     return inspection.QueueOverview(stats, shards)
@@ -37,7 +37,9 @@ def test_each_trouble_is_found_and_nothing_else_is() -> None:
     rows: list[tuple[dict[str, Any], Flow | None, list[StuckBatch], list[tuple[str, str]]]] = [
         ({}, None, [], []),
         ({"due": 5, "lag": 59.0, "taken": 1}, flow(4, 0), [], []),
-        ({"due": 5, "owners": (None, None)}, None, [], [("unworked", "red")]),
+        ({"length": 5, "due": 5, "owners": (None, None)}, None, [], [("unworked", "red")]),
+        ({"length": 5, "owners": (None, None)}, None, [], [("unworked", "amber")]),
+        ({"length": 5, "due": 5, "owners": (None, None), "paused": True}, None, [], [("unworked", "amber")]),
         ({"due": 5, "lag": 11.0, "taken": 1, "owners": (None, "a")}, None, [], [("unowned", "amber")]),
         ({"due": 5, "lag": 9.0, "owners": (None, "a")}, None, [], []),
         ({"due": 5}, None, [stuck], [("stuck", "red")]),
