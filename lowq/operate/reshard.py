@@ -35,7 +35,7 @@ from lowq.clock import now as monotonic
 from lowq.errors import ConfigError, LeaseLost, RedisRefused, RedisUnavailable
 from lowq.logs import get_log
 from lowq.operate.layout_switch import PATIENCE, WRITE, LayoutSwitch, ReshardProgress, Steps, begin_reshard
-from lowq.operate.queues import find_layout_before, find_queue
+from lowq.operate.queues import find_layout_before, find_queue, repair_registry
 from lowq.operate.walk import answers
 from lowq.options import QUEUE_OPTIONS, QueueOptions
 from lowq.schedules import is_internal
@@ -48,6 +48,21 @@ from lowq.store.shard import MoveInReply, MoveReply, OpenReply, SealReply, Shard
 log = get_log("lowq.reshard")
 
 
+def _repair_first(
+    progress: ReshardProgress,
+    repair: Iterator[ReshardProgress],
+    backend: Backend,
+    queue: str,
+    shards_count: int,
+    by: str,
+    unconfirmed: bool,
+) -> Iterator[ReshardProgress]:
+    """Puts the layout before right, and begins the reshard then."""
+    yield progress
+    yield from repair
+    yield from reshard(backend, queue, shards_count, by=by, unconfirmed=unconfirmed)
+
+
 def reshard(
     backend: Backend, queue: str, shards_count: int, *, by: str = "", unconfirmed: bool = False
 ) -> Iterator[ReshardProgress]:
@@ -56,7 +71,7 @@ def reshard(
     replicas are not waited for, and a failover may lose jobs.
 
     Where the queue has so many shards already, these and those of the layout before are checked. If all is well nothing
-    is yielded, unless replicas are waited for.
+    is yielded, unless replicas are waited for. They are checked and put right before another reshard begins, too.
 
     Raises:
         ConfigError: shards_count is out of range; the queue is one of lowq's own; or a node is strict about it.
@@ -66,6 +81,15 @@ def reshard(
     QUEUE_OPTIONS["shards_count"].kind.check(f"queue {queue!r}: ", "shards_count", shards_count)
     if is_internal(queue):
         raise ConfigError(f"queue {queue!r} is one of lowq's own: it has one shard for good")
+    present = repair_registry(backend, queue)
+    if present.next is None and present.current.shards_count != shards_count:
+        # A failover may have brought jobs back to the layout before. Once there is another, no reshard looks there.
+        earlier = find_layout_before(backend, queue, present.current)
+        repair: Iterator[ReshardProgress] = (
+            iter(()) if earlier is None else Mover(backend, queue, earlier, present, unconfirmed).run()
+        )
+        if (progress := next(repair, None)) is not None:
+            return _repair_first(progress, repair, backend, queue, shards_count, by, unconfirmed)
     layouts = begin_reshard(backend, queue, shards_count, by, unconfirmed)
     if layouts.next is not None:
         return Mover(backend, queue, layouts.current, layouts, unconfirmed).run()

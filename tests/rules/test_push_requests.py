@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import lowq
-from lowq.errors import RedisFull, ScriptError
+from lowq.errors import RedisFull, RedisUnavailable, ScriptError
 from lowq.push.batcher import GroupCommit, ThreadRequest
 from lowq.push.calls import Outcome, Part, Settled
 from lowq.push.router import RefusedPush, Router
@@ -141,6 +141,27 @@ class TestOutcomes:
         assert request.is_settled
         assert request.waiter.acquire(blocking=False), "its caller was woken"
         assert len(added) == 1
+
+    def test_a_repeat_says_so_and_has_no_jobs_of_a_caller_that_has_given_up(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        mine, other = request_of(part("a")), request_of(part("b"))
+        sent: list[tuple[bytes, list[bytes]]] = []
+
+        def start(calls: Any, **_: Any) -> Any:
+            (call,) = calls
+            assert call.is_wanted()
+            sent.append((call.data[2], call.data[7::2]))
+            other.abandoned = True
+            return lambda: [1 if len(sent) > 1 else RedisUnavailable("no answer")]
+
+        monkeypatch.setattr(client, "start", start)
+        write = Write(make_writer(client), [mine, other])
+        write.share_calls()
+        write.send()
+        assert sent == [(b"", [b"a", b"b"]), (b"1", [b"a"])]
+        assert mine.outcomes == {mine.parts[0]: True}
+        assert isinstance(other.outcomes[other.parts[0]], RedisUnavailable)
 
     def test_each_job_is_told_of_once_when_the_time_ends_while_the_caller_is_told(self, client: Client) -> None:
         parts = part("a"), part("b", shard=1)

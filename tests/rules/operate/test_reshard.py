@@ -599,6 +599,18 @@ def test_jobs_that_have_come_do_not_come_again_when_it_is_lost_that_they_had(app
     assert field(app, prefix, "moved") == [b"1"]
 
 
+def test_jobs_that_a_failover_has_brought_back_are_moved_before_another_reshard_begins(app: lowq.Lowq) -> None:
+    """Of the layout before: that of the layout before it is looked at by nobody."""
+    queue = filled(app, 2)
+    fail_over = [replica_of(app, prefix) for prefix in prefixes(queue)]
+    assert queue.reshard(3) is not None
+    queue.clear()
+    for bring_back in fail_over:
+        bring_back()
+    assert queue.reshard(4) is not None
+    assert set(known(queue)) == numbers(20)
+
+
 # --- what the registry has lost -----------------------------------------------------------------------------------
 
 
