@@ -42,10 +42,12 @@ def read_takes(
 ) -> BaseException | None:
     """Reads the replies to takes of shards, each given with its wake-ups before it was sent. ``received``: called with
     each delivery. ``lost``: called with a shard whose lease was lost. A shard whose script fails, or whose reply can't
-    be read, rests for a while. ``drops_failed``: nothing of it is in hand then.
+    be read, rests for a while. ``drops_failed``: nothing of it is in hand then, and any failure is the shard's own,
+    as in threads that no signal handler interrupts.
 
     Returns what concerns all shards: Redis did not answer, or a signal handler or the application raised meanwhile.
     """
+    of_shard = Exception if drops_failed else ValueError | TypeError | LookupError | ArithmeticError
     trouble: BaseException | None = None
     for (shard, wakes), reply in zip(takes, replies, strict=False):
         try:
@@ -61,7 +63,7 @@ def read_takes(
         except BaseException as error:
             if drops_failed:
                 shard.in_flight.drop_delivery()
-            if error is reply or issubclass(type(error), ValueError | TypeError | LookupError):
+            if error is reply or issubclass(type(error), of_shard):
                 dispatcher.rest(shard, TROUBLE_SECONDS)
                 log.error("%r rests for %g s: %s", shard, TROUBLE_SECONDS, error, extra={"event": "trouble"})
             else:

@@ -314,8 +314,9 @@ class MaintenanceLoop:
         except Exception:
             self._members_asked = True
             raise
-        if self._membership.trouble is not None:
-            self._leases.trouble = self._leases.trouble or self._membership.trouble
+        self._leases.trouble = self._leases.trouble or self._membership.trouble
+        if changed:
+            self._divided = False  # first: should what follows fail, it is not said again
         for call, reply in registered:
             served = self._on_registered(call, reply)
             if served is not None:
@@ -326,7 +327,7 @@ class MaintenanceLoop:
                 self._nudge.set()
         # A little later than the first could be missed, and not all nodes at once.
         self._next_look = self._membership.first_silent + random.uniform(0.01, 0.05)
-        if changed or not self._divided:
+        if not self._divided:
             self._divided = True  # first: `quiet` may ask for another division meanwhile
             try:
                 self._leases.want([] if self._quiet else self._divide(self._membership.members))

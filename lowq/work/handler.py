@@ -14,8 +14,7 @@ In ``perform_one`` each id has its own outcome::
               |                             +-- ttr, or the process ends: charged, as a whole batch is elsewhere
               +-- the node stops, the batch is cancelled or written off before it began; or it has expired
 
-When the batch ends early, the outcomes of all other ids are set: what is done is acknowledged, and what has not begun
-waits again.
+When the batch ends early, what is done is acknowledged, and what has not begun waits again.
 """
 
 import asyncio
@@ -294,14 +293,15 @@ def _bounded(
 
 def _end_child(raised: BaseException | None) -> NoReturn:
     """Ends a process that a handler forked and that has left the handler: what follows is the parent's."""
-    code: Any = raised.code if isinstance(raised, SystemExit) else raised
-    code = code if isinstance(code, int) else int(code is not None)
-    log.warning(
-        "a process that a handler has forked has left the handler and ends with code %d%s", code,
-        "" if raised is None else f": {describe(raised)}", extra={"event": "forked"},
-    )  # fmt: skip
-    flush()
-    os._exit(code)
+    code: Any = 1
+    try:  # issubclass, as isinstance also asks what an object says of its class
+        said: Any = getattr(raised, "code", None) if issubclass(type(raised), SystemExit) else raised
+        code = said if issubclass(type(said), int) else int(said is not None)
+        text = "a process that a handler has forked has left the handler and ends with code %d%s"
+        log.warning(text, code, "" if raised is None else f": {describe(raised)}", extra={"event": "forked"})
+        flush()
+    finally:
+        os._exit(code & 0xFF)  # Python refuses a larger one, of which the system takes as much
 
 
 def _watched(on_perform: Callable[[dict[str, list[Any]]], object], call: Handler) -> Handler:

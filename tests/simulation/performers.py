@@ -295,6 +295,6 @@ def begin(
     was handed out just now: not to hand out what is not its own is the consumer's part.
     """
     held = consumer._hand.held.get(job.receipt)  # nobody who performs is told of which layout a shard is
-    if held is None or (time.monotonic() > held.shard.lease.deadline and not is_first):
+    if held is None or not (is_first or held.delivery.is_held(held.shard.lease, time.monotonic())):
         return None
     return number_of(held.shard), held.deadline if held.deadline < float("inf") else None

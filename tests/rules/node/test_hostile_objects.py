@@ -7,7 +7,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -20,8 +20,8 @@ from lowq.testing import drain
 from tests.leases import run_out
 from tests.rows import case
 from tests.rules.node.conftest import MakeApp
-from tests.rules.node.drivers import NAMES, Driver, job_of, states
-from tests.waiting import PATIENCE
+from tests.rules.node.drivers import NAMES, Driver, job_of, running, states
+from tests.waiting import PATIENCE, until
 
 PayloadsById = dict[str, list[Any]]
 Handler = Callable[[PayloadsById], object]
@@ -521,3 +521,28 @@ def test_the_outcome_is_written_before_the_log_is_told(make_app: MakeApp, driver
         logging.getLogger("lowq").removeHandler(handler)
     assert seen  # what is wrong with the hook, and in a node the failure
     assert set(seen) == {"retrying"}
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["thread", "loop"])
+def test_a_shard_whose_reply_cannot_be_read_rests_and_delays_no_other(
+    app: lowq.Lowq, caplog: pytest.LogCaptureFixture, is_async: bool
+) -> None:
+    async def awaits(_payloads_by_id: dict[str, list[Any]]) -> None:
+        pass
+
+    def calls(_payloads_by_id: dict[str, list[Any]]) -> None:
+        pass
+
+    handler: Any = awaits if is_async else calls
+    broken, sound = (app.worker(queue_name=name, shards_count=1)(handler) for name in ("Broken", "Sound"))
+    broken.push("1")
+    sound.push("1")
+    with closing(app.connect(1)) as client:  # as by somebody's own command: no script writes such a score
+        prefix = shard_prefix(app.config.namespace, "Broken", 0)
+        client.command("ZADD", f"{prefix}retries", "inf", "1", key=prefix)
+    with running(Node(app, threads=1)):
+        until(lambda: any(getattr(record, "event", "") == "trouble" for record in caplog.records), "the trouble")
+        until(lambda: sound.queue.stats().processed == 1, "the other queue's job")
+    errors = [record for record in caplog.records if record.levelname == "ERROR"]
+    said = [record.getMessage() for record in errors if record.name == "lowq.node"]
+    assert {text.partition(":")[0] for text in said} == {"Broken"}, said

@@ -62,6 +62,11 @@ from lowq.testing import drain
 app = lowq.Lowq(redis_url="memory://")
 codes = []
 
+class Liar(Exception):
+    @property
+    def __class__(self):
+        raise RuntimeError("no class")
+
 class ByBatch(lowq.Worker):
     def perform(self, payloads_by_id):
         for job_id in payloads_by_id:
@@ -75,6 +80,10 @@ class ByBatch(lowq.Worker):
             sys.exit(7)
         elif job_id == "raises":
             raise ValueError("in the child")
+        elif job_id == "lies":
+            raise Liar
+        elif job_id == "exits far":
+            sys.exit(2**70 + 9)
 
 class ById(ByBatch):
     perform = lowq.Worker.perform
@@ -88,8 +97,8 @@ class Awaits(ByBatch):
 
 try:
     for kind in (ByBatch, ById, Awaits):
-        worker = app.worker(shards_count=1, batch_size=1 if kind is not ById else 3)(kind)
-        worker.perform_async([{"id": name} for name in ("exits", "raises", "returns")])
+        worker = app.worker(shards_count=1, batch_size=1 if kind is not ById else 5)(kind)
+        worker.perform_async([{"id": name} for name in ("exits", "exits far", "lies", "raises", "returns")])
         done = drain(worker, raises=False)
         print(kind.__name__, done.performed, done.failed, worker.queue.stats().processed, flush=True)
 finally:
@@ -99,11 +108,11 @@ finally:
 
 def test_a_forked_child_that_leaves_the_handler_ends_there() -> None:
     done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=PATIENCE, check=False)
-    ends = [("exits", 7), ("raises", 1), ("returns", 0)]
+    ends = [("exits", 7), ("exits far", 9), ("lies", 1), ("raises", 1), ("returns", 0)]
     codes = [(kind, *end) for kind in ("Awaits", "ByBatch", "ById") for end in ends]
-    assert done.stdout.splitlines() == ["ByBatch 3 0 3", "ById 3 0 3", "Awaits 3 0 3", f"{codes}"], done.stderr
+    assert done.stdout.splitlines() == ["ByBatch 5 0 5", "ById 5 0 5", "Awaits 5 0 5", f"{codes}"], done.stderr
     assert done.returncode == 0
-    assert done.stderr.count("has left the handler") == 9
+    assert done.stderr.count("has left the handler") == 15
 
 
 def test_what_an_async_handler_returns_and_nobody_runs_fails_its_job_also_behind_a_middleware(

@@ -63,9 +63,10 @@ class Rig:
         self.away = self.ready = 0
         self.fatal: list[BaseException] = []
         self.divide: Callable[[Members], list[Any]] = sorted
+        self.registered: Callable[[], None] = lambda: None
         self.leases = SimpleNamespace(
             want=lambda shards: self.wanted.append(list(shards)), was_away=self._was_away, held=[],
-            next_try=float("inf"), acquire=lambda _now: None, try_for=lambda _shard, _at: None,
+            next_try=float("inf"), acquire=lambda _now: None, try_for=lambda _shard, _at: None, trouble=None,
         )  # fmt: skip
         for name in ("renew", "refresh", "clear_trouble"):
             setattr(self.leases, name, lambda: None)
@@ -78,6 +79,7 @@ class Rig:
             cast(Client, self.registry), membership, cast(Leases, self.leases), list, Outage(),
             divide=lambda members: self.divide(members),  # noqa: PLW0108  # it may change
             lease_ttl=TTL, poll_interval=1000 * TTL, on_ready=self._on_ready, on_fatal=self.fatal.append,
+            on_registered=lambda _call, _reply: self.registered(),
             sweeper=Sweeper(list, [], 500), clock=lambda: clock.now() + self.late,
         )  # fmt: skip
 
@@ -139,6 +141,19 @@ def test_an_announcement_while_a_heartbeat_is_under_way_or_fails_makes_another(r
     rig.registry.meanwhile = [fail, fail]
     rig.loop.members_changed()
     until(lambda: rig.away)
+
+
+def test_members_that_change_while_a_registration_cannot_be_followed_are_not_forgotten(rig: Rig) -> None:
+    def fail() -> None:
+        raise RuntimeError("can't start new thread")
+
+    rig.run()
+    rig.registry.others, rig.registered = ["b"], fail
+    rig.loop.members_changed()
+    until(lambda: len(rig.registry.heartbeats) == 2)
+    rig.registered = lambda: None
+    rig.loop.members_changed()
+    until(lambda: rig.wanted[-1] == ["b", ME.name])
 
 
 def test_it_looks_when_somebody_has_been_silent_for_too_long(rig: Rig) -> None:
