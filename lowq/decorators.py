@@ -45,7 +45,7 @@ _SOME_TIME = 1_800_000_000.0
 
 
 class Decorator(Protocol):
-    """What ``@lowq.worker(...)`` returns."""
+    """The decorator that ``@lowq.worker(...)`` returns."""
 
     @overload
     def __call__(self, target: type[C], /) -> type[C]: ...  # type: ignore[overload-overlap]  # a class is no function

@@ -45,7 +45,7 @@ class JobDict(TypedDict, Generic[P]):
     priority: NotRequired[int]
 
 
-#: What `Queue.push` and `Worker.perform_async` take: one job, or any iterable of jobs. A `JobDict` is such a mapping.
+#: The jobs of `Queue.push` and `Worker.perform_async`: one, or any iterable of them. A `JobDict` is such a mapping.
 Jobs = Mapping[str, Any] | Iterable[Mapping[str, Any]]
 
 

@@ -1,4 +1,4 @@
-"""What workers and consumers share: how the reply to a take is read, and the rules of what becomes of a job.
+"""Rules that workers and consumers share: reading the reply to a take, and choosing the outcome of a job.
 
 What belongs to the application is called by `Remarks.ask` alone, which catches everything: whatever it does, an outcome
 is written, or its jobs would be performed for ever.

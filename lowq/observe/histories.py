@@ -38,7 +38,7 @@ class Ring(NamedTuple):
 RINGS: dict[Span, Ring] = {"hour": Ring(10, 360), "day": Ring(300, 288), "month": Ring(7200, 360)}
 #: Those of waits and performs by their length.
 TIMES_RINGS: dict[Span, Ring] = {"hour": Ring(60, 60), "day": Ring(900, 96), "month": Ring(28800, 90)}
-#: That of flows: a forecast looks at the last minutes alone.
+#: The ring of flows: a forecast looks at the last minutes alone.
 FLOW_RING = Ring(10, 60)
 #: Seconds over which a flow is measured.
 FLOW_WINDOW = 300.0
@@ -206,7 +206,7 @@ def _rates_in(key: str, at: float, number: int, length: float, raw: bytes | None
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """What came into a queue, and was performed, in the last 5 minutes."""
+    """The payloads that came into a queue, and the jobs performed, in the last 5 minutes."""
 
     #: Seconds of which this is known: nodes were running.
     seconds: float

@@ -33,7 +33,7 @@ _COUNT = kind("a whole number, 0 or more", lambda value: type(value) is int and 
 
 
 class Commands(Queries):
-    """What people do to a queue and its jobs. Safe for threads."""
+    """Actions of people on a queue and its jobs. Safe for threads."""
 
     # --- single jobs ---
 

@@ -79,7 +79,7 @@ class NodeInfo:
     schedules: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
 
     def batches(self) -> Iterator[tuple[int | None, RunningBatch]]:
-        """What it performs, each with the number of its thread, from 0; None: a task of its event loop."""
+        """Its running batches, each with the number of its thread, from 0; None: a task of its event loop."""
         for thread, batch in [*enumerate(self.performing), *((None, task) for task in self.longest_tasks)]:
             if batch is not None:
                 yield thread, batch
@@ -184,7 +184,7 @@ _NUMBERS = ("pid", "threads", "tasks", "concurrency", "memory", "written_off", "
 
 
 def _node_info(name: bytes, data: bytes, now: float, on_replica: bool) -> NodeInfo | None:
-    """What an entry of the registry says; None: it is none of ours."""
+    """Reads an entry of the registry; None: it is none of ours."""
     entry = _Entry.read(data)
     if entry is None:
         untrusted.log_skipped("node", name, "its entry in the registry is none of ours")

@@ -33,7 +33,7 @@ MAX_DELIVERY_JOBS = 500
 _POISON = b"poison: its process died, or its batch exceeded ttr, %d times with this job in flight"
 
 
-#: What became of a job that was released, where it does not wait again.
+#: The fate of a released job that does not wait again.
 _RELEASED: dict[int, JobEventKind] = {EXPIRED: "expired", POISONED: "buried"}
 
 
@@ -115,7 +115,7 @@ class Delivery:
 
 
 class Report(NamedTuple):
-    """What becomes of jobs in hand, to be written to Redis."""
+    """The outcomes of jobs in hand, to be written to Redis."""
 
     call: Call[Any]
     kind: Literal["acked", "failed", "released", "buried"]

@@ -52,7 +52,7 @@ TROUBLE_SECONDS = 0.5
 
 
 class Share(NamedTuple):
-    """What a queue may have of the threads of this process."""
+    """The share of a queue in the threads of this process."""
 
     #: Its part, compared with the weights of the other queues that have due work.
     weight: float = 1
@@ -76,7 +76,7 @@ class Demand(NamedTuple):
 
 
 class HeldPermits:
-    """What a queue of this process has of one limit."""
+    """The permits that a queue of this process has of one limit."""
 
     def __init__(self, limit: Limit, key: str) -> None:
         #: Seconds, of a rate; None: it is a concurrency.
@@ -96,7 +96,7 @@ class HeldPermits:
         self.calls = 0
         #: Monotonic time of the last call that was answered.
         self.stated_at = 0.0
-        #: What Redis knows that it needs, of a concurrency.
+        #: The need of a concurrency that Redis knows.
         self.stated = 0
         #: It waits for more, in Redis.
         self.waits = False

@@ -62,7 +62,7 @@ class Sweeper:
 
     def __init__(self, held: Callable[[], Sequence[Shard]], queues: Iterable[QueueOptions], scan_size: int) -> None:
         self._held = held
-        #: What is to be kept of a morgue, as the script has it: seconds, and jobs of a shard.
+        #: The bounds of a morgue, as the script has them: seconds, and jobs of a shard.
         self._morgues = {
             options.queue_name: (
                 "" if options.morgue_ttl is None else repr(options.morgue_ttl),

@@ -1,4 +1,4 @@
-"""What a thread works next: which queue, and which shard of that queue.
+"""Chooses the next queue of a thread, and the shard of that queue.
 
 Every queue with due work has its share of the threads. Shares are kept twice, as neither is enough alone:
 
