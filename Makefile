@@ -63,7 +63,7 @@ demo: $(EMBEDDED) ## a node, its store, a producer and the dashboard in one proc
 
 .PHONY: test
 test: lint browser ## lint, then all tests but the slow ones (ARGS="-k push" for some of them)
-	@$(PYTEST) $(call killed_after,400) -m "not slow" $(ARGS)
+	@$(PYTEST) $(call killed_after,900) -m "not slow" $(ARGS)
 
 .PHONY: test-fast
 test-fast: lint ## lint, and the rules that need no Redis
@@ -75,7 +75,7 @@ test-slow: $(DEV) tools ## the tests that take long or measure times: many stori
 
 .PHONY: test-adverse
 test-adverse: $(DEV) tools browser ## the tests of `make test` with pauses everywhere, as on a machine that is too busy (SEED=2)
-	@PYTHONPATH=$(CURDIR)/tests/adverse ADVERSE_SEED=$(or $(SEED),1) $(PYTEST) $(call killed_after,400) -m "not slow" $(ARGS)
+	@PYTHONPATH=$(CURDIR)/tests/adverse ADVERSE_SEED=$(or $(SEED),1) $(PYTEST) $(call killed_after,900) -m "not slow" $(ARGS)
 
 .PHONY: test-matrix
 test-matrix: tools | $(PY) ## the tests on all Pythons, servers, kinds of connection: hours (ONLY="servers tls", VERSIONS="3.12", PUBLISH=1)
@@ -118,6 +118,10 @@ bench-quick: $(DEV) tools ## lowq's own figures, without peers: two minutes
 bench-peers: $(DEV) ## install the queue systems that lowq is compared with
 	@$(PY) -m benchmarks.peers.install
 
+.PHONY: docs
+docs: $(DEV) ## the documentation as a site, into build/site; a link that leads nowhere fails it (ARGS="--version 0.1.0")
+	@$(PY) -m tests.docs_site $(ARGS)
+
 .PHONY: bench-docs
 bench-docs: $(DEV) ## the tables and plots of the docs, from benchmarks/results.json
 	@$(PY) -m benchmarks.publish $(ARGS)
@@ -133,6 +137,11 @@ web-cost: $(DEV) tools ## what the dashboard costs on a million jobs in 1,000 sh
 .PHONY: api-check
 api-check: $(DEV) tools ## many more requests against the API's description than `make test` sends
 	@SCHEMATHESIS_EXAMPLES=200 $(PY) -m pytest tests/rules/web/test_api.py -k description --timeout 1800 $(ARGS)
+
+.PHONY: release-check
+release-check: $(DEV) tools ## everything about a release but its publication: packages, dependencies, SBOM, workflows (ARGS="--tag v0.1.0")
+	@$(PIP) install --group release
+	@$(PY) -m tests.release $(ARGS)
 
 .PHONY: shape
 shape: $(DEV) tools ## how many functions and files a push and a job run through, and how large lowq is, beside their bounds
@@ -177,5 +186,6 @@ $(EMBEDDED): pyproject.toml | $(PY)
 
 $(DEV): pyproject.toml | $(PY)
 	@echo "installing lowq and its development tools into $(VENV)"
-	@$(PIP) install -e '.[all,dev]'
+	@$(PIP) install --upgrade 'pip>=25.1' # the first that knows groups
+	@$(PIP) install -e '.[all]' --group dev
 	@touch $@

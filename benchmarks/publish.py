@@ -25,7 +25,6 @@ _TABLES: dict[str, Callable[[Results], str]] = {
     "machine": tables.machine,
     "peers": tables.beside_the_peers,
     "sidekiq": tables.against_sidekiq,
-    "spreads": tables.spreads,
     "reach": tables.reach,
     "load": tables.load,
     "fairness": tables.fairness,
@@ -33,6 +32,8 @@ _TABLES: dict[str, Callable[[Results], str]] = {
     "payload-size": tables.payload_size,
     "queue-length": tables.queue_length,
     "options": tables.options,
+    "growth": tables.growth,
+    "waiting": tables.waiting,
     "cluster": tables.cluster,
 }
 _PLACE = re.compile(r"(<!-- ([a-z-]+): begin -->\n).*?(<!-- \2: end -->)", re.DOTALL)

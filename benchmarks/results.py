@@ -46,12 +46,16 @@ class Results:
         )
 
     def spread(self, key: str) -> Spread | None:
-        """Of a figure, or of "row/column"; None when it was not measured."""
-        values = self.figures.get(key)
-        if values is None:
-            label, _, column = key.rpartition("/")
-            values = self.rows.get(label, {}).get(column)
+        """Of a figure, or of "row/column", or of "one against another" in the same round; None: it was not measured."""
+        ours, _, theirs = key.partition(" against ")
+        values = self._values(ours)
+        if values and theirs:
+            values = [one / other for one, other in zip(values, self._values(theirs), strict=False)]
         return spread(values) if values else None
+
+    def _values(self, key: str) -> list[float]:
+        label, _, column = key.rpartition("/")
+        return self.figures.get(key) or self.rows.get(label, {}).get(column, [])
 
     def median(self, key: str) -> float | None:
         found = self.spread(key)

@@ -176,9 +176,9 @@ def sizes() -> list[Figure]:
     widest, methods = max(((name, count) for path in code for name, count in _classes(path)), key=lambda item: item[1])
     callers = {path for path in code if "store" not in path.parts and _names_scripts(path)}
     return [
-        Figure("lines of Python", sum(code.values()), 20_000, 27_850),
-        Figure("lines of Lua", sum(lua.values()), 3_700, 4_250),
-        Figure("files of Python", len(code), 130, 158),
+        Figure("lines of Python", sum(code.values()), 20_000, 30_330),
+        Figure("lines of Lua", sum(lua.values()), 3_700, 4_493),
+        Figure("files of Python", len(code), 130, 171),
         Figure("longest file", len(longest.read_text().splitlines()), 450, 450, str(longest.relative_to(ROOT))),
         Figure("methods of a class", methods, 30, 30, widest),
         Figure(
@@ -220,10 +220,11 @@ def main() -> int:
     with Server() as server:
         found = trips(server.url)
     # The limits of trips have room for what depends on the moment: a thread that waits, or has not fallen asleep yet.
+    # Ten functions of a job read replies from the socket, and send a take while the thread wakes up.
     bounds = {
-        "push": ((40, 9), (41, 11)),
-        "job, in a thread": ((50, 12), (54, 22)),
-        "job, on an event loop": ((60, 13), (60, 22)),
+        "push": ((40, 9), (42, 12)),
+        "job, in a thread": ((50, 12), (55, 19)),
+        "job, on an event loop": ((60, 13), (59, 19)),
     }
     figures = []
     for trip, called in found.items():

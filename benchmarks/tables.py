@@ -168,6 +168,40 @@ def queue_length(results: Results) -> str:
     return _curve(results, "length", "queued jobs", names)
 
 
+def growth(results: Results) -> str:
+    """How each cost grows: at the least and at the most of each curve."""
+    lines = []
+    for axis, curve, names in _GROWTH:
+        for name, cost in names.items():
+            points = results.points(curve, name)
+            if len(points) > 1:
+                (least, first), *_, (most, last) = points
+                ratio = shown_ratio(last.median / first.median)
+                lines.append(
+                    [axis, cost, f"{least:,.0f}", shown(first.median), f"{most:,.0f}", shown(last.median), ratio]
+                )
+    return table(["what grows", "cost", "from", "", "to", "", "grows"], lines)
+
+
+_EACH = {"redis_cpu": "Redis µs/job", "node_cpu": "node µs/job"}
+_GROWTH = [
+    ("shards of a queue", "shards", _EACH),
+    ("queues, of 5 shards", "queues", _EACH),
+    ("nodes", "nodes", _EACH),
+    ("queued jobs", "length", {"push_cpu": "push, Redis µs/job", "drain_cpu": "drain, Redis µs/job"}),
+    (
+        "payloads of one id", "payloads",
+        {"push_cpu": "push, Redis µs/payload", "drain_cpu": "drain, Redis µs/payload"},
+    ),
+    ("bytes of a payload", "size", {"bulk_cpu": "push, Redis µs/job", "drain_cpu": "drain, Redis µs/job"}),
+]  # fmt: skip
+
+
+def waiting(results: Results) -> str:
+    """Handlers that wait, in one and several processes."""
+    return _curve(results, "waiting", "processes", {"10_ms": "handler of 10 ms, %", "1_ms": "of 1 ms, %"})
+
+
 def _curve(results: Results, curve: str, axis: str, names: dict[str, str]) -> str:
     columns = [dict(results.points(curve, name)) for name in names]
     lines = [

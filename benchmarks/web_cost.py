@@ -100,7 +100,7 @@ TABS: dict[str, dict[str, float]] = {
     "/?span=day": {"/live?queue=Big&queue=": 0, "/parts": 5},
     "/queues/Big": {"/live?queue=Big&queue=": 0},
     "/queues/Big?state=morgue": {"/live?queue=Big&queue=": 0},
-    "/jobs?list=dead": {"/live?queue=": 0},
+    "/jobs?state=morgue": {"/live?queue=": 0},
     "/queues/Big/job?id=one": {"/queues/Big/job?id=one": 5},
     "/queues/Big/shards": {"/queues/Big/shards": 5},
     "/queues/Big/times": {"/queues/Big/times": 30},
@@ -194,8 +194,8 @@ def main() -> None:
             print(f"Redis, a dashboard left open: {left_open(stage.app, address, 30.0):.2%}")
             pages = (
                 "/", "/queues/Big", "/queues/Big?state=due", "/queues/Big?reverse=1", "/queues/Big/job?id=one",
-                "/queues/Big/shards", "/queues/Big/times", "/nodes", "/jobs?list=dead", "/errors", "/parts", "/audit",
-                "/search?id=one", "/api/v1/stats", "/metrics", "/api/v1/queues/Big/jobs",
+                "/queues/Big/shards", "/queues/Big/times", "/nodes", "/jobs?state=morgue", "/errors", "/parts",
+                "/audit", "/search?id=one", "/api/v1/stats", "/metrics", "/api/v1/queues/Big/jobs",
             )  # fmt: skip
             for path in pages:
                 times = [timed(address + path) * 1000 for _ in range(7)]

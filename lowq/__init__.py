@@ -13,13 +13,18 @@ This is what an application uses at first. Beside it are, in modules of their ow
 docs/design.md follows a job through the packages.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from lowq.application import Lowq, default
+from lowq.call_limit import Limit
 from lowq.decorators import every
 from lowq.errors import (
     ConfigError,
     ConsumerClosed,
+    JobCancelled,
     JobError,
     LeaseLost,
+    LimitTimeout,
     LowqError,
     MiddlewareError,
     NotReplicated,
@@ -42,6 +47,7 @@ from lowq.errors import (
     UnknownQueueError,
     UnknownScheduleError,
 )
+from lowq.guesses import APPLICATION
 from lowq.job import Job, JobDict
 from lowq.limits import Concurrency, Rate
 from lowq.observe.callbacks import JobEvent
@@ -58,6 +64,7 @@ __version__ = VERSION
 app = default
 config: Config = default.config
 worker = default.worker
+limit = default.limit
 
 __all__ = [
     "Concurrency",
@@ -67,10 +74,13 @@ __all__ = [
     "Durability",
     "Execution",
     "Job",
+    "JobCancelled",
     "JobDict",
     "JobError",
     "JobEvent",
     "LeaseLost",
+    "Limit",
+    "LimitTimeout",
     "LogContext",
     "Lowq",
     "LowqError",
@@ -102,5 +112,12 @@ __all__ = [
     "config",
     "current",
     "every",
+    "limit",
     "worker",
 ]
+
+if not TYPE_CHECKING:  # which would take any name for one of the package's
+
+    def __getattr__(name: str) -> Any:
+        hint = f": {APPLICATION[name]}" if name in APPLICATION else ""
+        raise AttributeError(f"module 'lowq' has no attribute {name!r}{hint}", name=name)

@@ -1,32 +1,30 @@
 """The application: its workers and queues, and what people ask of all of them. Settings and connections are in
-`Backend`.
+`Backend`, limits around calls in `Limiting`.
 
 `lowq.worker` and `lowq.config` belong to the default application; `Lowq(...)` makes another one, for several in a
 process and for tests.
 """
 
-import json
-import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from itertools import count
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, Unpack, overload
 
 from lowq import drivers
-from lowq.backend import Backend
-from lowq.decorators import Decorator, build_worker, check_codec
-from lowq.errors import ConfigError, UnknownNodeError
-from lowq.job import State
+from lowq.call_limit import Limit, Limiting
+from lowq.decorators import Decorator, build_worker, check_codec, check_loop_function
+from lowq.errors import ConfigError
+from lowq.guesses import APPLICATION, add_guesses
 from lowq.observe.error_groups import ErrorGroup, read_error_groups
 from lowq.operate import audit as audit_log
+from lowq.operate.commands import AllQueues
 from lowq.operate.doctor import Examination
 from lowq.operate.findings import Finding, redis_info
-from lowq.operate.job_filter import FilterOptions, JobFilter
-from lowq.operate.jobs import FoundPage, pages_of_all
-from lowq.operate.nodes import StuckBatch, stuck_batches
+from lowq.operate.nodes import NodeCommand, StuckBatch, send_command, stuck_batches
 from lowq.operate.nodes import nodes as read_nodes
 from lowq.operate.queries import shards_of_handle
 from lowq.operate.queues import RegistryCheck
@@ -40,17 +38,19 @@ from lowq.schedules import is_internal
 from lowq.settings import Config
 from lowq.store import SOCKET_TIMEOUT, Client
 from lowq.store.calls import time_of
-from lowq.store.keys import nodes_key
 from lowq.workers import PerformFunction, Worker
 
 C = TypeVar("C")
 P = TypeVar("P")
 S = ParamSpec("S")
+#: A function for the start or the stop of a node's event loop: it may take the state.
+LoopFunction: TypeAlias = Callable[..., Coroutine[Any, Any, None]]
+L = TypeVar("L", bound=LoopFunction)
 
-#: All applications of the process, in their order, and the functions of `all_embedded` that embed new ones.
+#: All applications of the process, in their order, and the functions that are called with new ones.
 _applications: "weakref.WeakValueDictionary[int, Lowq]" = weakref.WeakValueDictionary()
 _numbers = count()
-_embedding: "list[Callable[[Lowq], object]]" = []
+_on_new: "list[Callable[[Lowq], object]]" = []
 
 
 def _with_keywords_of(
@@ -60,7 +60,7 @@ def _with_keywords_of(
     return lambda method: method
 
 
-class Lowq(Backend):
+class Lowq(Limiting, AllQueues):
     """An application: settings, workers, and a connection to Redis that is made when first needed.
 
     Safe for threads. A child of a fork makes connections of its own.
@@ -69,17 +69,18 @@ class Lowq(Backend):
         ConfigError: an unknown setting, or a value that makes no sense.
     """
 
-    workers: dict[str, type[Worker[Any]]]
-
     @_with_keywords_of(Config)
     def __init__(self, **settings: Any) -> None:
         super().__init__(Config(**settings), RegistryCheck(self).accepts)
         #: queue name -> its worker, and the handle of that.
         self._queues: dict[str, tuple[type[Worker[Any]], Queue]] = {}
+        #: The functions of `on_loop_start` and `on_loop_stop`.
+        self.loop_start: list[LoopFunction] = []
+        self.loop_stop: list[LoopFunction] = []
         if not isinstance(self, _WithOwnPool):  # which follows its application
             _applications[next(_numbers)] = self
-            for embed in _embedding:
-                embed(self)
+            for call in _on_new:
+                call(self)
 
     @overload
     def worker(self, target: type[C], /) -> type[C]: ...  # type: ignore[overload-overlap]  # a class is no function
@@ -104,17 +105,43 @@ class Lowq(Backend):
                 "queue_name"
             )
         other = self.workers.get(worker.queue_name)
-        if other is not None and (other.__module__, other.__qualname__) != (
-            worker.__module__,
-            worker.__qualname__,
-        ):
+        names = [f"{one.__module__}.{one.__qualname__}" for one in (other, worker) if one is not None]
+        if len(set(names)) == 2:
             raise ConfigError(
-                f"two workers have the queue name {worker.queue_name!r}: {other.__module__}.{other.__qualname__} and "
-                f"{worker.__module__}.{worker.__qualname__}; give one of them another queue_name"
+                f"two workers have the queue name {worker.queue_name!r}: {names[0]} and {names[1]}; give one of them "
+                "another queue_name"
             )
         check_codec(worker, self.config)
         self.workers[worker.queue_name] = worker
         return worker
+
+    def on_loop_start(self, function: L, /) -> L:
+        """Calls the function when the event loop of a node begins, before the ``setup`` of its async workers and before
+        it takes any job, to open what these share::
+
+            @app.on_loop_start
+            async def connect(state):
+                state.http = httpx.AsyncClient()
+
+        Handlers find it in ``lowq.current().state``. When it raises, the node does not start.
+
+        Raises:
+            ConfigError: it is no ``async def``, or can't be called with the state, or without.
+        """
+        check_loop_function("on_loop_start", function)
+        self.loop_start.append(function)
+        return function
+
+    def on_loop_stop(self, function: L, /) -> L:
+        """Calls the function when the event loop of a node ends, after the ``teardown`` of its workers, to close what
+        `on_loop_start` has opened. The last one that was declared comes first. A kill may skip it.
+
+        Raises:
+            LowqError: as `on_loop_start`.
+        """
+        check_loop_function("on_loop_stop", function)
+        self.loop_stop.append(function)
+        return function
 
     def with_own_pool(self, size: int) -> "Lowq":
         """The same application with a client of its own, for up to ``size`` threads, so that their calls keep no
@@ -181,7 +208,7 @@ class Lowq(Backend):
         percentile of their queue; longest first.
 
         Raises:
-            RedisUnavailable, RedisRefused
+            RedisUnavailable, RedisRefused: as of every call.
         """
         return stuck_batches(self)
 
@@ -189,61 +216,21 @@ class Lowq(Backend):
         """The failures of all queues in groups of alike errors, the last seen first.
 
         Raises:
-            RedisUnavailable, RedisRefused
+            RedisUnavailable, RedisRefused: as of every call.
         """
         return read_error_groups(self, [info.name for info in self.queues()])
 
-    def jobs(
-        self,
-        wanted: JobFilter | State | None = None,
-        /,
-        *,
-        queues: Iterable[str] | None = None,
-        limit: int = 50,
-        after: str | None = None,
-        **options: Unpack[FilterOptions],
-    ) -> FoundPage:
-        """A page of the jobs of all queues, or of these, in one order: by time or by ``order_by``, then by queue and
-        id. Otherwise as `Queue.jobs`.
-
-        Raises:
-            ConfigError: a wrong argument; the message names the right ones. UnknownQueueError, RedisUnavailable
-        """
-        *_, page = self.jobs_in_steps(wanted, queues=queues, limit=limit, after=after, interval=math.inf, **options)
-        return page
-
-    def jobs_in_steps(
-        self,
-        wanted: JobFilter | State | None = None,
-        /,
-        *,
-        queues: Iterable[str] | None = None,
-        limit: int = 50,
-        after: str | None = None,
-        interval: float = 0.25,
-        redact: Callable[[Any], Any] | None = None,
-        **options: Unpack[FilterOptions],
-    ) -> Iterator[FoundPage]:
-        """As `jobs`, for filters that look into jobs: the page so far, about every ``interval`` seconds, and at last
-        the page itself. ``redact`` is applied to payloads before they are compared with the filter.
-
-        Raises:
-            As `jobs`.
-        """
-        if queues is None:
-            handles = [self.queue(info.name, info.shards_count) for info in self.queues()]
-        else:
-            handles = [self.queue(name) for name in dict.fromkeys(queues)]
-        filtered = JobFilter.of(wanted, options)
-        shards = [shards_of_handle(handle) for handle in handles]
-        return pages_of_all(shards, filtered, limit=limit, after=after, interval=interval, redact=redact)
+    def _handles(self, names: Iterable[str] | None) -> list[Queue]:
+        if names is None:
+            return [self.queue(info.name, info.shards_count) for info in self.queues()]
+        return [self.queue(name) for name in dict.fromkeys(names)]
 
     def run_schedule_now(self, name: str, queue: str | None = None) -> float:
         """Pushes a job of a schedule now, also of a paused one. Its time table does not change. Returns the job's
         ``planned_at``, Unix time, seconds.
 
         Raises:
-            UnknownScheduleError, QueueFull, PushError, RedisUnavailable
+            UnknownScheduleError: there is none of that name. QueueFull, PushError: the push failed.
         """
         found = self.schedule(name, queue)
         planned_at = time_of(self.client.command("TIME"))
@@ -257,7 +244,7 @@ class Lowq(Backend):
         ``by``: who paused it, for people.
 
         Raises:
-            UnknownScheduleError, RedisUnavailable
+            UnknownScheduleError, RedisUnavailable: as of every call.
         """
         return pause_schedule(self, self.schedule(name, queue).queue, name, True, by)
 
@@ -265,7 +252,7 @@ class Lowq(Backend):
         """Ends a pause of a schedule; returns whether that changed anything. The ticks meanwhile count as missed.
 
         Raises:
-            UnknownScheduleError, RedisUnavailable
+            UnknownScheduleError, RedisUnavailable: as of every call.
         """
         return pause_schedule(self, self.schedule(name, queue).queue, name, False)
 
@@ -290,30 +277,20 @@ class Lowq(Backend):
         ``on_progress``: called with the number of ids and keys examined, and about how many there are.
 
         Raises:
-            UnknownQueueError, RedisUnavailable, RedisRefused
+            UnknownQueueError, RedisUnavailable, RedisRefused: as of every call.
         """
         return Examination(self, queues, repair=repair, on_progress=on_progress, patience=patience).findings()
 
-    def send_command(self, node: str, command: Literal["quiet", "stop", "reload"]) -> None:
-        """Tells a node to go quiet (take nothing more, finish its batches, give up its shards), to stop, or to reload
-        (go on with the code that is on its disk now). The command is sent once; `nodes` shows whether it was carried
-        out.
+    def send_command(self, node: str, command: NodeCommand) -> None:
+        """Tells a node to go quiet (take nothing more, finish its batches, give up its shards), to take jobs again
+        (unquiet), to stop, or to reload (go on with the code that is on its disk now). The command is sent once;
+        `nodes` shows whether it was carried out.
 
         Raises:
-            UnknownNodeError: no node of that name lives. ConfigError: an unknown command, or a node that can't be
-            reloaded. RedisUnavailable
+            UnknownNodeError: no node of that name lives.
+            ConfigError: an unknown command, or a node that can't be reloaded.
         """
-        if command not in ("quiet", "stop", "reload"):
-            raise ConfigError(f"a node's commands are 'quiet', 'stop' and 'reload', not {command!r}")
-        nodes = {info.name: info for info in self.nodes()}
-        if node not in nodes:
-            known = ", ".join(map(repr, list(nodes)[:5])) or "none"
-            raise UnknownNodeError(f"no node {node!r} lives; those that do: {known}")
-        refusal = nodes[node].reload_refusal
-        if command == "reload" and refusal:
-            raise ConfigError(f"{node} can't be reloaded: {refusal}")
-        channel = nodes_key(self.config.namespace)
-        self.client.command("SPUBLISH", channel, json.dumps({"to": node, "do": command}), key=channel)
+        send_command(self, node, command)
 
     def selected_workers(self, queues: Iterable[str] | None = None) -> list[type[Worker[Any]]]:
         """The workers that a node runs: those in the setting ``workers``, or all that were decorated; of these queues.
@@ -344,6 +321,9 @@ class Lowq(Backend):
         return super().connect(size, socket_timeout=socket_timeout)
 
 
+add_guesses(Lowq, APPLICATION)
+
+
 class _WithOwnPool(Lowq):
     """Another application's settings, workers and store, with a client of its own."""
 
@@ -353,8 +333,7 @@ class _WithOwnPool(Lowq):
         self.registrations = self._new_registrations()
         self._exporter, self._callbacks = app._exporter, app._callbacks
         self.observers = app.observers
-        self._app = app
-        self._size = size
+        self._app, self._size = app, size
 
     @property
     def client(self) -> Client:
@@ -380,8 +359,23 @@ class _WithOwnPool(Lowq):
         self._close_connections()
 
 
+def all_applications() -> "list[Lowq]":
+    """All applications of the process, in the order in which they were made."""
+    return list(_applications.values())
+
+
 def _queue_class(driver: str | None) -> type[Queue]:
     return Queue if driver is None else drivers.load("queue", driver)
+
+
+def with_all(call: Callable[[Lowq], object]) -> Callable[[], None]:
+    """Calls a function with every application of the process, and with each that is made from now on, until the
+    function that it returns is called.
+    """
+    for app in all_applications():
+        call(app)
+    _on_new.append(call)
+    return partial(_on_new.remove, call)
 
 
 @contextmanager
@@ -390,22 +384,16 @@ def all_embedded(embed: Callable[[Lowq], AbstractContextManager[None]]) -> Itera
     does that with one, as `Lowq.embedded`.
     """
     with ExitStack() as stack:
-        for app in list(_applications.values()):
-            stack.enter_context(embed(app))
-
-        def embed_new(app: Lowq) -> None:
-            stack.enter_context(embed(app))
-
-        _embedding.append(embed_new)
+        end = with_all(lambda app: stack.enter_context(embed(app)))
         try:
             yield
         finally:
-            _embedding.remove(embed_new)
+            end()
 
 
 def _renew_locks() -> None:
     """Replaces the locks in a forked child, where the threads that held them are gone."""
-    for app in list(_applications.values()):
+    for app in all_applications():
         for one in (app, *app._with_own_pools):
             one._lock = threading.RLock()
 
@@ -416,3 +404,4 @@ if hasattr(os, "register_at_fork"):
 
 #: The application behind ``lowq.worker`` and ``lowq.config``.
 default = Lowq()
+Limit.of_names = default

@@ -10,6 +10,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 
 #: A function that returns seconds since some moment. It is injected, so that tests can move it.
@@ -90,3 +91,8 @@ def relative_seconds(text: str) -> float | None:
     if not math.isfinite(seconds):
         raise ValueError(text)
     return -seconds if sign == "-" else seconds
+
+
+def seconds_of(value: float | timedelta | None) -> float | None:
+    """A length of time in seconds."""
+    return value.total_seconds() if isinstance(value, timedelta) else value if value is None else float(value)

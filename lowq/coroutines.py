@@ -6,13 +6,14 @@ once.
 
 import _thread
 import asyncio
+import traceback
 from asyncio import CancelledError
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, TypeVar
 
-from lowq.errors import RedisUnavailable
+from lowq.errors import ConfigError, RedisUnavailable
 
 T = TypeVar("T")
 
@@ -88,7 +89,7 @@ class OwnContext(Coroutine[Any, Any, T], Generator[Any, Any, T]):
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], context: Context | None = None) -> None:
-        #: As of a coroutine that awaits it: tools that show where a task waits follow this attribute.
+        #: As of a coroutine that awaits it: `stack_of`, and tools that show where a task waits, follow this attribute.
         self.cr_await = coroutine
         self._run = (context or copy_context()).run
 
@@ -105,15 +106,42 @@ class OwnContext(Coroutine[Any, Any, T], Generator[Any, Any, T]):
         self._run(self.cr_await.close)
 
 
+def stack_of(task: "asyncio.Task[None]") -> list[str]:
+    """The stack of a task, outermost first. `asyncio.Task.get_stack` knows only its outermost function."""
+    lines = []
+    awaited: Any = task.get_coro()
+    while isinstance(awaited, Coroutine):
+        frame = getattr(awaited, "cr_frame", None)
+        if frame is not None:
+            lines += traceback.format_stack(frame, 1)
+        awaited = getattr(awaited, "cr_await", None)
+    return lines
+
+
 # --- blocking work of an event loop ---
 #
 # Not in the loop's executor: that belongs to the application, and all of its threads may be waiting for this. Only when
 # no thread can be started.
 
 
+def running_loop() -> asyncio.AbstractEventLoop:
+    """The event loop that runs in this thread.
+
+    Raises:
+        ConfigError: none of asyncio does.
+    """
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise ConfigError(
+            "lowq's coroutines need a running event loop of asyncio, and none runs in this thread. With trio call the "
+            "plain methods in a thread: await trio.to_thread.run_sync(OrderSync.push, 42, payload)"
+        ) from None
+
+
 async def in_own_thread(work: Callable[[], T]) -> T:
     """Runs ``work`` in a new thread, in a copy of the caller's context. Should the caller be cancelled, it goes on."""
-    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    future: asyncio.Future[T] = running_loop().create_future()
     run_in_own_thread(partial(copy_context().run, work), partial(resolve, future))
     return await future
 

@@ -15,10 +15,12 @@ from zoneinfo import ZoneInfo
 from lowq import codec
 from lowq.codec.types import annotated_type, payload_type, type_argument
 from lowq.errors import ConfigError
+from lowq.guesses import OPTIONS, hint_for
 from lowq.job import P
+from lowq.limits import checked_limits
 from lowq.options import WORKER_OPTIONS, QueueOptions, takes
 from lowq.push.target import tick_payload
-from lowq.retry import check_apart, checked_retry_in
+from lowq.retry import as_retry_in, check_apart, checked_retry_in
 from lowq.schedules import Missed, Schedule, checked_schedule, schedules_queue
 from lowq.settings import Config
 from lowq.store.keys import is_queue_name
@@ -26,6 +28,7 @@ from lowq.workers import (
     Application,
     PerformFunction,
     Worker,
+    handler_of,
     is_async,
     payload_type_of,
     schedules_of,
@@ -68,6 +71,7 @@ def build_worker(app: Application, target: Any, options: Mapping[str, Any]) -> t
     other = vars(worker).get("_app")
     if other is not None and other is not app:
         raise ConfigError(f"{worker.__name__} is a worker of another application already; make a subclass for this one")
+    _set_retry_in(worker, options.get("retry_in"))
     _check_methods(worker)
     _apply_options(worker, options)
     _set_payload_type(worker, type_argument(worker, Worker) if inspect.isclass(target) else annotated_type(target))
@@ -96,12 +100,6 @@ def _from_function(target: Callable[..., Any]) -> type[Worker[Any]]:
             "two, id and payloads"
         )
 
-    def perform(_self: Worker[Any], *arguments: Any) -> Any:
-        return target(*arguments)  # its caller checks that this is None
-
-    async def perform_awaiting(_self: Worker[Any], *arguments: Any) -> Any:
-        return await target(*arguments)
-
     def __init__(_self: Worker[Any], *arguments: object, **named: object) -> None:  # noqa: N807 - that of the class
         if arguments or named:
             raise TypeError(
@@ -110,9 +108,8 @@ def _from_function(target: Callable[..., Any]) -> type[Worker[Any]]:
             )
 
     body = {
-        handler: perform_awaiting if inspect.iscoroutinefunction(inspect.unwrap(target)) else perform,
-        "__init__": __init__, "__module__": target.__module__, "__qualname__": target.__qualname__,
-        "__doc__": target.__doc__,
+        handler: staticmethod(target), "__init__": __init__, "__module__": target.__module__,
+        "__qualname__": target.__qualname__, "__doc__": target.__doc__,
     }  # fmt: skip
     return type(target.__name__, (Worker,), body)
 
@@ -162,6 +159,14 @@ def _check_methods(worker: type[Worker[Any]]) -> None:
             )
 
 
+def _set_retry_in(worker: type[Worker[Any]], given: Any) -> None:
+    """Makes a method of a ``retry_in`` that is an option, or seconds in the body of the class."""
+    static = inspect.getattr_static(worker, "retry_in")
+    function = as_retry_in(f"{worker.__name__}: ", static if given is None else given)
+    if function is not static:
+        worker.retry_in = staticmethod(function)  # type: ignore[method-assign]  # it gets no self
+
+
 def _check_method(worker: type[Worker[Any]], name: str, form: str) -> None:
     """Checks that the method can be called as ``form`` declares it."""
     method, whose = getattr(worker, name), f"{worker.__name__}.{name}"
@@ -179,6 +184,23 @@ def _check_runs(whose: str, function: Callable[..., Any], what_to_do: str) -> No
         raise ConfigError(f"{whose} contains yield, so calling it would do nothing; {what_to_do}")
 
 
+def check_loop_function(name: str, function: Any) -> None:
+    """Checks a function of ``@app.on_loop_start`` or ``@app.on_loop_stop``.
+
+    Raises:
+        ConfigError
+    """
+    form = f"@app.{name}, and below it async def {'connect' if name == 'on_loop_start' else 'disconnect'}(state)"
+    whose = getattr(function, "__name__", None) or f"{function!r:.100}"
+    if not inspect.iscoroutinefunction(inspect.unwrap(function) if callable(function) else function):
+        raise ConfigError(
+            f"{whose}: {name} is for the event loop of async workers: write {form}. What threads need is made in "
+            "the worker's setup, or in the setting on_server_init"
+        )
+    if not (takes(function, 1) or takes(function, 0)):
+        raise ConfigError(f"{whose}{inspect.signature(function)}: write {form}, or without state")
+
+
 def _inherited(worker: type, names: Iterable[str]) -> str:
     """The base that one of these methods comes from, for people."""
     for name in names:
@@ -191,23 +213,30 @@ def _inherited(worker: type, names: Iterable[str]) -> str:
 def _apply_options(worker: type[Worker[Any]], options: Mapping[str, Any]) -> None:
     for name in options:
         if name not in WORKER_OPTIONS:
-            near = _nearest(name, 0.6)
-            hint = f"did you mean {near!r}?" if near else f"options are {', '.join(WORKER_OPTIONS)}"
+            hint = hint_for(OPTIONS, name, WORKER_OPTIONS, _nearest(name, 0.6), "options are")
             raise ConfigError(f"{worker.__name__}: unknown worker option {name!r}; {hint}")
     for name in _attributes_of(worker):
-        near = _nearest(name, 0.85)  # at 0.8 a `height` would be taken for `weight`
+        # At 0.8 a `height` would be taken for `weight`. Most guesses may well be attributes of the worker's own.
+        near = "max_retry_count" if name == "max_retries" else _nearest(name, 0.85)
         if near:
             raise ConfigError(f"{worker.__name__}.{name}: did you mean the worker option {near!r}?")
-    for name, value in options.items():
-        setattr(worker, name, value)
+    for name in options.keys() - {"retry_in"}:
+        setattr(worker, name, options[name])
     if "queue_name" not in vars(worker):
         worker.queue_name = worker.__name__
     prefix = f"{worker.__name__}: "
     said = {name: option.kind.check(prefix, name, getattr(worker, name)) for name, option in WORKER_OPTIONS.items()}
     worker._by_error = said["bury_on"], said["release_on"]
     check_apart(prefix, *worker._by_error)
-    worker._limits = said["limit"]
+    # Once more with the name of the queue, which is the key of those without one.
+    worker._limits = checked_limits(prefix, "limit", said["limit"], worker.queue_name)
     worker._queue_options = QueueOptions(worker.queue_name, worker.shards_count).declared(said, worker.__name__)
+    if worker.on_push is not None and worker.batch_size > 1 and handler_of(worker) == "perform":
+        raise ConfigError(
+            f"{worker.__name__}: on_push={worker.on_push!r} with batch_size={worker.batch_size} would end whole "
+            "batches, also for ids that nothing was pushed for; write batch_size=1, or def perform_one(self, job_id, "
+            "payloads)"
+        )
     time_limit, ttr = time_limits_of(worker)
     if time_limit is not None and ttr is not None and ttr <= time_limit:
         raise ConfigError(

@@ -25,11 +25,13 @@
     +-- Resharding              its jobs are being moved to another layout of the queue; later it can be done
     +-- NotTaken                a consumer has not, or not any more, the job that it reports
     +-- SessionInUse            another consumer has the session
+    +-- LimitTimeout            no permit of a limit around a call within its timeout
     +-- ConsumerClosed          the consumer was closed, or has detached
 
     BaseException
     +-- TimeLimitExceeded       raised in a handler whose time_limit has passed; no LowqError, as `except Exception` in
-                                the handler must not swallow it
+    |                           the handler must not swallow it
+    +-- JobCancelled            raised in a handler in a thread whose job was cancelled; the same
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -264,6 +266,16 @@ class ConsumerClosed(LowqError):
     """The consumer was closed, or has detached; make a new one."""
 
 
+class LimitTimeout(LowqError, TimeoutError):
+    """There was no permit of a limit around a call within its timeout, or none before the node stops: then the job is
+    not charged, and performed elsewhere.
+    """
+
+    def __init__(self, message: str, *, node_stops: bool = False) -> None:
+        super().__init__(message)
+        self.node_stops = node_stops
+
+
 class TimeLimitExceeded(BaseException):
     """The batch has run for longer than the time_limit of its worker.
 
@@ -273,3 +285,13 @@ class TimeLimitExceeded(BaseException):
     def __init__(self, *args: object) -> None:
         # Raised in another thread, it is made without arguments.
         super().__init__(*(args or ("the batch has run for longer than its time_limit",)))
+
+
+class JobCancelled(BaseException):
+    """The job was cancelled while its handler ran. An async handler gets `asyncio.CancelledError`.
+
+    No `Exception`, as `TimeLimitExceeded`.
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(args or ("the job was cancelled",)))

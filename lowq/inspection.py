@@ -17,13 +17,15 @@ from lowq.operate.findings import Finding, RedisInfo, Severity
 from lowq.operate.job_filter import JobFilter, Snapshot
 from lowq.operate.jobs import FoundJob, FoundPage, Page
 from lowq.operate.nodes import NodeInfo, RunningBatch, StuckBatch
+from lowq.operate.queries import Stack
 from lowq.operate.schedules import ScheduleInfo
 from lowq.operate.stats import Forecast, QueueOverview, ShardInfo, Statistics, Stats
 from lowq.registrations import QueueInfo
+from lowq.store.shard_operations import Finished
 
 __all__ = [
-    "Description", "ErrorGroup", "Finding", "Forecast", "FoundJob", "FoundPage", "Histogram", "History", "HistoryPoint",
-    "JobFilter", "LimitState", "NodeInfo", "Page", "Pause", "QueueInfo", "QueueOverview", "RedisInfo", "RunningBatch",
-    "ScheduleInfo", "Severity", "ShardInfo", "SlowBatch", "Snapshot", "Span", "Statistics", "Stats", "StretchTimes",
-    "StuckBatch", "Times", "TotalTimes", "Why",
+    "Description", "ErrorGroup", "Finding", "Finished", "Forecast", "FoundJob", "FoundPage", "Histogram", "History",
+    "HistoryPoint", "JobFilter", "LimitState", "NodeInfo", "Page", "Pause", "QueueInfo", "QueueOverview", "RedisInfo",
+    "RunningBatch", "ScheduleInfo", "Severity", "ShardInfo", "SlowBatch", "Snapshot", "Span", "Stack", "Statistics",
+    "Stats", "StretchTimes", "StuckBatch", "Times", "TotalTimes", "Why",
 ]  # fmt: skip

@@ -1,12 +1,13 @@
 """A job: as producers push it, and as people see it."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NotRequired, TypedDict
 from uuid import UUID
 
-from lowq.errors import JobError
+from lowq.errors import ConfigError, JobError
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar  # what `typing` has from Python 3.13 on
@@ -47,6 +48,8 @@ class JobDict(TypedDict, Generic[P]):
 
 #: The jobs of `Queue.push` and `Worker.perform_async`: one, or any iterable of them. A `JobDict` is such a mapping.
 Jobs = Mapping[str, Any] | Iterable[Mapping[str, Any]]
+#: The jobs of a coroutine's push, which may also be an async iterable.
+AnyJobs = Jobs | AsyncIterable[Mapping[str, Any]]
 
 
 class Untyped:
@@ -78,6 +81,20 @@ def new_job(job_id: JobId, payload: Any, options: JobOptions) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
+class Attempt:
+    """An attempt of an id that failed, of a queue with ``keep_finished``."""
+
+    #: Unix time, seconds.
+    at: float
+    #: How long it was in flight, with all of its batch.
+    seconds: float
+    #: The name of the node, or of the consumer.
+    node: str
+    #: The last line of the error; what ``dump_error`` made of it, if that is short.
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A job at one moment, in any state."""
 
@@ -101,3 +118,125 @@ class Job:
     priority: int = 0
     #: Unix time, seconds: when its first waiting payload expires; None: none does.
     expires_at: float | None = None
+    #: The last five attempts that failed, oldest first, of a queue with ``keep_finished``.
+    attempts: tuple[Attempt, ...] = ()
+
+
+@dataclass(slots=True, eq=False)  # not frozen: that would cost more than all else about it
+class ConsumerJob:
+    """A job that a consumer has taken. Reported once, by `ack`, `release`, `bury` or `fail`. Each of them raises
+    `NotTaken` when the consumer has the job no more, and `RedisUnavailable` when it may be called again.
+    """
+
+    id: str
+    #: Oldest (lowest score) first.
+    payloads: list[Any]
+    #: -1 fresh, n: failed n + 1 times.
+    retry_count: int
+    #: Reports the job in any process that has the session: ``consumer.ack(receipt)``.
+    receipt: str
+    #: The fencing token: grows with every change of the shard's owner. A database that remembers the highest one it saw
+    #: can refuse an owner that was replaced without noticing.
+    fence: int
+    #: Its `Consumer`.
+    _consumer: Any = field(repr=False)
+    #: It is handed over without others, so that they are not in flight should it end the process.
+    _is_solo: bool = field(default=False, repr=False)
+
+    @property
+    def payload(self) -> Any:
+        """The newest of the payloads; None if somebody has removed them by hand."""
+        return self.payloads[-1] if self.payloads else None
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the job is to end: it was cancelled, or a newer payload has come with ``on_push="cancel_running"``.
+        Release it then, and it is removed, or waits with that payload. Known as soon as the consumer hears of it.
+        """
+        return bool(self._consumer._hand.is_cancelled(self.receipt))
+
+    def ack(self) -> None:
+        """The job is done."""
+        self._consumer.ack(self.receipt)
+
+    def release(self, delay: float | timedelta | None = None) -> None:
+        """The job waits again, uncharged: for so many seconds, or as it did before."""
+        self._consumer.release(self.receipt, delay)
+
+    def bury(self, reason: str = "") -> None:
+        """The job goes to the morgue."""
+        self._consumer.bury(self.receipt, reason)
+
+    def fail(self, error: BaseException | str = "", delay: float | timedelta | None = None) -> None:
+        """The job is charged a retry, and waits for it; without any left its oldest payload goes to the morgue."""
+        self._consumer.fail(self.receipt, error, delay)
+
+    def touch(self, seconds: float | timedelta) -> None:
+        """From now on the job has so many seconds until ``ttr`` passes."""
+        self._consumer.touch(self.receipt, seconds)
+
+
+# --- what people look for in jobs ---
+
+#: Characters of a text to look for, and names of fields in it.
+MAX_TEXT, MAX_NAMES = 512, 20
+
+
+class PayloadField(NamedTuple):
+    """A field of a payload, by its path, and the value wanted."""
+
+    path: tuple[str, ...]
+    value: str
+
+    @classmethod
+    def parse(cls, text: object) -> "PayloadField":
+        """``a.b:7``: the field ``b`` of the object in the field ``a``. The value may have colons.
+
+        Raises:
+            ConfigError: it is none.
+        """
+        check_text("payload", text)
+        name, colon, value = str(text).partition(":")
+        path = tuple(name.strip().split("."))
+        if not colon or not all(path) or not value.strip():
+            raise ConfigError(f"payload={text!r:.100}: it is a field and its value, such as customer:7 or order.id:7")
+        if len(path) > MAX_NAMES:
+            raise ConfigError(f"payload={text!r:.100} has {len(path)} names; a path has at most {MAX_NAMES}")
+        return cls(path, value.strip())
+
+    def holds(self, payload: Any) -> bool:
+        """Whether the payload has that value there. One element of a list is enough, 7 is 7 and "7", and a name may
+        have dots in it.
+        """
+        return self._is_in(payload, self.path)
+
+    def _is_in(self, value: Any, path: Sequence[str]) -> bool:
+        if isinstance(value, list | tuple):
+            return any(self._is_in(item, path) for item in value)
+        if not path:
+            return self._equals(value)
+        if not isinstance(value, dict):
+            return False
+        for count in range(1, len(path) + 1):
+            name = ".".join(path[:count])
+            if name in value and self._is_in(value[name], path[count:]):
+                return True
+        return False
+
+    def _equals(self, value: Any) -> bool:
+        if isinstance(value, str):
+            return value.strip() == self.value
+        if value is None or isinstance(value, bool | int | float):
+            return json.dumps(value) == self.value
+        return str(value) == self.value
+
+
+def check_text(name: str, text: object) -> None:
+    """
+    Raises:
+        ConfigError: it is no text, or too long.
+    """
+    if not isinstance(text, str) or not text.strip():
+        raise ConfigError(f"{name}={text!r:.100}: it is a text to look for")
+    if len(text) > MAX_TEXT:
+        raise ConfigError(f"{name}={text!r:.50}... has {len(text)} characters; it has at most {MAX_TEXT}")

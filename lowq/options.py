@@ -1,28 +1,34 @@
 """Options: each is declared once, with its default, its kind (bounds, check, message) and its help.
 
 `QueueOptions` declares the options of a queue, ``WORKER_OPTIONS`` adds those of a worker, and `lowq.settings.Config`
-declares the settings in the same way. The tables of docs/workers.md and docs/settings.md are made from the
-declarations. The `TypedDict` of each is for type checkers.
+declares the settings in the same way. The tables of docs/settings.md are made from the declarations. The `TypedDict` of
+each is for type checkers.
 """
 
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypedDict
 
 from lowq import drivers
+from lowq.clock import seconds_of
 from lowq.codec import MAX_PRIORITY, MAX_TIME, Rest, encode_priority, encode_ttl, rest_words
-from lowq.errors import ConfigError, LowqError
-from lowq.limits import Limit, checked_limits
+from lowq.errors import ConfigError
+from lowq.guesses import OPTIONS as GUESSES
+from lowq.guesses import hint_for
+from lowq.limits import LimitRule, checked_limits
 from lowq.observe.callbacks import Listener
-from lowq.retry import MAX_RETRY_COUNT, BuryOn, ReleaseOn, checked_bury_on, checked_release_on
+from lowq.retry import MAX_RETRY_COUNT, BuryOn, ReleaseOn, RetryIn, as_retry_in, checked_bury_on, checked_release_on
 from lowq.store import DURABILITIES, Durability
 from lowq.store.keys import MAX_SHARDS, is_queue_name
 
 #: A merge policy of an application: from the payloads of an id, oldest first, to the payloads to hand over.
 MergeFunction: TypeAlias = Callable[[list[Any]], list[Any]]
+#: What a push does to what runs of its id.
+OnPush = Literal["cancel_running"]
 #: Gives the score of a payload.
 ScoreFunction: TypeAlias = Callable[[Any], float]
 #: How Redis merges payloads of an id.
@@ -48,13 +54,9 @@ class Kind(NamedTuple):
 
 
 def kind(
-    must_be: str,
-    is_right: Callable[[Any], bool],
-    *,
-    optional: bool = False,
-    read: Callable[[str], Any] | None = None,
-    plain: Callable[[Any], Any] | None = None,
-) -> Kind:
+    must_be: str, is_right: Callable[[Any], bool], *, optional: bool = False,
+    read: Callable[[str], Any] | None = None, plain: Callable[[Any], Any] | None = None,
+) -> Kind:  # fmt: skip
     """Values that are right, and with ``optional`` None. ``plain`` converts them."""
 
     def check(prefix: str, name: str, value: Any) -> Any:
@@ -104,11 +106,6 @@ def seconds(*, zero: bool = False, optional: bool = True) -> Kind:
     return kind(must_be, is_right, optional=optional, plain=seconds_of)
 
 
-def seconds_of(value: float | timedelta | None) -> float | None:
-    """A length of time in seconds."""
-    return value.total_seconds() if isinstance(value, timedelta) else value if value is None else float(value)
-
-
 def one_of(values: Sequence[str]) -> Kind:
     """One of some texts."""
     return kind(f"one of {', '.join(map(repr, values))}", lambda value: isinstance(value, str) and value in values)
@@ -132,10 +129,8 @@ def takes(function: Callable[..., Any], count: int) -> bool:
     """Whether the function can be called with ``count`` arguments by position."""
     try:
         inspect.signature(function).bind(*[None] * count)
-    except TypeError:
-        return False
-    except ValueError:  # something of C's own, which doesn't say
-        return True
+    except (TypeError, ValueError) as error:  # a ValueError: something of C's own, which doesn't say
+        return isinstance(error, ValueError)
     return True
 
 
@@ -166,6 +161,7 @@ _MERGE = kind(
     "payloads, and not async def",
     lambda value: value in _POLICIES if isinstance(value, str) else _is_function_of_one(value),
 )
+_ON_PUSH = kind("'cancel_running'", lambda value: value == "cancel_running", optional=True)
 _SCORE = kind(
     "the name of a field of the payload, or a function of one argument, the payload, that returns a number",
     lambda value: value != "" if isinstance(value, str) else _is_function_of_one(value),
@@ -209,7 +205,7 @@ class QueueOptions:
     queue_name: str
     shards_count: int = option(
         5, whole(1, MAX_SHARDS),
-        "shards of a queue that is new: [sizing](operations.md#how-many-shards). Later Redis's number counts: "
+        "shards of a queue that is new: [sizing](resharding.md#how-many-shards). Later Redis's number counts: "
         "[changing](resharding.md)",
     )  # fmt: skip
     # A reply of Redis's Lua can hold about 8,000 items.
@@ -234,20 +230,29 @@ class QueueOptions:
         None, seconds(), "seconds of waiting beyond which it is [late](dashboard.md#is-anything-wrong); `None`: 60"
     )
     merge: MergePolicy | MergeFunction = option(
-        "collapse", Kind(_check_merge), "how payloads of an id are merged: [policies](#merge-policies)"
+        "collapse", Kind(_check_merge), "how payloads of an id are merged: [policies](workers.md#merge-policies)"
     )
+    on_push: OnPush | None = option(
+        None, _ON_PUSH,
+        '`"cancel_running"`: a newer payload [cancels](failures.md#cancelled-jobs) what runs of its id, and both '
+        "run together; `None`: it waits for the next run",
+    )  # fmt: skip
     score: str | ScoreFunction | None = option(
         None, _SCORE,
-        "the field of a payload, or a function of it, that gives its [score](#scores); `None`: the time",
+        "the field of a payload, or a function of it, that gives its [score](workers.md#scores); `None`: the time",
     )  # fmt: skip
     debounce: float | None = option(
-        None, seconds(), "seconds: a fresh id runs when nothing came for it for [so long](#debounce)"
+        None, seconds(), "seconds: a fresh id runs when nothing came for it for [so long](workers.md#debounce)"
     )
     max_wait: float | None = option(
         None, seconds(),
         "seconds after its first payload in which a debounced id runs at the latest; `None`: 10 times `debounce`",
     )  # fmt: skip
     morgue_ttl: float | None = option(None, seconds(), "seconds after which a buried job is removed")
+    keep_finished: float | None = option(
+        None, seconds(),
+        "seconds for which it is kept [when an id finished](failures.md#what-has-finished), and how an id has failed",
+    )  # fmt: skip
     morgue_max: int | None = option(None, whole(1, optional=True), "jobs in the morgue, at most")
     durability: Durability = option(
         "none", DURABILITY,
@@ -275,10 +280,8 @@ class QueueOptions:
         """A copy with the options of a registry entry of any version, without those that can't be read."""
         found: dict[str, Any] = {}
         for name in options.keys() & _REGISTERED:
-            try:
+            with suppress(ConfigError):
                 found[name] = QUEUE_OPTIONS[name].kind.check("", name, options[name])
-            except ConfigError:
-                continue
         try:
             return self.declared(found)
         except ConfigError:
@@ -288,11 +291,10 @@ class QueueOptions:
         """The options that differ from the defaults, as the registry keeps them: its entry is sent with every
         heartbeat. Functions can't be kept there.
         """
-        values = {name: getattr(self, name) for name in QUEUE_OPTIONS if name in _REGISTERED}
         return {
             name: value
-            for name, value in values.items()
-            if value != QUEUE_OPTIONS[name].default and not callable(value)
+            for name, option in QUEUE_OPTIONS.items()
+            if name in _REGISTERED and (value := getattr(self, name)) != option.default and not callable(value)
         }
 
     @property
@@ -305,6 +307,8 @@ class QueueOptions:
         words = "" if self.policy == "collapse" else f" merge={self.policy}"
         if self.debounce is not None:
             words += f" debounce={self.debounce!r} max_wait={self.longest_wait!r}"
+        if self.on_push is not None:
+            words += " cancel=1"
         if self.shard_capacity is not None:
             words += f" capacity={self.shard_capacity}"
         return words.encode() + rest_words(self.rest)
@@ -338,8 +342,6 @@ QUEUE_OPTIONS: Mapping[str, Option] = {
 }
 #: The ones among the options of a registry entry.
 _REGISTERED = QUEUE_OPTIONS.keys() - {"shards_count"}
-#: Bounds of ``weight``: beyond any use, and near enough that sums of shares stay exact.
-_WEIGHT = number(least=1e-6, most=1e6)
 
 #: The options of a worker, those of its queue included.
 WORKER_OPTIONS: Mapping[str, Option] = {
@@ -347,8 +349,9 @@ WORKER_OPTIONS: Mapping[str, Option] = {
     "batch_size": Option(1, whole(1, 500), "ids handed to one `perform`, at most"),
     "queue_name": Option(None, Kind(_check_name), "the queue's name in Redis", shown="the class's name"),
     "weight": Option(
-        1, _WEIGHT,
-        "the queue's [share](splitters-and-schedulers.md#shares-of-queues) of a node's threads, compared with other "
+        # The bounds are beyond any use, and near enough that sums of shares stay exact.
+        1, number(least=1e-6, most=1e6),
+        "the queue's [share](limits.md#shares-of-queues) of a node's threads, compared with other "
         "queues'",
     ),
     "max_threads": Option(
@@ -359,7 +362,12 @@ WORKER_OPTIONS: Mapping[str, Option] = {
     ),
     "time_limit": Option(
         None, seconds(),
-        "seconds after which `TimeLimitExceeded` is raised in `perform`: [time limits](inside-perform.md#time-limits)",
+        "seconds after which `TimeLimitExceeded` is raised in `perform`: [time limits](failures.md#time-limits)",
+    ),
+    "retry_in": Option(
+        None, Kind(lambda prefix, _name, value: as_retry_in(prefix, value)),
+        "seconds until a [retry](failures.md#by-error), or a function of its number, instead of the method",
+        shown="from 15 s to days",
     ),
     "bury_on": Option(
         None, Kind(checked_bury_on),
@@ -371,12 +379,12 @@ WORKER_OPTIONS: Mapping[str, Option] = {
         "setting",
     ),
     "on_event": Option(
-        None, LISTENER, "a function that is called with [every event](events.md) of the queue's jobs"
+        None, LISTENER, "a function that is called with [every event](monitoring.md#events) of the queue's jobs"
     ),
     "driver": Option(
         None, driver("queue", optional=True),
-        "the name of the class of its queue's handle, which an [installed package](drivers.md) brings; `None`: "
-        "`lowq.Queue`",
+        "the name of the class of its queue's handle, which an [installed package](extending.md#drivers) brings; "
+        "`None`: `lowq.Queue`",
     ),
 }  # fmt: skip
 
@@ -393,11 +401,13 @@ class QueueKeywords(TypedDict, total=False):
     capacity: int | None
     latency_goal: float | timedelta | None
     merge: str | MergeFunction
+    on_push: OnPush | None
     score: str | ScoreFunction | None
     debounce: float | timedelta | None
     max_wait: float | timedelta | None
     morgue_ttl: float | timedelta | None
     morgue_max: int | None
+    keep_finished: float | timedelta | None
     durability: Durability
 
 
@@ -409,8 +419,9 @@ class WorkerKeywords(QueueKeywords, total=False):
     queue_name: str
     weight: float
     max_threads: int | None
-    limit: Limit | Sequence[Limit] | None
+    limit: LimitRule | Sequence[LimitRule] | None
     time_limit: float | timedelta | None
+    retry_in: RetryIn | None
     bury_on: BuryOn | None
     release_on: ReleaseOn | None
     on_event: Listener | None
@@ -425,7 +436,8 @@ def checked_options(whose: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """
     for name in options:
         if name not in QUEUE_OPTIONS:
-            raise ConfigError(f"{whose}: unknown option {name!r}; options are {', '.join(QUEUE_OPTIONS)}")
+            hint = hint_for(GUESSES, name, QUEUE_OPTIONS, None, "options are")
+            raise ConfigError(f"{whose}: unknown option {name!r}; {hint}")
     return {name: QUEUE_OPTIONS[name].kind.check(f"{whose}: ", name, value) for name, value in options.items()}
 
 
@@ -436,15 +448,3 @@ def check_queue_name(name: object) -> str:
         ConfigError
     """
     return _check_name("", "queue name", name)
-
-
-def merged(merge: MergeFunction, payloads: list[Any]) -> list[Any]:
-    """Applies a merge function to the payloads of an id, oldest first.
-
-    Raises:
-        LowqError: the result is no list. Any exception of the function.
-    """
-    result: object = merge(list(payloads))
-    if not isinstance(result, list):
-        raise LowqError(f"merge={merge!r:.100} gave {result!r:.100}; it must return the list of payloads to hand over")
-    return result

@@ -3,16 +3,18 @@
 `lowq.operate` has its other halves: `Queries`, which reads, and `Commands`, which acts.
 """
 
+import inspect
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, Unpack, overload
 
 from lowq.backend import Backend
 from lowq.codec.jobs import fresh_id
-from lowq.errors import ConfigError, JobError, UnknownQueueError
-from lowq.job import JobDict, JobId, JobOptions, Jobs, P, Untyped, new_job
+from lowq.errors import ConfigError, JobError, RedisUnavailable, UnknownQueueError
+from lowq.guesses import PUSHES, add_guesses
+from lowq.job import AnyJobs, JobDict, JobId, JobOptions, Jobs, P, Untyped, new_job
 from lowq.operate.actions import release_all
 from lowq.operate.commands import Commands
 from lowq.options import DURABILITY, TIMEOUT, QueueOptions
@@ -145,7 +147,7 @@ class Queue(Commands, Generic[P]):
     @overload
     async def apush(
         self,
-        jobs: Iterable[JobDict[P]],
+        jobs: Iterable[JobDict[P]] | AsyncIterable[JobDict[P]],
         on_progress: Callable[[int], object] | None = None,
         *,
         timeout: float | timedelta | None = None,
@@ -154,20 +156,21 @@ class Queue(Commands, Generic[P]):
     @overload
     async def apush(
         self: "Queue[Untyped]",
-        jobs: Jobs,
+        jobs: AnyJobs,
         on_progress: Callable[[int], object] | None = None,
         *,
         timeout: float | timedelta | None = None,
         durability: Durability | None = None,
     ) -> int: ...
     async def apush(self, jobs: Any, *args: Any, timeout: Any = None, durability: Any = None, **options: Any) -> int:
-        """`push` from async code. Small pushes of coroutines that meet leave together in one write. ``on_progress`` may
-        be called in another thread.
+        """`push` from async code, also of an async iterable, which is read in the caller's task, a chunk whenever the
+        one before is in. Small pushes of coroutines that meet leave together in one write. ``on_progress`` may be
+        called in another thread. ``PushError.rest`` is an async iterable if the jobs were one.
 
         When it is cancelled before its jobs were sent, nothing is written; otherwise they may be in.
 
         Raises:
-            As `push`.
+            LowqError: as `push`.
         """
         on_progress = None
         if args or options or type(jobs) is not dict:  # most pushes are of one job, as a mapping
@@ -208,9 +211,11 @@ class Queue(Commands, Generic[P]):
                 f"queue {self.name!r}: push({jobs!r:.60}, {second!r:.60}) has neither an id, which is a str, an int or "
                 "a UUID, before a payload, nor jobs before a function that is told how many are in"
             )
+        if inspect.iscoroutinefunction(second):
+            raise JobError(f"queue {self.name!r}: on_progress is called, and not awaited: write a plain def")
         return jobs, second
 
-    def _check_first(self, jobs: Jobs) -> None:
+    def _check_first(self, jobs: AnyJobs) -> None:
         """Checks the jobs before the queue is entered in the registry: a push that is refused must leave nothing."""
         backend, worker = self._backend, self._worker
         score = self._declared.get("score") if worker is None else worker._queue_options.score
@@ -265,7 +270,11 @@ class Queue(Commands, Generic[P]):
         backend, registrations = self._backend, self._backend.registrations
         entered = registrations.entered
         routes = registrations.routes_of(self.name)
-        options = self._register(anew=routes is not None and routes.is_doubtful)
+        try:
+            options = self._register(anew=routes is not None and routes.is_doubtful)
+        except RedisUnavailable as error:
+            # A script without Redis is shown its message, and hardly a frame of ours.
+            raise error.with_traceback(None) from error.__cause__
         target = Target(
             backend.group,
             backend.config,
@@ -311,7 +320,7 @@ class Queue(Commands, Generic[P]):
         sort behind earlier ones. ``timeout``, ``durability`` and ``options`` are as of `push`.
 
         Raises:
-            As `push`. After a RedisUnavailable the job may be in, under an unknown id.
+            LowqError: as `push`. After a RedisUnavailable the job may be in, under an unknown id.
         """
         job_id = str(fresh_id())
         self.push(job_id, payload, timeout=timeout, durability=durability, **options)
@@ -354,7 +363,7 @@ class Queue(Commands, Generic[P]):
         cluster is away.
 
         Raises:
-            UnknownQueueError, and what `Consumer` raises.
+            UnknownQueueError: nobody has used the queue yet. Others: as of `Consumer`.
         """
         from lowq.consumer import Consumer, check_consumer  # producers and workers need none of it
 
@@ -380,3 +389,6 @@ class Queue(Commands, Generic[P]):
         """
         options = self._register(anew=True)
         return release_all(self._shards, options.max_crash_count)
+
+
+add_guesses(Queue, PUSHES, name="queue", many="push")

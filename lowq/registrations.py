@@ -5,9 +5,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lowq.clock import seconds_of
 from lowq.errors import ScriptError, ShardsCountError
 from lowq.logs import get_log
-from lowq.options import QUEUE_OPTIONS, QueueOptions, seconds_of
+from lowq.options import QUEUE_OPTIONS, QueueOptions
 from lowq.settings import Config
 from lowq.sharding import Layout, Layouts, Routes
 from lowq.store import Client, Refusal, untrusted

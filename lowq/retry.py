@@ -21,8 +21,8 @@ MAX_RETRY_COUNT = 25
 BuryOn: TypeAlias = Sequence[type[BaseException]]
 #: Class -> seconds, or a timedelta.
 ReleaseOn: TypeAlias = Mapping[type[BaseException], float | timedelta]
-#: ``(retry_count, error)``, or ``(retry_count)``, -> seconds.
-RetryIn: TypeAlias = Callable[..., float]
+#: ``(retry_count, error)``, or ``(retry_count)``, -> seconds, or a timedelta; or always so many.
+RetryIn: TypeAlias = Callable[..., float | timedelta] | float | timedelta
 #: Class -> seconds until the job runs again, uncharged; None: it is buried.
 Policies: TypeAlias = Mapping[type[BaseException], float | None]
 #: ``bury_on`` and ``release_on``, checked.
@@ -38,6 +38,16 @@ def default_retry_bounds(retry_count: int) -> tuple[float, float]:
     """The least and the most seconds until retry ``retry_count``: Lowkiq's formula, from seconds to days."""
     least = retry_count**4 + 15
     return least, least + 30 * (retry_count + 1)
+
+
+def attempt_number(retry_count: int) -> int:
+    """The attempt that a job waits for, or is in: 1 when it has not failed yet, which is ``retry_count`` -1."""
+    return retry_count + 2
+
+
+def attempt_text(retry_count: int, max_retry_count: int) -> str:
+    """That attempt for people: ``attempt 3 of 26`` after two failures."""
+    return f"attempt {attempt_number(retry_count)} of {max_retry_count + 1}"
 
 
 def is_exhausted(retry_count: int, max_retry_count: int) -> bool:
@@ -124,7 +134,9 @@ def checked_retry_in(where: str, function: Any, bound: int = 0) -> bool:
     """
     form = "def retry_in(self, retry_count, error)" if where else "def retry_in(retry_count, error)"
     if not callable(function):
-        raise ConfigError(f"{where}retry_in={function!r:.100} is no function; write {form}")
+        raise ConfigError(
+            f"{where}retry_in={function!r:.100} is no function; write {form}, or seconds, such as retry_in=30"
+        )
     inner = inspect.unwrap(function)
     if inspect.iscoroutinefunction(inner) or inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
         raise ConfigError(f"{where}retry_in must return a number of seconds at once; write a plain {form}")
@@ -135,6 +147,23 @@ def checked_retry_in(where: str, function: Any, bound: int = 0) -> bool:
     raise ConfigError(
         f"{where}retry_in{inspect.signature(function)}: write {form}, or without error; it returns seconds"
     )
+
+
+def as_retry_in(prefix: str, value: Any) -> Any:
+    """The function of a ``retry_in`` that is given as seconds, or as a timedelta; anything else as it is. ``prefix``:
+    the beginning of a message.
+
+    Raises:
+        ConfigError: a wrong length of time.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | timedelta):
+        return value
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if not 0 <= seconds <= MAX_TIME:
+        raise ConfigError(
+            f"{prefix}retry_in={value!r:.100} must be seconds, or a timedelta, of 0 or more, and under 272 years"
+        )
+    return lambda _retry_count: seconds
 
 
 def _takes(function: Callable[..., Any], count: int) -> bool:

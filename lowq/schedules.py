@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from difflib import get_close_matches
 from functools import lru_cache
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Any, Literal, Self, TypeAlias, get_args
 from urllib.parse import quote, unquote
 from zoneinfo import ZoneInfo, available_timezones
@@ -26,6 +26,7 @@ from cronsim import CronSim
 
 from lowq.codec import MAX_TIME
 from lowq.errors import ConfigError
+from lowq.store import untrusted
 
 #: Which of the ticks that were missed are performed: the latest, all, or none.
 Missed: TypeAlias = Literal["one", "all", "skip"]
@@ -35,6 +36,8 @@ MISSED: tuple[Missed, ...] = get_args(Missed)
 GRACE_SECONDS = 60.0
 #: Ticks of one push, with ``missed="all"``.
 TICKS_TOGETHER = 500
+#: Missed ticks that are counted of one stretch of time.
+MOST_COUNTED = 10_000
 #: The most characters of a name.
 MAX_NAME = 128
 #: The least and the most seconds between two ticks.
@@ -105,6 +108,10 @@ class Schedule:
         latest = self.latest(since, now)
         return ([] if latest is None else [latest]), max(now, since)
 
+    def count(self, since: float, until: float) -> int:
+        """The number of ticks after ``since`` and until ``until``, ``MOST_COUNTED`` at most."""
+        return sum(1 for _ in islice(takewhile(until.__ge__, self.after(since)), MOST_COUNTED)) if until > since else 0
+
     def shown(self) -> dict[str, Any]:
         """Its fields in Redis, besides the name."""
         return {"at": self.at, "tz": self.tz, "missed": self.missed}
@@ -120,8 +127,9 @@ class Schedule:
 
 
 def grace_of(lease_ttl: float) -> float:
-    """Seconds that a tick may be late under ``missed="skip"``: at least the time that another node needs to take
-    over."""
+    """Seconds after which a tick counts as missed, and is skipped under ``missed="skip"``: at least the time that
+    another node needs to take over.
+    """
     return max(GRACE_SECONDS, 2 * lease_ttl)
 
 
@@ -318,6 +326,8 @@ class Record:
     unknown_since: float | None = None
     #: The number of changes. No two states of a record are equal, so late calls are refused.
     version: int = 1
+    #: How many ticks came when nobody could push them in time.
+    missed: int = 0
 
     def schedule(self, name: str) -> Schedule | None:
         """The schedule of this record; None: this version can't read it."""
@@ -336,6 +346,7 @@ class Record:
             "paused_at": self.paused_at,
             "paused_by": self.paused_by or None,
             "unknown_since": self.unknown_since,
+            "missed": self.missed or None,
             "version": self.version,
         }
         text = json.dumps({name: value for name, value in values.items() if value is not None}, separators=(",", ":"))
@@ -358,7 +369,10 @@ class Record:
             return None
         if not isinstance(table, dict) or not isinstance(paused_by, str) or not isinstance(version, int):
             return None
-        return cls(table, settled, others["last"], others["paused_at"], paused_by, others["unknown_since"], version)
+        missed = untrusted.whole(values.get("missed"), 0) or 0
+        return cls(
+            table, settled, others["last"], others["paused_at"], paused_by, others["unknown_since"], version, missed
+        )
 
 
 def _moment(value: object) -> float:

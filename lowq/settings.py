@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
@@ -16,6 +17,8 @@ from lowq import drivers
 from lowq.codec import dump_payload, load_payload
 from lowq.codec.payloads import dump_error, format_error
 from lowq.errors import ConfigError
+from lowq.guesses import SETTINGS as GUESSES
+from lowq.guesses import hint_for
 from lowq.logs import get_log
 from lowq.observe.callbacks import Listener
 from lowq.observe.sinks import Transport, parse_address
@@ -24,6 +27,7 @@ from lowq.retry import (
     BuryOn,
     ReleaseOn,
     RetryIn,
+    as_retry_in,
     check_apart,
     checked_bury_on,
     checked_release_on,
@@ -49,11 +53,13 @@ _URL_SCHEMES = (
 
 
 def _check_url(prefix: str, name: str, value: Any) -> Any:
-    if not isinstance(value, str) or value.partition("://")[0] not in _URL_SCHEMES or "://" not in value:
+    scheme, mark, _ = value.partition("://") if isinstance(value, str) else ("", "", "")
+    if not mark or re.sub("^valkey", "redis", scheme) not in _URL_SCHEMES:
         shown = re.sub(r"(?<=//).*@|\?.*", "", value) if isinstance(value, str) else value  # without a password
         raise ConfigError(
             f"{prefix}{name}={shown!r} is not a URL that lowq knows; it begins with one of "
-            + ", ".join(f"{scheme}://" for scheme in _URL_SCHEMES)
+            + ", ".join(f"{known}://" for known in _URL_SCHEMES)
+            + "; valkey and valkeys mean the same as redis and rediss"
         )
     return value
 
@@ -101,18 +107,28 @@ _CALLABLES = kind("a list of callables", lambda value: _is_list(value) and all(m
 
 
 def _check_retry_in(prefix: str, _name: str, value: Any) -> Any:
-    if value is not None:
-        checked_retry_in(prefix, value)
-    return value
+    function = as_retry_in(prefix, value)
+    if function is not None:
+        checked_retry_in(prefix, function)
+    return function
 
 
 if TYPE_CHECKING:
+
+    class Seconds:
+        """Given in seconds or as a timedelta, and read in seconds."""
+
+        def __get__(self, instance: object, owner: object) -> float: ...
+        def __set__(self, instance: object, value: float | timedelta) -> None: ...
 
     class Callables:
         """Given as any sequence, and read as a list."""
 
         def __get__(self, instance: object, owner: object) -> list[Callable[..., Any]]: ...
         def __set__(self, instance: object, value: Sequence[Callable[..., Any]]) -> None: ...
+
+else:
+    Seconds = float
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +159,8 @@ class _Setting(Option):
         if isinstance(value, str) and self.kind.read is not None:
             with suppress(ValueError):  # it stays a text, and is refused
                 value = self.kind.read(value)
+        if self.unit == "seconds" and isinstance(value, timedelta):
+            value = value.total_seconds()
         return self.kind.check("", name or self.name, value)
 
 
@@ -162,10 +180,12 @@ _OF_THE_DASHBOARD = {
     f"LOWQ_WEB_{name}"
     for name in ("USER", "PASSWORD", "READ_USER", "READ_PASSWORD", "REDACT", "ORIGINS", "HOSTS", "USERS")
 }
+#: Of `lowq run` and `lowq ready`, and what `lowq consume` tells a command.
+_OF_COMMANDS = {"LOWQ_HEALTH", "LOWQ_ID", "LOWQ_QUEUE", "LOWQ_RETRY_COUNT"}
 
 
 def _warn_of_unknown_variables() -> None:
-    known = {declared.variable for declared in SETTINGS.values()} | _OF_THE_DASHBOARD
+    known = {declared.variable for declared in SETTINGS.values()} | _OF_THE_DASHBOARD | _OF_COMMANDS
     for variable in os.environ:
         if variable.startswith("LOWQ_") and variable not in known:
             near = get_close_matches(variable, known, 1)
@@ -198,9 +218,9 @@ class Config(_Declared):
         default="lowq",
         unit="text",
     )
-    poll_interval: float = setting(
+    poll_interval: Seconds = setting(
         number(above=0),
-        "how often an idle node looks for work, in case a wake-up was lost",
+        "how often idle shards are asked for work while [wake-ups get lost](guarantees.md#wake-ups-that-get-lost)",
         default=1.0,
         unit="seconds",
     )
@@ -217,25 +237,25 @@ class Config(_Declared):
         default=5,
         unit="connections",
     )
-    pool_timeout: float = setting(
+    pool_timeout: Seconds = setting(
         number(above=0), "how long a producer waits for a free connection", default=5.0, unit="seconds"
     )
-    push_timeout: float = setting(
+    push_timeout: Seconds = setting(
         number(above=0),
         "how long a push waits for Redis [without an answer](producing.md#when-a-push-fails), repeats "
         "included",
         default=5.0, unit="seconds",
     )  # fmt: skip
-    durability_timeout: float = setting(
+    durability_timeout: Seconds = setting(
         number(above=0),
         "how long a push with a [`durability`](producing.md#what-a-push-waits-for) waits for a replica or the "
         "disk, once Redis has answered",
         default=5.0, unit="seconds",
     )  # fmt: skip
-    lease_ttl: float = setting(
+    lease_ttl: Seconds = setting(
         number(least=0.1), "after this the shards of a dead node go to another", default=15.0, unit="seconds"
     )
-    shutdown_timeout: float = setting(
+    shutdown_timeout: Seconds = setting(
         number(least=0),
         "how long a stopping node waits for what it performs. What the application does at the end of the "
         "process has no longer either",
@@ -243,7 +263,7 @@ class Config(_Declared):
     )  # fmt: skip
     warn_after: float | None = setting(
         number(least=0, optional=True),
-        "a batch that runs for so long is [named in the log](inside-perform.md#time-limits), again after "
+        "a batch that runs for so long is [named in the log](failures.md#time-limits), again after "
         "twice that time, and so on; `0` or `None`: never",
         default=60.0, unit="seconds",
     )  # fmt: skip
@@ -262,7 +282,7 @@ class Config(_Declared):
     )  # fmt: skip
     graphite: str | None = setting(
         _address(GRAPHITE_TRANSPORTS),
-        "where nodes and consumers [send their figures](operations.md#graphite-and-statsd): `host:port`, "
+        "where nodes and consumers [send their figures](monitoring.md#graphite-and-statsd): `host:port`, "
         "`udp://host:port`",
         default=None, unit="address",
     )  # fmt: skip
@@ -277,10 +297,17 @@ class Config(_Declared):
         default=None,
         unit="text",
     )
-    server_middlewares: "Callables" = setting(_CALLABLES, "[around each batch](middlewares.md) in a node", default=())
-    client_middlewares: "Callables" = setting(_CALLABLES, "[around each push](middlewares.md)", default=())
+    outbox: str | None = setting(
+        _text(r"[\w+-]+://.+|[\w-]+", "the URL of a database, or its name in Django", optional=True),
+        "the database whose [outbox](outbox.md#the-relay) nodes relay: its URL, or the name that Django knows it by",
+        default=None, unit="URL",
+    )  # fmt: skip
+    server_middlewares: "Callables" = setting(
+        _CALLABLES, "[around each batch](extending.md#middlewares) in a node", default=()
+    )
+    client_middlewares: "Callables" = setting(_CALLABLES, "[around each push](extending.md#middlewares)", default=())
     on_job_event: Listener | None = setting(
-        LISTENER, "called with [every event](events.md) of jobs in this process", default=None
+        LISTENER, "called with [every event](monitoring.md#events) of jobs in this process", default=None
     )
     on_server_init: Callable[[], object] = setting(
         _CALLABLE, "called in a node before its threads start", default=_do_nothing, shown="does nothing"
@@ -317,19 +344,19 @@ class Config(_Declared):
     )
     scheduler: str = setting(
         driver("scheduler"),
-        "what makes schedulers: `lag`, `seq`, or a [driver](drivers.md)",
+        "what makes schedulers: `lag`, `seq`, or a [driver](extending.md#drivers)",
         default="lag",
         unit="name",
     )
     splitter: str = setting(
         driver("splitter"),
-        "what makes splitters: `balanced`, `default`, or a [driver](drivers.md)",
+        "what makes splitters: `balanced`, `default`, or a [driver](extending.md#drivers)",
         default="balanced",
         unit="name",
     )
     codec: str = setting(
         driver("codec"),
-        "what `dump_payload` and `load_payload` are taken from: `json`, or a [driver](drivers.md)",
+        "what `dump_payload` and `load_payload` are taken from: `json`, or a [driver](extending.md#drivers)",
         default="json",
         unit="name",
     )
@@ -380,8 +407,8 @@ class Config(_Declared):
 
     def _set(self, name: str, value: Any) -> None:
         if name not in SETTINGS:
-            near = get_close_matches(name, SETTINGS, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"settings are {', '.join(SETTINGS)}"
+            near = next(iter(get_close_matches(name, SETTINGS, 1)), None)
+            hint = hint_for(GUESSES, name, SETTINGS, near, "settings are")
             raise ConfigError(f"unknown setting {name!r}; {hint}")
         if self._frozen:
             raise ConfigError(
@@ -400,6 +427,13 @@ class Config(_Declared):
     if not TYPE_CHECKING:
         # Hidden from type checkers, which would accept every misspelt setting.
         __setattr__ = _set
+
+    @property
+    def renewal_interval(self) -> float:
+        """Seconds between two renewals of a lease. They also find work whose wake-up was lost, so a long lease does not
+        make them rarer than five intervals of `poll_interval`.
+        """
+        return min(self.lease_ttl / 3, 5 * self.poll_interval)
 
     def freeze(self) -> None:
         """Forbids changes: a connection that was made would not follow."""

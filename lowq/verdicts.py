@@ -10,8 +10,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from lowq.codec.payloads import cut_error, dump_text
-from lowq.errors import LeaseLost, RedisUnavailable, TimeLimitExceeded
+from lowq.errors import JobCancelled, LeaseLost, LowqError, RedisUnavailable, TimeLimitExceeded
 from lowq.logs import describe, get_log, printable
+from lowq.options import MergeFunction
 from lowq.retry import is_exhausted
 from lowq.settings import Config
 from lowq.shards.delivery import Delivery, Failure, Report, Undecodable
@@ -105,7 +106,7 @@ def is_failure(error: BaseException) -> bool:
     if issubclass(type(error), BaseExceptionGroup):
         group: Any = error
         return all(is_failure(one) or issubclass(type(one), STOPS) for one in group.exceptions)
-    return issubclass(type(error), Exception | TimeLimitExceeded)
+    return issubclass(type(error), Exception | TimeLimitExceeded | JobCancelled)
 
 
 def error_bytes(remarks: Remarks, error: BaseException | str, config: Config) -> bytes:
@@ -158,6 +159,18 @@ async def bury_undecodable(
     hooks.log()
     if hooks.stop is not None:
         raise hooks.stop
+
+
+def merged(merge: MergeFunction, payloads: list[Any]) -> list[Any]:
+    """Applies a merge function to the payloads of an id, oldest first.
+
+    Raises:
+        LowqError: the result is no list. Any exception of the function.
+    """
+    result: object = merge(list(payloads))
+    if not isinstance(result, list):
+        raise LowqError(f"merge={merge!r:.100} gave {result!r:.100}; it must return the list of payloads to hand over")
+    return result
 
 
 def log_lost(shard: Shard) -> None:

@@ -1,8 +1,3 @@
-"""The version that this package was installed as."""
+"""The version of this package. What is built from the repository has it from here."""
 
-from importlib.metadata import PackageNotFoundError, version
-
-try:
-    VERSION = version("lowq")
-except PackageNotFoundError:  # run from a source tree that was never installed
-    VERSION = "0.0.0"
+VERSION = "0.1.0"

@@ -1,18 +1,20 @@
 """The worker: its base class, and what a class that was decorated says of itself."""
 
 import inspect
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, Unpack, overload
 
+from lowq.clock import seconds_of
 from lowq.codec.types import PayloadType
 from lowq.coroutines import in_own_thread
 from lowq.errors import ConfigError, JobError
-from lowq.job import Job, JobDict, JobId, JobOptions, Jobs, P, Untyped, new_job
-from lowq.limits import Limit
+from lowq.guesses import PUSHES, add_guesses
+from lowq.job import AnyJobs, Job, JobDict, JobId, JobOptions, Jobs, P, Untyped, new_job
+from lowq.limits import LimitRule
 from lowq.observe.callbacks import Listener
-from lowq.options import WORKER_OPTIONS, QueueOptions, seconds_of
+from lowq.options import WORKER_OPTIONS, OnPush, QueueOptions
 from lowq.queue import Queue
 from lowq.retry import BuryOn, ReleaseOn, default_retry_in
 from lowq.schedules import Schedule
@@ -73,14 +75,16 @@ class Worker(Generic[P]):
     #: These two are as of `WorkerKeywords`. Any, as a type checker would bind a function like a method.
     merge: ClassVar[Any]
     score: ClassVar[Any]
+    on_push: ClassVar[OnPush | None]
     debounce: ClassVar[float | timedelta | None]
     max_wait: ClassVar[float | timedelta | None]
     morgue_ttl: ClassVar[float | timedelta | None]
     morgue_max: ClassVar[int | None]
+    keep_finished: ClassVar[float | timedelta | None]
     durability: ClassVar[Durability]
     bury_on: ClassVar[BuryOn | None]
     release_on: ClassVar[ReleaseOn | None]
-    limit: ClassVar[Limit | Sequence[Limit] | None]
+    limit: ClassVar[LimitRule | Sequence[LimitRule] | None]
     # No ClassVar: type checkers would refuse a static method in its place.
     on_event: Listener | None
     driver: ClassVar[str | None]
@@ -96,7 +100,7 @@ class Worker(Generic[P]):
     #: ``bury_on`` and ``release_on``.
     _by_error: ClassVar[tuple[BuryOn | None, dict[type[BaseException], float] | None]] = (None, None)
     #: ``limit``.
-    _limits: ClassVar[tuple[Limit, ...]] = ()
+    _limits: ClassVar[tuple[LimitRule, ...]] = ()
     #: Whether ``retry_in`` takes the error.
     _retry_in_takes_error: ClassVar[bool] = True
     #: The method that performs: "perform" or "perform_one".
@@ -131,9 +135,10 @@ class Worker(Generic[P]):
         """
 
     # So type checkers accept overrides with retry_count alone, and with (retry_count, error).
-    def retry_in(self, retry_count: int, *_error: Any, **_named: Any) -> float:
-        """Seconds until retry number ``retry_count``, counted from 0. Write ``def retry_in(self, retry_count, error)``,
-        or without ``error``: the exception of the handler, or the text that it gave ``lowq.current().fail``.
+    def retry_in(self, retry_count: int, *_error: Any, **_named: Any) -> float | timedelta:
+        """Seconds, or a timedelta, until retry number ``retry_count``, counted from 0. Write ``def retry_in(self,
+        retry_count, error)``, or without ``error``: the exception of the handler, or the text that it gave
+        ``lowq.current().fail``.
         """
         return default_retry_in(retry_count)
 
@@ -159,7 +164,7 @@ class Worker(Generic[P]):
         `perform_async` pushes many jobs at once.
 
         Raises:
-            As `perform_async`.
+            LowqError: as `perform_async`.
         """
         _check_id(cls, job_id)
         job: Any = new_job(job_id, payload, options)
@@ -187,6 +192,7 @@ class Worker(Generic[P]):
         cls,
         jobs: JobDict[P],
         *,
+        on_progress: Callable[[int], object] | None = None,
         timeout: float | timedelta | None = None,
         durability: Durability | None = None,
     ) -> int: ...
@@ -196,6 +202,7 @@ class Worker(Generic[P]):
         cls,
         jobs: Iterable[JobDict[P]],
         *,
+        on_progress: Callable[[int], object] | None = None,
         timeout: float | timedelta | None = None,
         durability: Durability | None = None,
     ) -> int: ...
@@ -205,20 +212,24 @@ class Worker(Generic[P]):
         cls: "type[Worker[Untyped]]",
         jobs: Jobs,
         *,
+        on_progress: Callable[[int], object] | None = None,
         timeout: float | timedelta | None = None,
         durability: Durability | None = None,
     ) -> int: ...
     @classmethod
     def perform_async(
-        cls, jobs: Any, *, timeout: float | timedelta | None = None, durability: Durability | None = None
-    ) -> int:
-        """Pushes one job or any iterable of jobs; returns the number of payloads accepted. ``timeout`` and
-        ``durability`` are as of `Queue.push`.
+        cls, jobs: Any, *, on_progress: Callable[[int], object] | None = None,
+        timeout: float | timedelta | None = None, durability: Durability | None = None,
+    ) -> int:  # fmt: skip
+        """Pushes one job or any iterable of jobs, streamed in chunks; returns the number of payloads accepted.
+        ``on_progress``, ``timeout`` and ``durability`` are as of `Queue.push`.
 
         Raises:
-            As `Queue.push`.
+            LowqError: as `Queue.push`.
         """
         _check_jobs(cls, jobs)
+        if on_progress is not None:
+            return cls.queue.push(jobs, on_progress, timeout=timeout, durability=durability)
         return cls.queue.push(jobs, timeout=timeout, durability=durability)
 
     @overload
@@ -227,6 +238,7 @@ class Worker(Generic[P]):
         cls,
         jobs: JobDict[P],
         *,
+        on_progress: Callable[[int], object] | None = None,
         timeout: float | timedelta | None = None,
         durability: Durability | None = None,
     ) -> int: ...
@@ -234,8 +246,9 @@ class Worker(Generic[P]):
     @classmethod
     async def aperform_async(
         cls,
-        jobs: Iterable[JobDict[P]],
+        jobs: Iterable[JobDict[P]] | AsyncIterable[JobDict[P]],
         *,
+        on_progress: Callable[[int], object] | None = None,
         timeout: float | timedelta | None = None,
         durability: Durability | None = None,
     ) -> int: ...
@@ -243,38 +256,51 @@ class Worker(Generic[P]):
     @classmethod
     async def aperform_async(
         cls: "type[Worker[Untyped]]",
-        jobs: Jobs,
+        jobs: AnyJobs,
         *,
+        on_progress: Callable[[int], object] | None = None,
         timeout: float | timedelta | None = None,
         durability: Durability | None = None,
     ) -> int: ...
     @classmethod
     async def aperform_async(
-        cls, jobs: Any, *, timeout: float | timedelta | None = None, durability: Durability | None = None
-    ) -> int:
-        """``perform_async`` from async code. Small pushes of coroutines that meet leave together in one write.
+        cls, jobs: Any, *, on_progress: Callable[[int], object] | None = None,
+        timeout: float | timedelta | None = None, durability: Durability | None = None,
+    ) -> int:  # fmt: skip
+        """``perform_async`` from async code, also of an async iterable, as `Queue.apush`. Small pushes of coroutines
+        that meet leave together in one write. ``on_progress`` may be called in another thread.
 
         When it is cancelled before its jobs were sent, nothing is written; otherwise they may be in.
 
         Raises:
-            As `perform_async`.
+            LowqError: as `perform_async`.
         """
         if getattr(cls.perform_async, "__func__", None) is not Worker.perform_async.__func__:  # type: ignore[attr-defined]  # a class method
             # The worker has overridden it, and may do something of its own there.
-            own = partial(cls.perform_async, jobs, **_given(timeout, durability))
+            if isinstance(jobs, AsyncIterable):
+                raise JobError(
+                    f"{cls.__name__} has a perform_async of its own, which can't read an async iterable: write an "
+                    "aperform_async beside it, too"
+                )
+            own = partial(cls.perform_async, jobs, **_given(timeout, durability, on_progress))
             return await in_own_thread(own)
         _check_jobs(cls, jobs)
+        if on_progress is not None:
+            return await cls.queue.apush(jobs, on_progress, timeout=timeout, durability=durability)
         return await cls.queue.apush(jobs, timeout=timeout, durability=durability)
 
 
 for _name, _option in WORKER_OPTIONS.items():
-    if _name != "queue_name":  # which is that of the class
+    if _name not in ("queue_name", "retry_in"):  # that of the class, and a method
         setattr(Worker, _name, _option.default)
 
 
-def _given(timeout: float | timedelta | None, durability: Durability | None) -> dict[str, Any]:
-    """Those that are not None: an override of `Worker.perform_async` may take neither."""
-    given = {"timeout": timeout, "durability": durability}
+add_guesses(Worker, PUSHES, many="perform_async")
+
+
+def _given(timeout: float | timedelta | None, durability: Durability | None, on_progress: Any = None) -> dict[str, Any]:
+    """Those that are not None: an override of `Worker.perform_async` may take none of them."""
+    given = {"timeout": timeout, "durability": durability, "on_progress": on_progress}
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -316,7 +342,7 @@ def time_limits_of(worker: type) -> tuple[float | None, float | None]:
     return seconds_of(getattr(worker, "time_limit", None)), seconds_of(getattr(worker, "ttr", None))
 
 
-def limits_of(worker: type[Worker[Any]]) -> tuple[Limit, ...]:
+def limits_of(worker: type[Worker[Any]]) -> tuple[LimitRule, ...]:
     """Its limits over all nodes."""
     return worker._limits
 

@@ -1,7 +1,7 @@
 """Batches that have to end in time, as pushes of their handlers see them."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from lowq.store import caller_limit
@@ -12,6 +12,8 @@ class Batch:
 
     def __init__(self, seconds: float) -> None:
         self.seconds: float | None = seconds
+        self.thread = 0
+        self.at_end: dict[object, Callable[[], object]] = {}
 
     @property
     def deadline(self) -> float | None:

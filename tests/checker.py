@@ -22,6 +22,7 @@ excess      handed over again, though it was neither in flight at a fault nor wi
             returned before its time limit
 hasty       never taken, as if it had expired, though something behind it in its id was taken before it did
 stale       taken from Redis after it had expired
+revived     handed over again after it was cancelled, waiting or in flight, and not pushed since
 late ack    Redis took a consumer's acknowledgement of what it had handed over again before: another's job ended with it
 ==========  =================================================================================================
 
@@ -86,6 +87,9 @@ class Report:
     lapsed: bool = False
     #: Payloads with a ttl that were accepted, and neither performed nor buried.
     expired: int = 0
+    #: The same of ids that were cancelled after these were pushed.
+    cancelled: int = 0
+    revived: list[str] = field(default_factory=list)
 
     @property
     def out_of_order(self) -> int:
@@ -95,7 +99,7 @@ class Report:
     def problems(self) -> list[str]:
         return [
             *self.unexcused, *self.unknown, *self.overlaps, *self.fences, *self.steps_back, *self.returned,
-            *self.excess, *self.hasty, *self.stale, *self.late_acks,
+            *self.excess, *self.hasty, *self.stale, *self.late_acks, *self.revived,
         ]  # fmt: skip
 
 
@@ -121,12 +125,15 @@ def check(
         for version in versions
     }
     report.performed = len(finished)
-    expiring, expired = set(expiring), set()
+    expiring, expired, cancels = set(expiring), set(), _cancels(events)
     shards = {job_id: perform.shard for perform in performs for job_id in perform.jobs}
     for job_id, version in sorted(pushes.accepted.keys() - finished - set(buried)):
         if job_id in expiring:
             report.expired += 1
             expired.add((job_id, version))
+            continue
+        if any(pushes.attempts[job_id, version][-1] <= end for _, end in cancels.get(job_id, ())):
+            report.cancelled += 1
             continue
         report.lost.append(f"id {job_id}: version {version} was accepted, never performed, and is not buried")
         if not faults.may_lack(shards.get(job_id), pushes.accepted[job_id, version]):
@@ -147,6 +154,7 @@ def check(
         for epoch in faults.epochs(those):
             _check_order(job_id, epoch, pushes, report)
         _check_returned(job_id, those, pushes, acknowledged, faults, report)
+        _check_revived(job_id, those, pushes, cancels.get(job_id, ()), faults, report)
     _check_repeats(judged, pushes, faults, report)
     return report
 
@@ -179,12 +187,14 @@ class _Pushes:
                     self.score[key] = min(score, self.score.get(key, math.inf))
 
     def may_have_arrived_after(self, key: Key, at: float) -> bool:
-        """Whether a push of it was under way then, or began later. Never of one without a score: its producer pushes
-        the next ones of its id when it has been accepted.
-        """
-        if key in self.order:
-            return False
+        """Whether a push of it was under way then, or began later."""
         return self.accepted.get(key, math.inf) > at or self.attempts[key][-1] > at
+
+    def may_be_late(self, key: Key, at: float) -> bool:
+        """The same where its order counts. Never of one without a score: its producer pushes the next ones of its id
+        when it has been accepted.
+        """
+        return key not in self.order and self.may_have_arrived_after(key, at)
 
 
 class _Faults:
@@ -302,7 +312,7 @@ def _check_overlaps(performs: Sequence[Perform], faults: _Faults, report: Report
                 report.fenced.append((perform, known))
             continue
         for other in running[shard]:
-            if perform.by_hand and other.fence == perform.fence and not perform.jobs.keys() & other.jobs.keys():
+            if perform.by_hand and other.pid == perform.pid and not perform.jobs.keys() & other.jobs.keys():
                 continue
             if other.until <= perform.start:
                 report.fenced.append((other, perform))
@@ -398,7 +408,7 @@ def _check_order(job_id: str, performs: Sequence[Perform], pushes: _Pushes, repo
                     arrivals[version] += 1  # a push that was given up may be carried out late, and is pushed again
                     continue
                 report.steps_back.append(f"id {job_id}: {perform} was given {version} again, after newer ones")
-            elif score < top and not pushes.may_have_arrived_after(key, top_at):
+            elif score < top and not pushes.may_be_late(key, top_at):
                 report.steps_back.append(f"id {job_id}: {perform} was given {version} after a higher score, {top:g}")
         in_flight = set(versions) | (in_flight if in_flight.intersection(again) else set())
         began.update(dict.fromkeys(versions, perform.start))
@@ -507,6 +517,51 @@ def _check_repeats(performs: Sequence[Perform], pushes: _Pushes, faults: _Faults
     report.repeated_work = max((sum(parts.values()) for parts in repeated_work.values()), default=0.0)
 
 
+def _cancels(events: Iterable[Event]) -> dict[str, list[tuple[float, float]]]:
+    """Id -> when each call that cancelled it began, the first time, and when it returned; inf: it never did."""
+    begun: dict[str, tuple[float, Sequence[str]]] = {}
+    ended: dict[str, float] = {}
+    for event in events:
+        if event["event"] == "cancelling":
+            begun.setdefault(event["cancel"], (event["at"], event["ids"]))
+        elif event["event"] == "cancelled":
+            ended[event["cancel"]] = event["at"]
+    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for cancel, (at, ids) in begun.items():
+        for job_id in ids:
+            found[job_id].append((at, ended.get(cancel, math.inf)))
+    return found
+
+
+def _check_revived(
+    job_id: str,
+    performs: Sequence[Perform],
+    pushes: _Pushes,
+    cancels: Iterable[tuple[float, float]],
+    faults: _Faults,
+    report: Report,
+) -> None:
+    """What was in flight at a cancel goes on or begins once more, by whoever has it in hand, and never after that."""
+    for begin, end in cancels:
+        handed: dict[int, Perform] = {}
+        for perform in performs:
+            for version in perform.jobs[job_id]:
+                key = job_id, version
+                if perform.end <= end or key not in pushes.accepted or pushes.may_have_arrived_after(key, begin):
+                    continue
+                first = handed.setdefault(version, perform)
+                if first is perform or perform.start < first.end or min(first.until, first.limit) <= perform.start:
+                    continue
+                is_excused = faults.cut_off(first.pid, first.start, first.end) or faults.forgotten(
+                    first.shard, begin, perform.start
+                )
+                if not is_excused:
+                    report.revived.append(
+                        f"id {job_id}: version {version} was cancelled at {begin:.3f}, during {first} or before, and "
+                        f"handed over again to {perform}"
+                    )
+
+
 def _signs_of_life(performs: Iterable[Perform]) -> dict[tuple[int, int], float]:
     """(shard, fence) -> when its owner last began or ended to perform something of it."""
     found: dict[tuple[int, int], float] = {}
@@ -524,9 +579,8 @@ def _may_come_again(
     """
     if earlier.end > earlier.until - UNACKED or earlier.end >= earlier.limit - MOMENT:
         return True
-    # A lease that nobody could renew may also run out a moment later, and be resumed under its fence.
-    resumed = again.fence == earlier.fence
-    begin = earlier.start - UNACKED if resumed else earlier.start
+    # A lease that nobody could renew may also run out a moment later, and be resumed.
+    begin = earlier.start - UNACKED if again.pid == earlier.pid else earlier.start
     if faults.cut_off(earlier.pid, begin, earlier.end + UNACKED) or faults.lapsed(again.shard, again.start):
         return True
     gone_at, in_good_order = faults.gone.get(earlier.pid, (math.inf, False))
@@ -557,6 +611,31 @@ def check_concurrency(events: Sequence[Event], most: int | None, apart: Collecti
         ]
         if most is not None and len(known) > most:
             found.append(f"{len(known)} batches at a time, where {most} are allowed: {', '.join(map(str, known))}")
+    return found
+
+
+def check_calls(events: Sequence[Event], most: int | None) -> list[str]:
+    """Where more calls ran at a time than the limit around them allows, but for those whose process may have been cut
+    off from Redis, or whose permits it has lost. None: there is no limit.
+    """
+    faults, found, running = _Faults(events), [], dict[str, Event]()
+    for event in events if most is not None else ():
+        at = event["at"]
+        if event["event"] == "called":
+            running.pop(event["call"], None)
+        elif event["event"] == "gone":
+            running = {name: call for name, call in running.items() if call["pid"] != event["gone"]}
+        elif event["event"] == "calling":
+            running[event["call"]] = event
+            known = [
+                name
+                for name, call in running.items()
+                if (call["until"] or math.inf) > at
+                and not faults.cut_off(call["pid"], call["at"], at)
+                and not any(lapse.begin <= at and lapse.end >= call["at"] for lapse in faults.lapses)
+            ]
+            if most is not None and len(known) > most:
+                found.append(f"{len(known)} calls at {at:.3f}, where {most} are allowed: {', '.join(known)}")
     return found
 
 

@@ -3,6 +3,8 @@
 import os
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import pytest
 import redis
@@ -10,6 +12,9 @@ from hypothesis import HealthCheck, settings
 
 from tests.redis_server import RedisServer, RedisServerError
 from tests.waiting import PATIENCE
+
+if TYPE_CHECKING:
+    from tests.postgres_server import PostgresServer
 
 # No deadline, and no limit for making examples: on a busy machine either may take long once. Function-scoped fixtures
 # are fine as the tests that combine them with @given use names of their own for every example.
@@ -30,7 +35,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         assert isinstance(item, pytest.Function)
         params = item.callspec.params if hasattr(item, "callspec") else {}
-        if "redis_server" in item.fixturenames or params.get("store_url") == "redis":
+        of_its_own = item.nodeid.startswith("tests/processes/store/")
+        if of_its_own or "redis_server" in item.fixturenames or params.get("store_url") == "redis":
             item.add_marker(pytest.mark.redis)
 
 
@@ -66,6 +72,32 @@ def redis_url(redis_server: RedisServer) -> str:
             redis_server.kill()
             redis_server.start()
     return redis_server.url
+
+
+@contextmanager
+def _postgres_server() -> "Iterator[PostgresServer]":
+    from tests.postgres_server import PostgresServer, PostgresUnavailable  # here: most tests do without its driver
+
+    try:
+        server = PostgresServer()
+    except PostgresUnavailable as error:
+        pytest.skip(str(error))
+    with server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres() -> "Iterator[PostgresServer]":
+    """The PostgreSQL that the tests of one test process share: who uses its database empties it."""
+    with _postgres_server() as server:
+        yield server
+
+
+@pytest.fixture
+def own_postgres() -> "Iterator[PostgresServer]":
+    """A PostgreSQL of the test's own, which it may kill."""
+    with _postgres_server() as server:
+        yield server
 
 
 @pytest.fixture(params=["memory", "redis"])

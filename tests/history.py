@@ -20,6 +20,10 @@ taken      sent: when the take was sent, monotonic; jobs: {id: [version, ...]} t
            payloads expire
 acked      shard, ids: Redis has confirmed that this process is done with what it last performed of them; perform: or
            with what it was given in that one, by a consumer, which may have begun with more of the id since
+calling    call (its name); limit: the name of the limit around it; until: when its permit may be another's, or null
+called     call: it has ended
+cancelling cancel (its name), ids; written before the call, and again when that is repeated
+cancelled  cancel: the call has returned
 gone       gone: the id of a process that ended; code: its exit code, negative for a signal
 frozen     frozen: the id of a process that is about to be stopped for a while (SIGSTOP, or a handler with the GIL);
            in_call: its only thread that performs waits for Redis then, so it is about to perform nothing
@@ -109,6 +113,24 @@ class History:
     def acked(self, shard: int, ids: Sequence[str], perform: str | None = None) -> None:
         """Redis has confirmed that what this process performed last of these ids is finished, or what that one did."""
         self.write("acked", shard=shard, ids=ids, perform=perform)
+
+    @contextmanager
+    def calling(self, limit: str, until: float | None = None) -> Iterator[None]:
+        """Around a call that a limit over all processes has let in."""
+        call = f"{os.getpid()}-{next(_numbers)}"
+        self.write("calling", call=call, limit=limit, until=until)
+        try:
+            yield
+        finally:
+            self.write("called", call=call)
+
+    def cancelling(self, cancel: str, ids: Sequence[str]) -> None:
+        """Somebody is about to cancel these, by a call that may be repeated."""
+        self.write("cancelling", cancel=cancel, ids=ids)
+
+    def cancelled(self, cancel: str) -> None:
+        """That has returned: nothing of them that was pushed before waits any more, or will."""
+        self.write("cancelled", cancel=cancel)
 
     def gone(self, pid: int, code: int | None = None) -> None:
         """The process has ended: what it performed ended then, at the latest."""

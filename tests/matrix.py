@@ -1,19 +1,25 @@
 """`make test-matrix`: the tests on every Python, redis-py, server, protocol and kind of connection that lowq supports.
 
+Each part runs the tests that could go another way there:
+
 | part | what is run | on what |
 |---|---|---|
-| python | unit, contract, integration | each Python, with the newest redis-py that lowq allows |
-| redis-py | the same | the oldest of these Pythons, with the oldest redis-py |
-| servers | contract, integration | each server of tests/servers.py, unpacked beside the installed one |
-| hiredis | contract, integration | without hiredis |
-| resp3 | contract, integration | with RESP3 |
+| python | all rules | each Python, with the newest redis-py that lowq allows |
+| processes | nodes and supervisors: signals, threads, event loops, forks | each Python |
+| redis-py | what talks to a server: the rules on a real one; clusters, sentinels, failovers | the oldest redis-py |
+| servers | the same | each server of tests/servers.py, unpacked beside the installed one |
+| hiredis | the same | without hiredis |
+| resp3 | the same | with RESP3 |
 | tls | push, nodes, wake-ups, command line | each server, with a certificate made by the test |
-| rights | producers, nodes, people | each server, as the users of docs/rights.md |
+| rights | producers, nodes, people | each server, as the users of docs/operations.md |
 
 It takes what this machine has: `python3.12` and the like on PATH, the versions of pyenv and of uv. Each gets a virtual
-environment of its own below `.matrix/`, made anew when pyproject.toml changes. All parts but the first run on the
-oldest Python. Without the tests marked slow, unless `-m` says so. What can't be had is named, and is no failure. The
-table at the end goes into docs/compatibility.md with `--publish`: rows of what was not run stay as they are.
+environment of its own below `.matrix/`, made anew when pyproject.toml changes. All parts but the first two run on the
+oldest Python. Without the tests marked slow, unless `-m` says so. What can't be had is named, and is no failure.
+
+With `--publish` each run that passed becomes a row of docs/compatibility.md as soon as it ends, and one that failed
+loses its row. Rows of what was not run stay, unless they are of tests that the part does not run any more. What has no
+row is named below the table.
 """
 
 import argparse
@@ -33,10 +39,18 @@ ROOT = Path(__file__).resolve().parents[1]
 #: The Pythons that should be there: the oldest supported one up to the newest released.
 EXPECTED = ("3.11", "3.12", "3.13", "3.14")
 OLDEST = (3, 11)
-TIERS = ("tests/rules", "tests/processes")
-CONNECTIONS = "tests/processes/store/test_connections.py"
-RIGHTS = "tests/processes/project/test_rights.py"
-PARTS = ("python", "redis-py", "servers", "hiredis", "resp3", "tls", "rights")
+#: What pytest is told besides: paths, and how to choose from them.
+TESTS: Mapping[str, Sequence[str]] = {
+    "python": ("tests/rules",),
+    "processes": ("tests/processes/node", "tests/processes/supervisor"),
+    **dict.fromkeys(
+        ("redis-py", "servers", "hiredis", "resp3"),
+        ("tests/rules", "tests/processes/store", "-m", "redis and not slow"),
+    ),
+    "tls": ("tests/processes/store/test_connections.py", "-k", "tls"),
+    "rights": ("tests/processes/project/test_rights.py",),
+}
+PARTS = tuple(TESTS)
 PAGE = ROOT / "docs" / "compatibility.md"
 COLUMNS = ("part", "Python", "redis-py", "server", "tests", "result", "on")
 
@@ -80,10 +94,10 @@ class Run:
 
     part: str
     environment: Environment
+    #: As of `TESTS`.
+    tests: Sequence[str]
     #: The server's program; empty: the installed one.
     server: str = ""
-    #: What pytest is told besides: paths, and how to choose from them.
-    tests: Sequence[str] = TIERS
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -148,18 +162,22 @@ def oldest_redis() -> str:
 def plan(parts: Sequence[str], interpreters: Sequence[Interpreter], servers: Sequence[str]) -> list[Run]:
     """What is to be run. ``servers``: programs of those besides the installed one."""
     oldest = Environment(interpreters[0])
-    everywhere = ("", *servers)
-    runs = {
-        "python": [Run("python", Environment(each), tests=TIERS) for each in interpreters],
-        "redis-py": [Run("redis-py", Environment(interpreters[0], oldest_redis()), tests=TIERS)],
-        "servers": [Run("servers", oldest, program) for program in servers],
-        # A folder whose hiredis can't be imported.
-        "hiredis": [Run("hiredis", oldest, variables={"PYTHONPATH": str(ROOT / "tests" / "without_hiredis")})],
-        "resp3": [Run("resp3", oldest, variables={"REDIS_PROTOCOL": "3"})],
-        "tls": [Run("tls", oldest, program, (CONNECTIONS, "-k", "tls")) for program in everywhere],
-        "rights": [Run("rights", oldest, program, (RIGHTS,)) for program in everywhere],
-    }
-    return [run for part in PARTS if part in parts for run in runs[part]]
+    # A folder whose hiredis can't be imported.
+    variables = {"hiredis": {"PYTHONPATH": str(ROOT / "tests" / "without_hiredis")}, "resp3": {"REDIS_PROTOCOL": "3"}}
+    runs = []
+    for part in (part for part in PARTS if part in parts):
+        environments = {
+            "python": [Environment(each) for each in interpreters],
+            "processes": [Environment(each) for each in interpreters],
+            "redis-py": [Environment(interpreters[0], oldest_redis())],
+        }
+        programs = {"servers": servers, "tls": ("", *servers), "rights": ("", *servers)}
+        runs += [
+            Run(part, environment, TESTS[part], program, variables.get(part, {}))
+            for environment in environments.get(part, [oldest])
+            for program in programs.get(part, [""])
+        ]
+    return runs
 
 
 def find_servers() -> tuple[list[str], list[str]]:
@@ -185,8 +203,10 @@ def prepare(environment: Environment) -> Path:
     if not stamp.exists() or stamp.stat().st_mtime < project.stat().st_mtime:
         print(f"installing lowq and its development tools into {folder.relative_to(ROOT)}", flush=True)
         subprocess.run([environment.interpreter.program, "-m", "venv", "--clear", folder], check=True)
-        pip = [str(python), "-m", "pip", "--disable-pip-version-check", "-qq", "install", "-e", ".[all,dev]"]
-        subprocess.run([*pip, environment.redis] if environment.redis else pip, cwd=ROOT, check=True)
+        pip = [str(python), "-m", "pip", "--disable-pip-version-check", "-qq", "install"]
+        subprocess.run([*pip, "--upgrade", "pip>=25.1"], cwd=ROOT, check=True)  # the first that knows groups
+        redis = [environment.redis] if environment.redis else []
+        subprocess.run([*pip, "-e", ".[all]", "--group", "dev", *redis], cwd=ROOT, check=True)
         stamp.touch()
     return python
 
@@ -215,15 +235,19 @@ def carry_out(run: Run, options: Sequence[str], more: Sequence[str]) -> Result:
     return Result(run, pytest.returncode == 0, last, redis, server)
 
 
+def shown(tests: Sequence[str]) -> str:
+    """What was run, as a row says it."""
+    return " ".join(word.removeprefix("tests/").removesuffix(".py") for word in tests)
+
+
 def row(result: Result, day: str) -> tuple[str, ...]:
     """The cells of a result."""
-    names = [word.removeprefix("tests/").removesuffix(".py").rpartition("/")[2] for word in result.run.tests]
     return (
         result.run.part,
         str(result.run.environment.interpreter),
         result.redis,
         result.server,
-        " ".join(names),
+        shown(result.run.tests),
         ("passed: " if result.passed else "FAILED: ") + re.sub(r" in [\d.]+s.*$", "", result.summary),
         day,
     )
@@ -235,15 +259,43 @@ def table(rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def published(page: str, rows: Sequence[Sequence[str]]) -> str:
-    """The page with these rows. One of the same part, on the same versions, is replaced; the others stay."""
-    between = re.compile(r"(<!-- versions tested: begin.*? -->\n).*?(<!-- versions tested: end -->)", re.DOTALL)
-    found = between.search(page)
+_TABLE = re.compile(r"(<!-- versions tested: begin.*? -->\n).*?(<!-- versions tested: end -->)", re.DOTALL)
+
+
+def rows_of(page: str) -> list[list[str]]:
+    """The cells of the table in the page."""
+    found = _TABLE.search(page)
     assert found is not None, f"{PAGE} has no place for the table"
-    old = [line.strip("| ").split(" | ") for line in found[0].splitlines() if line.startswith("| ")][2:]
-    kept = {tuple(cells[:5]): cells for cells in [*old, *map(list, rows)]}
-    ordered = sorted(kept.values(), key=lambda cells: PARTS.index(cells[0]))
-    return between.sub(lambda found: f"{found[1]}\n{table(ordered)}\n{found[2]}", page)
+    return [line.strip("| ").split(" | ") for line in found[0].splitlines() if line.startswith("| ")][2:]
+
+
+def published(page: str, rows: Sequence[Sequence[str]]) -> str:
+    """The page with those of these rows that passed. The others of the same part, on the same versions, go; so do rows
+    of tests that their part does not run any more.
+    """
+    kept = {tuple(cells[:5]): cells for cells in [*rows_of(page), *map(list, rows)]}
+    current = [
+        cells for cells in kept.values() if cells[4] == shown(TESTS.get(cells[0], ())) and cells[5].startswith("passed")
+    ]
+    current.sort(key=lambda cells: (PARTS.index(cells[0]), cells[1:4]))
+    absent = f"Without a row: {', '.join(without_row(current))}.\n\n" if without_row(current) else ""
+    return _TABLE.sub(lambda found: f"{found[1]}\n{table(current)}\n{absent}{found[2]}", page)
+
+
+def without_row(rows: Sequence[Sequence[str]]) -> list[str]:
+    """What the matrix is about, and none of these rows shows."""
+    found = []
+    for part in PARTS:
+        cells = [cells for cells in rows if cells[0] == part]
+        if part in ("python", "processes"):
+            minors = {each[1].rpartition(".")[0] for each in cells}
+            found += [f"{part} {minor}" for minor in EXPECTED if minor not in minors]
+        elif part == "servers":
+            names = " ".join(each[3].lower().replace(" ", "-") for each in cells)
+            found += [f"servers {server.name}" for server in PACKAGED if server.name not in names]
+        elif not cells:
+            found.append(part)
+    return found
 
 
 def report(results: Sequence[Result], missing: Sequence[str]) -> int:
@@ -284,10 +336,12 @@ def main(arguments: Sequence[str]) -> int:
     for what in missing:
         print(f"could not be had: {what}", flush=True)
     pytest = ["-q", "-n", options.jobs, "-m", "not slow"]
-    results = [carry_out(run, pytest, shlex.split(options.args)) for run in plan(parts, chosen, servers)]
-    if options.publish:
-        day = datetime.datetime.now(datetime.UTC).date().isoformat()
-        PAGE.write_text(published(PAGE.read_text(), [row(result, day) for result in results]))
+    results = []
+    for run in plan(parts, chosen, servers):
+        results.append(carry_out(run, pytest, shlex.split(options.args)))
+        if options.publish:
+            day = datetime.datetime.now(datetime.UTC).date().isoformat()
+            PAGE.write_text(published(PAGE.read_text(), [row(results[-1], day)]))
     return report(results, missing)
 
 

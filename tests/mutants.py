@@ -98,8 +98,8 @@ class Mutation:
     front: str
     #: The merge policies of the stories that show it.
     policies: Sequence[str]
-    #: Whether only the many stories of `make test-slow` find it.
-    deep: bool
+    #: Whether random stories hardly ever meet it: then `rules/shards/stories.py` tells one that does.
+    rare: bool
 
     def scripts_with_it(self) -> dict[str, Script]:
         return break_scripts(self.scripts, function=self.function, calls=self.calls, front=self.front)
@@ -112,15 +112,15 @@ def bug(
     *,
     front: str = "",
     policies: str = "collapse",
-    deep: bool = False,
+    rare: bool = False,
     **calls: str,
 ) -> Mutation:
-    return Mutation(name, scripts.split(), function, calls, front, policies.split(), deep)
+    return Mutation(name, scripts.split(), function, calls, front, policies.split(), rare)
 
 
 #: What is done when the payload that is added is the one that is there inline.
 ADD_EQUAL = """\
-local function add_payload(key, payload, score, form)
+local function add_payload(key, payload, score, form, expires)
   if form == nil then
     form = redis.call('MGET', key)[1]
   end
@@ -134,24 +134,24 @@ local function add_payload(key, payload, score, form)
       return form
     end
   end
-  return sound(key, payload, score, form)
+  return sound(key, payload, score, form, expires)
 end"""
 
 MUTATIONS = [
-    bug("ack by id alone", "ack_and_take", ANY_DELIVERY, deep=True),
-    bug("fail by id alone", "fail release", ANY_DELIVERY, deep=True),
+    bug("ack by id alone", "ack_and_take", ANY_DELIVERY, rare=True),
+    bug("fail by id alone", "fail release", ANY_DELIVERY, rare=True),
     bug("push takes the last score", "push", ZADD="if args[2] == 'LT' then table.remove(args, 2) end"),
     bug("a second payload replaces the inline one", "push release acquire",
         ZADD="if #args == 5 and string.find(key, 'payloads:', 1, true) then args = { key, args[4], args[5] } end"),
     bug("an equal payload of an inline one takes the last score", "push release acquire", ADD_EQUAL % "true"),
     bug("scores of inline payloads are compared as texts", "push release acquire", ADD_EQUAL % "score < its_score"),
     bug("long payloads are kept as strings", "push", """\
-local function add_payload(key, payload, score, form)
-  local inline = score .. ' ' .. payload
+local function add_payload(key, payload, score, form, expires)
+  local inline = score .. (expires and ',' .. expires or '') .. ' ' .. payload
   if not form and redis.call('SET', key, inline, 'NX') then
     return inline
   end
-  return sound(key, payload, score, form)
+  return sound(key, payload, score, form, expires)
 end"""),
     bug("push overwrites what waits", "push", EXISTS="if string.find(key, 'payloads:', 1, true) then return 0 end"),
     bug("push overwrites what it wrote itself", "push", front="local written = {}",
@@ -173,7 +173,7 @@ local function merge(source, target, budget)
     return true
   end
   return sound(source, target, budget)
-end""", deep=True),
+end""", rare=True),
     bug("an inline payload in the way of what comes back", "fail release acquire",
         "local function promote_to_zset(key) if string.find(key, 'taken:payloads:', 1, true) then sound(key) end end"),
     bug("an inline payload can't be exhausted", "fail", """\
@@ -201,7 +201,7 @@ local function merge(source, target, budget)
   return sound(source, target, budget)
 end"""),
     bug("what comes back takes the last score", "fail release acquire",
-        ZADD="if args[2] == 'LT' then table.remove(args, 2) end", deep=True),
+        ZADD="if args[2] == 'LT' then table.remove(args, 2) end", rare=True),
     bug("exhausted buries the highest", "fail",
         ZRANGE="if args[2] == 0 and args[3] == 0 then args[2], args[3] = -1, -1 end"),
     bug("exhausted forgets to start afresh", "fail", """\
@@ -214,6 +214,21 @@ local function exhaust(id, record, reason)
   end
   return buried
 end"""),
+    bug("an attempt hides those before it", "fail", "local function attempts_of() return '' end",
+        policies="collapse+kept"),
+    bug("what was cancelled waits again", "fail release acquire", "local function mark_in() end"),
+    bug("a cancelled job keeps its past", "fail release acquire", """\
+local function drop_cancelled(prefix, id, features)
+  local errors, crashes = redis.call('HGET', prefix .. 'errors', id), redis.call('HGET', prefix .. 'crashes', id)
+  sound(prefix, id, features)
+  if errors then
+    redis.call('HSET', prefix .. 'errors', id, errors)
+  end
+  if crashes then
+    redis.call('HSET', prefix .. 'crashes', id, crashes)
+  end
+end"""),
+    bug("a newer payload hides a cancel", "push", "local function mark_in() end", policies="cancel"),
     bug("what a lost reply held stays in flight", "ack_and_take", front="ARGV[3] = ARGV[3] + 1000000"),
     # What the caller has in its hand is not there; what it never got still is.
     bug("an id in flight is taken again", "ack_and_take", "local function find_in_flight() return 0 end", HGETALL="""\
@@ -225,10 +240,10 @@ end"""),
     end
     do return unknown end"""),
     bug("retrying ids come in company", "ack_and_take", """\
-local function hand_out(id, key, inline, perform_at, retry_count, alone, word)
-  local more, stopped = sound(id, key, inline, perform_at, retry_count, false, word)
+local function hand_out(id, key, inline, perform_at, retry_count, alone, ...)
+  local more, stopped = sound(id, key, inline, perform_at, retry_count, false, ...)
   return more and not alone, stopped
-end""", deep=True),
+end""", rare=True),
     bug("the rest of a parted id is dropped", "ack_and_take", ZREMRANGEBYRANK="args[3] = -1"),
     bug("what was handed out stays behind", "ack_and_take", ZREMRANGEBYRANK="args[2] = args[2] + 1"),
     bug("the fence is not looked at", "ack_and_take fail", NO_FENCE),
@@ -246,7 +261,9 @@ local function write_crashes(prefix, id, _, uncharged)
   sound(prefix, id, (read_crashes(prefix, id)), uncharged)
 end"""),
     bug("the owner resumes when some of its jobs wait again", "acquire",
-        HDEL="if args[2] == 'owner' then table.remove(args, 2) end", policies="append"),
+        HDEL="if args[2] == 'owner' then table.remove(args, 2) end", rare=True),
+    bug("an acknowledgement makes room, and nobody is told", "ack_and_take", "local function announce_room() end",
+        policies="capacity"),
     bug("the lease is given before all is restored", "acquire",
         EXISTS="if string.sub(key, -5) == 'taken' then return 0 end"),
     bug("sparing lasts", "acquire", HDEL="if args[2] == 'uncharged' then return 0 end"),
@@ -254,7 +271,7 @@ end"""),
     bug("a late attempt is done", "kick delete bury perform_now",
         ZSCORE="if string.sub(key, -10) == 'superseded' then return false end"),
     bug("kick keeps the retry_count", "kick", ZREM="if string.sub(key, -7) == 'retries' then return 0 end",
-        deep=True),
+        rare=True),
     bug("what was due waits when the clock has stepped back", "push ack_and_take",
         "local function shift_due() return true end"),
     bug("a retry is due by the shard's clock", "fail", """\
@@ -270,27 +287,31 @@ end"""),
     bug("a step back starts what was jumped over", "push ack_and_take",
         ZRANGE="if args[4] == 'BYSCORE' and args[3] ~= '+inf' then args[2] = '(' .. ARGV[1] end"),
     bug("of two equal payloads the later time counts", "push release fail",
-        ZADD="if args[2] == 'XX' and args[3] == 'LT' then args[3] = 'GT' end", deep=True),
-    bug("what comes back never expires", "fail release acquire", "local function expiry_in() return nil end"),
+        ZADD="if args[2] == 'XX' and args[3] == 'LT' then args[3] = 'GT' end", rare=True),
+    bug("what comes back never expires", "fail release acquire", """\
+local function split_inline(inline)
+  local payload, score = sound(inline)
+  return payload, score
+end"""),
     bug("payloads that come back as a set forget when they expire", "fail release acquire",
-        "local function merge_expiries() return true end", deep=True),
+        "local function merge_expiries() return true end", rare=True),
     bug("what has expired is handed out", "ack_and_take", "local function sweep_expired() return 0, {} end"),
     bug("what was lost is handed out though it has expired", "ack_and_take",
-        "local function expire_taken() return false end", deep=True),
+        "local function expire_taken() return false end", rare=True),
     bug("an id that waits becomes no more urgent", "push", "local function raise_levels() return true end"),
     bug("what comes back forgets its priority", "fail release", "local function level_in() return 0 end"),
     bug("the least urgent starve", "ack_and_take",
-        "local function read_levels(prefix, _, count) return sound(prefix, 1, count) end", deep=True),
+        "local function read_levels(prefix, _, count) return sound(prefix, 1, count) end", rare=True),
     bug("what is kicked expires", "kick", ZREM="if string.find(key, '}:expires:', 1, true) then return 0 end",
-        deep=True),
+        rare=True),
     bug("what has expired is buried", "bury fail release acquire", "local function drop_expired() return 0 end",
-        deep=True),
+        rare=True),
     bug("what comes back joins what has expired", "fail release acquire",
-        "local function expire_joined() return true end", deep=True),
+        "local function expire_joined() return true end", rare=True),
     bug("success keeps solo", "ack_and_take", SREM="if string.sub(key, -4) == 'solo' then return 0 end"),
     bug("appended payloads have the same head", "push", """\
-local function add_payload(key, payload, score, form)
-  return sound(key, '\\0\\0a00000000000000' .. string.sub(payload, 18), score, form)
+local function add_payload(key, payload, score, form, expires)
+  return sound(key, '\\0\\0a00000000000000' .. string.sub(payload, 18), score, form, expires)
 end""", policies="append"),
     bug("the latest is the last that came", "push", """\
 local function get_highest(key, form)
@@ -330,6 +351,14 @@ end""", policies="collapse append latest"),
         ZMSCORE="if string.sub(key, -3) == 'due' and not has_written then return {} end", policies="capacity"),
     bug("what has expired takes room", "push", "local function sweep_expired() return 0, {} end",
         policies="capacity"),
-    bug("an acknowledgement makes room, and nobody is told", "ack_and_take", "local function announce_room() end",
-        policies="capacity"),
+]  # fmt: skip
+
+#: Bugs of what only the simulator has.
+OF_STORIES = [
+    bug("a limit forgets whom else it has let in", "take_permits", HGETALL="""
+    local fields, own = real(command, key), {}
+    for i = 1, #fields, 2 do
+      if fields[i] == 'holder:' .. ARGV[4] then own = { fields[i], fields[i + 1] } end
+    end
+    do return own end"""),
 ]  # fmt: skip

@@ -7,19 +7,23 @@ from pathlib import Path
 from lowq.options import WORKER_OPTIONS, Option
 from lowq.settings import SETTINGS
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
 
 
 def main() -> None:
-    for page, table in TABLES.items():
-        path = DOCS / page
-        path.write_text(with_table(path.read_text(encoding="utf-8"), table), encoding="utf-8")
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
-def with_table(page: str, table: str) -> str:
-    """The page with the table as it should be."""
-    between = re.compile(r"(<!-- options: begin.*? -->\n).*?(<!-- options: end -->)", re.DOTALL)
-    assert between.search(page), "the page has no place for the table"
+def with_tables(page: str) -> str:
+    """The page with the tables as they should be."""
+    for name, table in TABLES.items():
+        page = _with_table(page, name, table)
+    return page
+
+
+def _with_table(page: str, name: str, table: str) -> str:
+    between = re.compile(rf"(<!-- {name}: begin.*? -->\n).*?(<!-- {name}: end -->)", re.DOTALL)
+    assert between.search(page), f"the page has no place for the table of {name}"
     return between.sub(lambda found: f"{found[1]}\n{table}\n{found[2]}", page)
 
 
@@ -47,7 +51,7 @@ def _options(options: Mapping[str, Option]) -> str:
     return "\n".join(["| option | default | meaning |", "|---|---|---|", *rows, ""])
 
 
-TABLES = {"settings.md": _settings(), "workers.md": _options(WORKER_OPTIONS)}
+TABLES = {"settings": _settings(), "options": _options(WORKER_OPTIONS)}
 
 if __name__ == "__main__":
     main()

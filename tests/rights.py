@@ -1,4 +1,4 @@
-"""The users of docs/rights.md: what is written there is what the tests work with."""
+"""The users of docs/operations.md: what is written there is what the tests work with."""
 
 import re
 import shlex
@@ -7,7 +7,7 @@ from typing import Any
 
 from lowq.store.calls import load_scripts
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "rights.md"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "operations.md"
 #: What users are refused that the document calls optional, as ACL LOG names it.
 OPTIONAL = {"info", "config|get", "client|setinfo"}
 SECRET = "s3cret"

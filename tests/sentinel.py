@@ -21,12 +21,23 @@ DOWN_AFTER = 500
 class Sentinel:
     """Watches a primary under the name "main", and when it is gone makes a replica of it the primary at once. Used as a
     context manager. With ``tls`` it speaks TLS with the primary, and with who uses its URL. ``watches``: False: before
-    `watch` is called it takes nobody for gone, as a primary that has no time would be.
+    `watch` is called it takes nobody for gone, as a primary that has no time would be. ``password``: its own, and
+    ``primary_password`` that of the primary (``requirepass``); its URL has neither.
     """
 
-    def __init__(self, directory: Path, primary: RedisServer, tls: Tls | None = None, *, watches: bool = True) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        primary: RedisServer,
+        tls: Tls | None = None,
+        *,
+        watches: bool = True,
+        password: str = "",
+        primary_password: str = "",
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._tls = tls
+        self._password = password or None
         self.port = free_port()
         self._config = directory / "sentinel.conf"
         watched = primary.port if tls is None else tls.port(primary)
@@ -35,6 +46,10 @@ class Sentinel:
             f"sentinel down-after-milliseconds main {DOWN_AFTER if watches else int(1000 * NEVER)}\n"
             "sentinel failover-timeout main 2000\n"
         )
+        if password:
+            lines += f"requirepass {password}\n"
+        if primary_password:
+            lines += f"sentinel auth-pass main {primary_password}\n"
         if tls is not None:
             self._tls_port = free_port()
             options = {**tls.options, "tls_port": self._tls_port, "tls_replication": "yes"}
@@ -47,9 +62,12 @@ class Sentinel:
             return f"rediss+sentinel://127.0.0.1:{self._tls_port}/main/0{self._tls.query}"
         return f"redis+sentinel://127.0.0.1:{self.port}/main/0"
 
+    def _client(self) -> "redis.Redis":
+        return redis.Redis(port=self.port, password=self._password, socket_timeout=PATIENCE)
+
     def primary_port(self) -> int:
         """The port of whom it calls the primary; 0: it does not answer."""
-        with redis.Redis(port=self.port, socket_timeout=PATIENCE) as client:
+        with self._client() as client:
             try:
                 address = client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "main")
             except redis.ConnectionError:
@@ -58,12 +76,12 @@ class Sentinel:
 
     def watch(self) -> None:
         """From now on it notices that a server is gone."""
-        with redis.Redis(port=self.port, socket_timeout=PATIENCE) as client:
+        with self._client() as client:
             client.execute_command("SENTINEL", "SET", "main", "down-after-milliseconds", DOWN_AFTER)
 
     def replicas(self) -> int:
         """How many replicas it knows."""
-        with redis.Redis(port=self.port, socket_timeout=PATIENCE) as client:
+        with self._client() as client:
             return len(client.execute_command("SENTINEL", "REPLICAS", "main"))
 
     def pause(self) -> None:

@@ -39,12 +39,12 @@ class Packaged:
         return self.name.partition("-")[0]
 
 
-#: What the matrix runs on besides the server on PATH.
+#: What the matrix runs on besides the server on PATH, in this order.
 PACKAGED = (
-    Packaged("redis-8.0", ("trixie",)),
-    Packaged("valkey-8.0", ("bookworm", "bookworm-backports")),
-    Packaged("valkey-8.1", ("trixie",)),
     Packaged("valkey-9", ("sid",)),  # a release has none yet
+    Packaged("redis-8.0", ("trixie",)),
+    Packaged("valkey-8.1", ("trixie",)),
+    Packaged("valkey-8.0", ("bookworm", "bookworm-backports")),
 )
 
 

@@ -4,13 +4,12 @@ Rates say something only where each process has a core. What each primary pays i
 """
 
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, closing
 from statistics import mean
 
 import lowq
 from benchmarks.figures.own import lowq_with
-from benchmarks.measured import MeasuringFailed
+from benchmarks.figures.waiting import held, wait_until
 from benchmarks.peers.turn import PATIENCE, start
 from benchmarks.peers.work import QUEUE
 from benchmarks.server import Cluster, Server
@@ -101,11 +100,11 @@ class _Load:
             queue.pause()
             for _ in range(self._processes):
                 stack.enter_context(start(lowq_with(shards=self._shards), "work", self, 0))
-            _wait(lambda: len(app.nodes()) == self._processes and _all_held(app, self._shards), "all shards held")
+            wait_until(lambda: len(app.nodes()) == self._processes and held(app) == self._shards, "all shards held")
             done = queue.stats().processed
             before, begun = self._cpu(), time.monotonic()
             queue.resume()
-            _wait(lambda: queue.stats().processed - done >= self._count, "all jobs performed")
+            wait_until(lambda: queue.stats().processed - done >= self._count, "all jobs performed")
             return self._count / (time.monotonic() - begun), self._used(before)
 
     def _cpu(self) -> list[float]:
@@ -113,15 +112,3 @@ class _Load:
 
     def _used(self, before: list[float]) -> list[float]:
         return [now - then for now, then in zip(self._cpu(), before, strict=True)]
-
-
-def _all_held(app: lowq.Lowq, shards: int) -> bool:
-    return sum(len(node.shards.get(QUEUE, ())) for node in app.nodes()) == shards
-
-
-def _wait(is_so: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not is_so():
-        if time.monotonic() > deadline:
-            raise MeasuringFailed(f"after {PATIENCE:g} s there were not: {what}")
-        time.sleep(0.1)

@@ -1,6 +1,6 @@
 """lowq. Settings: batch_size, shards, threads, concurrency, prefetch=off, middleware=on, scheduler=seq, work and slow
-(see `work`), first (the first id), weight, max_threads of the slow one, type (see `_TYPES`), and of a queue's options
-merge, ttl, priority, capacity, debounce and max_wait.
+(see `work`), first (the first id), queues (so many alike), weight, max_threads of the slow one, type (see `_TYPES`),
+and of a queue's options merge, ttl, priority, capacity, debounce and max_wait.
 
 A worker that runs is told on its stdin to count anew: ``expect N``; it says 'expecting'.
 """
@@ -58,13 +58,17 @@ class LowqAdapter(Adapter):
             self.app.config.build_scheduler = SeqScheduler
         self.app.config.concurrency = self.concurrency
         self.type = _TYPES[settings.get("type", "dict")]
-        self.worker = self.app.worker(
-            queue_name=QUEUE,
-            batch_size=int(settings.get("batch_size", 1)),
-            shards_count=int(settings.get("shards", 5)),
-            weight=float(settings.get("weight", 1)),
-            **{name: kind(settings[name]) for name, kind in _OPTIONS.items() if name in settings},
-        )(self._of_type(self._perform(settings.get("work", "blank"))))
+        self.workers = [
+            self.app.worker(
+                queue_name=f"{QUEUE}{number or ''}",
+                batch_size=int(settings.get("batch_size", 1)),
+                shards_count=int(settings.get("shards", 5)),
+                weight=float(settings.get("weight", 1)),
+                **{name: kind(settings[name]) for name, kind in _OPTIONS.items() if name in settings},
+            )(self._of_type(self._perform(settings.get("work", "blank"))))
+            for number in range(int(settings.get("queues", 1)))
+        ]
+        self.worker = self.workers[0]
         if "slow" in settings:
             slow = work(settings["slow"])
             most = int(settings["max_threads"]) if "max_threads" in settings else None

@@ -7,9 +7,9 @@
     run       a node, or a supervisor of several            process   streams, process 1, what a supervisor hears
     web       the dashboard
     stats     stats, statistics; rates, times, errors, audit
-    jobs      jobs, peek, why; kick, bury, delete, perform-now
-    queues    shards, pause, resume, release-all, drop, reshard; schedules
-    nodes     nodes, quiet, stop, reload
+    jobs      jobs, peek, why; kick, bury, delete, cancel, perform-now
+    queues    shards, pause, resume, release-all, drop, reshard; limits, schedules
+    nodes     nodes, stack, quiet, unquiet, stop, reload   health    /livez, /readyz, /metrics of a node; ready
     push      NDJSON, a single job, put; outbox             consume   take, consume
     doctor    what is wrong, and what to do about it
     init      the first files of a project (in the folder `project`); completion
@@ -21,6 +21,7 @@ from lowq.cli import jobs, nodes, queues, stats
 from lowq.cli.consume import consume, take
 from lowq.cli.doctor import doctor
 from lowq.cli.group import Group
+from lowq.cli.health import ready
 from lowq.cli.init import completion, init
 from lowq.cli.push import outbox, push, put
 from lowq.cli.run import run
@@ -33,12 +34,13 @@ from lowq.version import VERSION
     sections={
         "Run": [run, consume, web, outbox],
         "Look": [
-            stats.stats, stats.statistics, nodes.nodes, queues.shards, jobs.jobs, jobs.peek, jobs.why,
-            stats.rates, stats.times, stats.errors, queues.schedules, stats.audit, doctor,
+            stats.stats, stats.statistics, nodes.nodes, queues.shards, jobs.jobs, jobs.peek, jobs.why, nodes.stack,
+            stats.rates, stats.times, stats.errors, queues.limits, queues.schedules, stats.audit, doctor, ready,
         ],
         "Act": [
-            push, put, take, jobs.kick, jobs.bury, jobs.delete, jobs.perform_now, queues.pause, queues.release_all,
-            queues.resume, queues.reshard, queues.drop, nodes.quiet, nodes.stop, nodes.reload,
+            push, put, take, jobs.kick, jobs.bury, jobs.delete, jobs.cancel, jobs.perform_now, queues.pause,
+            queues.release_all, queues.resume, queues.reshard, queues.drop, nodes.quiet, nodes.unquiet, nodes.stop,
+            nodes.reload,
         ],
         "Begin": [init, completion],
     },

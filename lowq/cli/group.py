@@ -25,6 +25,7 @@ from lowq.cli.loading import load_given
 from lowq.cli.output import Failure, WrongUsage, failure_of
 from lowq.cli.process import drop_broken_streams, open_closed_streams, serve_as_process_1
 from lowq.errors import EXIT_FAILED, EXIT_INTERRUPTED, ConfigError, LowqError
+from lowq.guesses import VERBS
 from lowq.logs import printable
 from lowq.operate.audit import CLI, ActionRecord
 from lowq.queue import Queue
@@ -91,6 +92,8 @@ class Group(click.Group):
             near = get_close_matches(verb.replace("_", "-"), self.commands, 2, 0.5)
             if "." in verb or ":" in verb:  # no verb has one, but app.py and shop.workers do
                 hint = f"did you mean: lowq run {verb}"
+            elif verb in VERBS:
+                hint = VERBS[verb]
             elif near:
                 hint = f"did you mean {' or '.join(near)}?"
             else:

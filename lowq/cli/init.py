@@ -8,44 +8,64 @@ from click.shell_completion import get_completion_class
 
 from lowq.cli.output import Failure, WrongUsage, echo_lines, say
 
-#: The files; what is in them is in the folder `project`, as NAME-tpl.
-_FILES = ("workers.py", "test_workers.py", "compose.yaml", "pyproject.toml")
 _TEMPLATES = Path(__file__).parent / "project"
+#: The files for containers, systemd and Kubernetes: in the repository a link to the folder deploy/.
+_DEPLOY = _TEMPLATES / "deploy"
+#: What is written, by name; templates end in -tpl, as they are no files of lowq's own.
+_COMMON = {name: _DEPLOY / name for name in ("Dockerfile", ".dockerignore", "compose.yaml")}
+_FILES = _COMMON | {name: _TEMPLATES / f"{name}-tpl" for name in ("workers.py", "test_workers.py", "pyproject.toml")}
+_FASTAPI_FILES = _COMMON | {
+    name: _TEMPLATES / "fastapi" / f"{name}-tpl"
+    for name in ("workers.py", "api.py", "database.py", "test_api.py", "compose.override.yaml", "pyproject.toml")
+}
 
 
 @click.command
 @click.argument("folder", required=False, default=".", type=click.Path(file_okay=False, path_type=Path))
-def init(folder: Path) -> None:
-    """Write the first files of a project: a worker, its test, a compose file.
+@click.option("--fastapi", is_flag=True, help="With a FastAPI application and an async database session.")
+@click.option("--deploy", is_flag=True, help="With a folder deploy/: systemd, Kubernetes, alerts, a Grafana dashboard.")
+def init(folder: Path, *, fastapi: bool, deploy: bool) -> None:
+    """Write the first files of a project: a worker, its test, a Dockerfile, a compose file.
 
     Into FOLDER, by default the current one. What is there stays as it is: with a file of one of these names nothing is
     written, except that a pyproject.toml is left to you.
     """
-    there = [name for name in _FILES if name != "pyproject.toml" and (folder / name).exists()]
+    files = dict(_FASTAPI_FILES if fastapi else _FILES)
+    if deploy:
+        found = sorted(path for path in _DEPLOY.rglob("*") if path.is_file() and path.name not in _COMMON)
+        files |= {(Path("deploy") / path.relative_to(_DEPLOY)).as_posix(): path for path in found}
+    there = [name for name in files if name != "pyproject.toml" and (folder / name).exists()]
     if there:
         raise WrongUsage(f"{folder / there[0]} is there already, so nothing was written; name another folder")
     has_project = (folder / "pyproject.toml").exists()
-    names = [name for name in _FILES if not (has_project and name == "pyproject.toml")]
+    if has_project:
+        del files["pyproject.toml"]
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in names:
+        for name, source in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             with (folder / name).open("x", encoding="utf-8") as file:
-                file.write((_TEMPLATES / f"{name}-tpl").read_text(encoding="utf-8"))
+                file.write(source.read_text(encoding="utf-8"))
     except OSError as error:
         raise Failure(f"{folder}: it can't be written: {error}") from None
-    echo_lines([f"wrote {folder / name}" for name in names])
+    echo_lines([f"wrote {folder / name}" for name in files])
     if has_project:
         say(f'add to {folder / "pyproject.toml"}:\n\n[tool.lowq]\napp = "workers"\n')
     go_there = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
-    echo_lines(
+    install = "pip install -e '.[dev]' && " if fastapi else "pip install pytest && "
+    steps = (
         [
-            "",
-            "what now:",
-            f"  {go_there}python -m pytest       # without Redis, where pytest is installed",
+            "  uvicorn api:app        # with a Redis on this machine; the dashboard is at /ops/lowq/",
+            "  lowq run               # in another terminal: a node",
+            "  docker compose up      # Valkey, PostgreSQL, the application, a node; it says which passwords to set",
+        ]
+        if fastapi
+        else [
             "  lowq run --embedded    # a node, with a store inside of it",
-            "  docker compose up      # Redis, a node, the dashboard",
+            "  docker compose up      # Valkey, a node, the dashboard; it says which password to set",
         ]
     )
+    tests = f"  {go_there}{install}python -m pytest       # needs no Redis"
+    echo_lines(["", "what now:", tests, *steps])
 
 
 @click.command

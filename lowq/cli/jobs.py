@@ -1,4 +1,4 @@
-"""Single jobs, and many: jobs, peek, why; kick, bury, delete, perform-now."""
+"""Single jobs, and many: jobs, peek, why; kick, bury, delete, perform-now, cancel."""
 
 import dataclasses
 import shlex
@@ -29,6 +29,7 @@ from lowq.cli.output import (
     count,
     echo_json,
     echo_lines,
+    in_words,
     job_block,
     job_row,
     number,
@@ -36,22 +37,44 @@ from lowq.cli.output import (
     server_time,
     table,
 )
-from lowq.clock import ago
+from lowq.clock import ago, relative_seconds
+from lowq.codec import MAX_PRIORITY
 from lowq.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from lowq.job import Job
 from lowq.logs import printable
 from lowq.operate.actions import IN_FLIGHT, MISSING, Acted, ActionName
 from lowq.operate.bulk import STATES_OF, filter_for
 from lowq.operate.explain import ABSENT
-from lowq.operate.job_filter import ORDERS, STATES, JobFilter
+from lowq.operate.job_filter import FILTER_STATES, ORDERS, JobFilter
 from lowq.operate.jobs import MAX_LIMIT, FoundJob, FoundPage, Page
 from lowq.queue import Queue
 
 #: Up to as many ids the outcome of each one is reported.
 REPORTED_ONE_BY_ONE = 50
 
+#: The target of an action on several queues, in the audit log: no queue can have that name.
+ALL_QUEUES = "all queues"
 #: Action -> its result, for people.
-_DONE = {"kick": "kicked", "bury": "buried", "delete": "deleted", "perform_now": "due now"}
+_DONE = {"kick": "kicked", "bury": "buried", "delete": "deleted", "perform_now": "due now", "cancel": "cancelled"}
+#: The outcome of a cancel of a running job.
+_SIGNALLED = "running, told to end"
+
+
+def _age(_context: click.Context, param: click.Parameter, text: str | None) -> float | None:
+    """Reads ``2h``, or seconds.
+
+    Raises:
+        click.BadParameter
+    """
+    if text is None:
+        return None
+    try:
+        seconds = relative_seconds(f"+{text}")
+        return float(text) if seconds is None else seconds
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r:.60} is no age, such as 90 (seconds), 30min, 2h or 7d", param=param
+        ) from None
 
 
 def _filter_options(jobs: str, ids: str, shard: str) -> Callable[[Command], Command]:
@@ -64,13 +87,21 @@ def _filter_options(jobs: str, ids: str, shard: str) -> Callable[[Command], Comm
         click.option("--error", metavar="TEXT", help=f"{jobs} with it in their error."),
         click.option("--error-group", metavar="GROUP", help=f"{jobs} whose error is in this group of `lowq errors`."),
         click.option("--shard", type=click.IntRange(0), help=shard),
+        click.option("--priority", type=click.IntRange(0, MAX_PRIORITY), help=f"{jobs} of this priority that wait."),
+        click.option(
+            "--older-than",
+            metavar="AGE",
+            callback=_age,
+            help=f"{jobs} whose time passed so long ago: 90 (s), 30min, 2h, 7d. In the morgue: since they were buried.",
+        ),
+        click.option("--newer-than", metavar="AGE", callback=_age, help=f"{jobs} whose time came since then, or will."),
     )
 
 
 @click.command
 @with_app
 @optional_queue
-@click.option("--state", type=click.Choice(STATES), help="Default: all that wait.")
+@click.option("--state", type=click.Choice(FILTER_STATES), help="Default: all that wait.")
 @_filter_options("Only those", "Only ids", "Only this shard of the queue.")
 @click.option("--order-by", type=click.Choice(ORDERS), help="Default: perform_at; in the morgue buried_at.")
 @click.option("--reverse", is_flag=True, help="The last ones first.")
@@ -105,7 +136,7 @@ def jobs(app: Lowq, queue: str | None, limit: int, after: str | None, as_json: b
         rows = [
             [item.queue, *job_row(item.job, now)] if isinstance(item, FoundJob) else job_row(item, now) for item in page
         ]
-        echo_lines(table(columns, rows, right=("retry", "payloads")))
+        echo_lines(table(columns, rows, right=("attempt", "payloads")))
     elif not page.cursor:
         say("no such job" if wanted.state is not None or queue is None else _elsewhere(app.queue(queue)))
     if page.looked is not None:
@@ -145,7 +176,7 @@ def peek(app: Lowq, queue: str, ids: tuple[str, ...], as_json: bool) -> None:
         if as_json:
             jobs += item.jobs
         else:
-            echo_lines([line for job in item.jobs for line in job_block(job, item.at)])
+            echo_lines([line for job in item.jobs for line in job_block(job, item.at, item.max_retry_count)])
     if as_json:
         echo_json({"queue": queue, "jobs": jobs, "missing": missing})
     for job_id in () if as_json else missing:
@@ -187,12 +218,15 @@ def why(app: Lowq, queue: str, ids: tuple[str, ...], as_json: bool) -> None:
 
 
 def _on_jobs(action: ActionName) -> Callable[[Command], Command]:
-    """Adds what kick, bury, delete and perform-now have in common."""
-    default = "Default, and the only one." if action == "kick" else "Default: all that wait."
+    """Adds what kick, bury, delete, cancel and perform-now have in common."""
+    default = {"kick": "Default, and the only one.", "cancel": "Default: all that wait or run."}.get(
+        action, "Default: all that wait."
+    )
     return options_of(
         with_app,
-        queue_argument,
+        optional_queue,
         click.argument("ids", nargs=-1, metavar="[ID...]"),
+        click.option("--all-queues", is_flag=True, help="Those of all queues, instead of one."),
         click.option("--all", "everything", is_flag=True, help="All of them, instead of single ids."),
         click.option("--state", type=click.Choice(STATES_OF[action]), help=f"All of this state. {default}"),
         _filter_options("All", "All whose id is", "All of this shard."),
@@ -203,7 +237,7 @@ def _on_jobs(action: ActionName) -> Callable[[Command], Command]:
 
 @click.command
 @_on_jobs("kick")
-def kick(app: Lowq, queue: str, **arguments: Any) -> None:
+def kick(app: Lowq, queue: str | None, **arguments: Any) -> None:
     """Move jobs out of the morgue.
 
     They start afresh and are due now, merged with what waits for the same id.
@@ -215,7 +249,7 @@ def kick(app: Lowq, queue: str, **arguments: Any) -> None:
 @click.command
 @_on_jobs("bury")
 @click.option("--reason", help="Why, for people; default: the job's last error.")
-def bury(app: Lowq, queue: str, **arguments: Any) -> None:
+def bury(app: Lowq, queue: str | None, **arguments: Any) -> None:
     """Move waiting jobs to the morgue.
 
     The ID - reads ids from the standard input, one a line.
@@ -225,7 +259,7 @@ def bury(app: Lowq, queue: str, **arguments: Any) -> None:
 
 @click.command
 @_on_jobs("delete")
-def delete(app: Lowq, queue: str, **arguments: Any) -> None:
+def delete(app: Lowq, queue: str | None, **arguments: Any) -> None:
     """Remove jobs for good.
 
     By id from wherever they are, except in flight. With --all or --match those that wait; buried ones with
@@ -236,7 +270,7 @@ def delete(app: Lowq, queue: str, **arguments: Any) -> None:
 
 @click.command("perform-now")
 @_on_jobs("perform_now")
-def perform_now(app: Lowq, queue: str, **arguments: Any) -> None:
+def perform_now(app: Lowq, queue: str | None, **arguments: Any) -> None:
     """Make waiting jobs due now.
 
     The ID - reads ids from the standard input, one a line.
@@ -244,25 +278,39 @@ def perform_now(app: Lowq, queue: str, **arguments: Any) -> None:
     _act(app, queue, "perform_now", **arguments)
 
 
+@click.command
+@_on_jobs("cancel")
+def cancel(app: Lowq, queue: str | None, **arguments: Any) -> None:
+    """End jobs: those that wait are deleted, running ones are told to end.
+
+    An async handler gets asyncio.CancelledError, one in a thread lowq.JobCancelled; a call that blocks in C is reached
+    when it returns. Nothing of them runs again. `lowq why` says whether one has ended.
+    The ID - reads ids from the standard input, one a line.
+    """
+    _act(app, queue, "cancel", **arguments)
+
+
 def _act(
-    app: Lowq, queue_name: str, action: ActionName, ids: tuple[str, ...], everything: bool, yes: bool, as_json: bool,
-    reason: str | None = None, **options: Any,
+    app: Lowq, name: str | None, action: ActionName, ids: tuple[str, ...], all_queues: bool, everything: bool,
+    yes: bool, as_json: bool, reason: str | None = None, **options: Any,
 ) -> None:  # fmt: skip
-    queue, wanted = app.queue(queue_name), JobFilter(**options)
-    verb = action.replace("_", "-")
+    wanted, verb = JobFilter(**options), action.replace("_", "-")
+    if (name is None) != all_queues:
+        raise WrongUsage(f"which queue? lowq {verb} QUEUE ..., or --all-queues with --state, --match or the like")
     many = everything or wanted != JobFilter()
     if many and ids:
         raise WrongUsage("give ids, or --all, --state, --match or the like, not both")
-    narrowed = [name for name in wanted.given() if name != "state"]
+    narrowed = [option for option in wanted.given() if option != "state"]
     if everything and narrowed:
         option = narrowed[0].replace("_", "-")
         raise WrongUsage(f"--all and --{option} say two things: leave one of them out")
     if not many and not ids:
-        raise WrongUsage(f"which jobs? lowq {verb} {queue.name} ID..., or --all, --state STATE, --match PATTERN")
+        where = "--all-queues with" if name is None else f"{name} ID..., or"
+        raise WrongUsage(f"which jobs? lowq {verb} {where} --all, --state STATE, --match PATTERN")
     if many:
-        _act_on_many(app, queue, action, wanted, reason, yes=yes, as_json=as_json)
-    else:
-        _act_on_ids(app, used_queue(app, queue_name), action, ids, reason, as_json=as_json)
+        _act_on_many(app, name, action, wanted, reason, yes=yes, as_json=as_json)
+    elif name is not None:
+        _act_on_ids(app, used_queue(app, name), action, ids, reason, as_json=as_json)
 
 
 def _act_on_ids(
@@ -280,22 +328,25 @@ def _act_on_ids(
                 one = method(job_id, **options)
                 acted += one
                 result.count = acted.done
-                outcomes[job_id] = "done" if one.done else "in_flight" if one.in_flight else "missing"
+                done = "signalled" if one.signalled else "done"
+                outcomes[job_id] = done if one.done else "in_flight" if one.in_flight else "missing"
         else:
             acted = method(_all_ids(ids), **options)
         result.count = acted.done
         left = {"in_flight": acted.in_flight, "missing": acted.missing}
-        result.detail = {name: number for name, number in left.items() if number}
+        told = {"signalled": acted.signalled} if action == "cancel" else {}
+        result.detail = {name: number for name, number in (told | left).items() if number}
     if as_json:
-        echo_json({"action": action, "queue": queue.name, "done": acted.done, **left, "ids": outcomes})
+        echo_json({"action": action, "queue": queue.name, "done": acted.done, **told, **left, "ids": outcomes})
     elif outcomes is not None:
-        words = {"done": _DONE[action], "in_flight": IN_FLIGHT}
+        words = {"done": _DONE[action], "in_flight": IN_FLIGHT, "signalled": _SIGNALLED}
         missing = _whereabouts(app, queue, action, [job_id for job_id, state in outcomes.items() if state == "missing"])
         echo_lines(
             [printable(f"{job_id}: {words.get(state) or missing[job_id]}") for job_id, state in outcomes.items()]
         )
     else:
         parts = [f"{number(acted.done)} {_DONE[action]}"]
+        parts += [f"of these {number(acted.signalled)} {_SIGNALLED}"] if acted.signalled else []
         parts += [f"{number(acted.in_flight)} {IN_FLIGHT}"] if acted.in_flight else []
         parts += [f"{number(acted.missing)}: {MISSING[action]}"] if acted.missing else []
         echo_lines(["; ".join(parts)])
@@ -347,23 +398,28 @@ def _lines() -> Iterator[str]:
 
 
 def _act_on_many(
-    app: Lowq, queue: Queue, action: ActionName, wanted: JobFilter, reason: str | None, *, yes: bool, as_json: bool
+    app: Lowq, name: str | None, action: ActionName, wanted: JobFilter, reason: str | None, *, yes: bool, as_json: bool
 ) -> None:
     meant = filter_for(action, wanted).state
+    queue: Queue | Lowq = app if name is None else app.queue(name)
     steps = queue.bulk(action, wanted, reason=reason)
     with Progress("found") as progress:
         for step in steps:
             if not step.counting:
                 break
             progress.show(step.total)
-    kind = {None: "waiting", "morgue": "buried"}.get(meant, meant)
-    what = f"{count(step.total, f'{kind} job')} of queue {queue.name!r}{_described(wanted)}"
+    kind = {None: "waiting", "morgue": "buried", "taken": "running"}.get(meant, meant)
+    if action == "cancel" and meant is None:
+        kind = "waiting or running"
+    target = f"queue {name!r}" if name else ALL_QUEUES
+    what = f"{count(step.total, f'{kind} job')} of {target}{in_words(wanted)}"
     if step.total:
-        hint = "; buried ones: --state morgue" if action == "delete" and wanted.state is None else ""
+        has_others = action == "delete" and wanted.state is None and wanted.priority is None
+        hint = "; buried ones: --state morgue" if has_others else ""
         confirm(f"{action.replace('_', '-')} {what}{hint}", yes)
     try:
         with (
-            audited(app, action, queue.name, {**wanted.given(), "reason": reason}) as result,
+            audited(app, action, name or ALL_QUEUES, {**wanted.given(), "reason": reason}) as result,
             Progress(_DONE[action]) as progress,
         ):
             for step in steps:
@@ -373,22 +429,16 @@ def _act_on_many(
         say(f"lowq: stopped; {number(step.done)} of {count(step.total, 'job')} {_DONE[action]}")
         click.get_current_context().exit(EXIT_INTERRUPTED)
     # Nobody counts those in flight by their ids.
-    in_flight = 0 if meant == "morgue" else queue.stats().taken
+    in_flight = 0
+    if meant != "morgue" and action != "cancel":
+        in_flight = sum(app.queue(each).stats().taken for each in ([name] if name else [q.name for q in app.queues()]))
     left = f"; {number(in_flight)} {IN_FLIGHT}" if in_flight else ""
     if in_flight and wanted.given().keys() - {"state"}:
-        left = f"; left alone: what is in flight, {count(in_flight, 'job')} of this queue, whichever they are"
-    done = {"action": action, "queue": queue.name, "done": step.done, "total": step.total, "in_flight": in_flight}
+        whose = "this queue" if name else ALL_QUEUES
+        left = f"; left alone: what is in flight, {count(in_flight, 'job')} of {whose}, whichever they are"
+    done = {"action": action, "queue": name, "done": step.done, "total": step.total, "in_flight": in_flight}
     answer(as_json, done, f"{count(step.done, 'job')} {_DONE[action]}{left}")
-    if not as_json and not step.done and action == "delete" and wanted.state is None:
+    if not as_json and not step.done and action == "delete" and wanted.state is None and wanted.priority is None:
         buried = queue.count("delete", wanted, state="morgue")
         if buried:
             say(f"{count(buried, 'such job')} {'lies' if buried == 1 else 'lie'} in the morgue: --state morgue")
-
-
-def _described(wanted: JobFilter) -> str:
-    """The filter in words, without its state."""
-    words = [
-        ("with ids like", wanted.match), ("with the payload", wanted.payload), ("with the error", wanted.error),
-        ("with an error of the group", wanted.error_group), ("of shard", wanted.shard),
-    ]  # fmt: skip
-    return "".join(f" {word} {value!r}" for word, value in words if value is not None)

@@ -1,16 +1,17 @@
-"""The nodes: nodes, quiet, stop, reload."""
+"""The nodes: nodes, stack, quiet, unquiet, stop, reload."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import click
 
 from lowq.application import Lowq
-from lowq.cli.group import audited, json_option, with_app
+from lowq.cli.group import audited, json_option, queue_argument, with_app
 from lowq.cli.output import echo_json, echo_lines, number, say, server_time, table
 from lowq.clock import duration
+from lowq.errors import EXIT_FAILED
 from lowq.logs import printable
-from lowq.operate.nodes import NodeInfo
+from lowq.operate.nodes import NodeCommand, NodeInfo
 from lowq.schedules import is_internal
 
 #: Seconds from which on `lowq nodes` names a batch that runs.
@@ -47,10 +48,10 @@ def nodes(app: Lowq, as_json: bool) -> None:
     echo_lines(table(columns, rows, right=("busy", "tasks", "shards")))
     say("BUSY (threads), TASKS (of async workers) and SHARDS: each node as of its heartbeat")
     long = [
-        batch_text(node, thread, performed)
+        batch_text(node, thread, batch)
         for node in found
-        for thread, performed in [*enumerate(node.performing), *((None, task) for task in node.longest_tasks)]
-        if performed is not None and performed["seconds"] >= LONG
+        for thread, batch in node.batches()
+        if batch["seconds"] >= LONG
     ]
     if long:
         echo_lines(["", f"Batches that have been running for more than {LONG:g} s:", *long])
@@ -86,7 +87,32 @@ def _remarks(node: NodeInfo) -> str:
     return ", ".join(remarks)
 
 
-def _sends(command: Literal["quiet", "stop", "reload"], text: str, then: str = "") -> click.Command:
+@click.command
+@with_app
+@queue_argument
+@click.argument("job_id", metavar="ID")
+@json_option
+def stack(app: Lowq, queue: str, job_id: str, as_json: bool) -> None:
+    """Where in its code a running job is.
+
+    The stack of the thread, or of the task, that performs the id: files, lines, functions and lines of code, no values.
+    Its node is asked for it. Exit code 1 when nothing performs the id, or the node does not answer.
+    """
+    found = app.queue(queue).stack(job_id)
+    if as_json:
+        echo_json({"queue": queue, "id": job_id, "stack": found})
+    elif found is None:
+        say(f"nothing performs {printable(job_id)} now: `lowq why` says where it is")
+    else:
+        where = "task" if found.thread is None else f"thread {found.thread}"
+        blocked = "has not answered: its process may be blocked; kill -TTIN logs all its stacks"
+        say(f"{found.node} {where if found.text else blocked}")
+        echo_lines([printable(line) for line in found.text.splitlines()])
+    if found is None or not found.text:
+        click.get_current_context().exit(EXIT_FAILED)
+
+
+def _sends(command: NodeCommand, text: str, then: str = "") -> click.Command:
     """A verb that sends a command to a node. ``then``: how it goes on, for people."""
 
     @click.command(command, help=text)
@@ -107,6 +133,13 @@ quiet = _sends(
     It finishes what runs, gives its shards to other nodes and stays; `lowq nodes` names the nodes.
     """,
     "; `lowq nodes` shows when it is",
+)
+unquiet = _sends(
+    "unquiet",
+    """Have a node that is quiet take jobs again.
+
+    It gets its shards back. A consumer, or a node that is stopping, stays as it is.
+    """,
 )
 stop = _sends("stop", "Stop a node, in order, as TERM does.")
 reload = _sends(

@@ -18,7 +18,7 @@ from typing import IO, Any, Self
 import click
 
 from lowq.application import Lowq
-from lowq.clock import ago, duration, relative_seconds
+from lowq.clock import ago, duration, relative_seconds, seconds_of
 from lowq.codec import MAX_TIME
 from lowq.errors import (
     EXIT_FAILED,
@@ -33,6 +33,8 @@ from lowq.errors import (
 )
 from lowq.job import Job
 from lowq.logs import printable
+from lowq.operate.job_filter import JobFilter
+from lowq.retry import attempt_number, attempt_text
 from lowq.store.calls import time_of
 
 #: Seconds between two updates of a progress line.
@@ -75,8 +77,7 @@ def failure_of(error: LowqError) -> Failure:
 def message_of(error: LowqError, or_else: str = "") -> str:
     """The error's message; where nothing listens, also what to do about it. ``or_else``: one more thing to do."""
     if isinstance(error, RedisUnavailable) and "does not answer" in str(error):
-        reason = str(error).removesuffix(f"; {START_REDIS.format('redis_url')}").rstrip(".")
-        return f"{reason}; {START_REDIS.format('--redis-url')}{or_else}"
+        return f"{str(error).rstrip('.')}; {START_REDIS.format('--redis-url')}{or_else}"
     return str(error)
 
 
@@ -269,15 +270,15 @@ def job_row(job: Job, now: float) -> list[str]:
     """A line of `jobs`; the columns are JOB_COLUMNS."""
     moment = job.buried_at if job.state == "morgue" else job.perform_at
     newest = payload_text(job.payloads[-1][0]) if job.payloads else ""
-    retry = "" if job.retry_count < 0 else number(job.retry_count + 1)
-    return [job.id, job.state, ago(moment, now), retry, number(job.payloads_count), last_line(job.error), newest]
+    tried = "" if job.retry_count < 0 else number(attempt_number(job.retry_count))
+    return [job.id, job.state, ago(moment, now), tried, number(job.payloads_count), last_line(job.error), newest]
 
 
-JOB_COLUMNS = ("id", "state", "when", "retry?", "payloads", "error?", "newest payload")
+JOB_COLUMNS = ("id", "state", "when", "attempt?", "payloads", "error?", "newest payload")
 
 
-def job_block(job: Job, now: float) -> list[str]:
-    """All about a job, over several lines."""
+def job_block(job: Job, now: float, max_retry_count: int) -> list[str]:
+    """All about a job, over several lines. ``max_retry_count``: that of its worker."""
     width = terminal_width()
     if job.state == "morgue":
         when = f"buried {ago(job.buried_at, now)}"
@@ -286,7 +287,7 @@ def job_block(job: Job, now: float) -> list[str]:
     else:
         when = ago(job.perform_at, now)
     if job.state != "morgue" and job.retry_count >= 0:
-        when += f", failed {count(job.retry_count + 1, 'time')}"
+        when += f", {attempt_text(job.retry_count, max_retry_count)}"
     if job.crashes:
         when += f", crashed {count(job.crashes, 'time')}"
     if job.priority:
@@ -302,6 +303,12 @@ def job_block(job: Job, now: float) -> list[str]:
     if job.error:
         lines += ["  reason:" if job.state == "morgue" else "  last error:"]
         lines += [f"    {line}" for line in printable(job.error.rstrip(), keep="\n").split("\n")]
+    if job.attempts:
+        lines.append("  last attempts:")
+    for attempt in job.attempts:
+        took = duration(attempt.seconds, fine=True)
+        text = f"    {ago(attempt.at, now)} on {attempt.node}, {took}: {last_line(attempt.error)}"
+        lines.append(shorten(printable(text), width))
     return lines
 
 
@@ -337,3 +344,17 @@ class Progress:
             text = f"[{'#' * filled}{'.' * (20 - filled)}] {fraction:4.0%}  {text}  {left} left"
         columns = shutil.get_terminal_size().columns
         click.echo(f"\r{text[: columns - 1]}\x1b[K", nl=False, err=True)
+
+
+def in_words(wanted: JobFilter) -> str:
+    """The filter in words, without its state."""
+    words = [
+        ("with ids like", wanted.match), ("with the payload", wanted.payload), ("with the error", wanted.error),
+        ("with an error of the group", wanted.error_group), ("of shard", wanted.shard),
+        ("of priority", wanted.priority),
+    ]  # fmt: skip
+    ages = [("older than", seconds_of(wanted.older_than)), ("newer than", seconds_of(wanted.newer_than))]
+    return "".join(
+        [f" {word} {value!r}" for word, value in words if value is not None]
+        + [f" {word} {duration(age)}" for word, age in ages if age is not None]
+    )

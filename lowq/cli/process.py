@@ -9,11 +9,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -217,14 +217,12 @@ class Launch:
         if carried is not None and (values := json.loads(carried))["pid"] == os.getpid():
             self.nonce, self.web = values["nonce"], values["web"]
 
-    def new_code(self, refusal: str) -> NewCode:
-        """The way for the node of this process to get new code. ``refusal``: why it can't; empty: it can."""
+    def new_code(self, refusal: str, supervisor: Mapping[str, Any]) -> NewCode:
+        """The way for the node of this process to get new code; the arguments are fields of it."""
         return NewCode(
-            check=self._check_code,
-            terminal_closed=lambda: self.has_terminal and not has_terminal(),
-            on_kept=self._end_dashboard,
-            refusal=refusal,
-        )
+            check=self._check_code, terminal_closed=lambda: self.has_terminal and not has_terminal(),
+            on_kept=self._end_dashboard, refusal=refusal, supervisor=supervisor,
+        )  # fmt: skip
 
     def _check_code(self) -> str | None:
         """Returns why the code that is on the disk now can't be run, or None. Another process loads it, and

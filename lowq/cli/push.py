@@ -4,6 +4,7 @@
 
 import os
 import re
+import stat
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -248,7 +249,13 @@ def job_of(
         try:
             job["payload"] = msgspec.json.decode(payload)
         except (msgspec.DecodeError, UnicodeEncodeError) as error:
-            raise WrongUsage(f"the payload is no JSON: {error}; a text needs its quotes: '\"text\"'") from None
+            is_object = payload.lstrip().startswith("{")
+            needs = (
+                'names and texts need double quotes: \'{"status": "new"}\''
+                if is_object
+                else "a text needs its quotes: '\"text\"'"
+            )
+            raise WrongUsage(f"the payload is no JSON: {error}; {needs}") from None
     if score is not None:
         try:
             job["score"] = int(score) if score.lstrip("+-").isdigit() else float(score)
@@ -266,7 +273,7 @@ def _push_lines(
     app: Lowq, queue: Queue, file: str, skip: Sequence[range], timeout: float | None, durability: Durability | None
 ) -> int:
     with click.open_file(file, "rb") as stream, Progress("jobs") as progress:
-        total = os.fstat(stream.fileno()).st_size if file != "-" else 0
+        total = _size_of(stream)
         if file == "-" and sys.stdin.isatty():
             say("one JSON object a line; Ctrl-D ends them")
         # JSON may be much longer than the canonical form that is measured: escapes, spaces.
@@ -280,6 +287,15 @@ def _push_lines(
             return queue.push(source, on_progress, timeout=timeout, durability=durability)
         except (BadLine, JobError, PushError, KeyboardInterrupt) as error:
             _give_up(app, queue, error, source, f"lowq push {queue.name} {file}")
+
+
+def _size_of(stream: IO[bytes]) -> int:
+    """Bytes of the file; 0: it is no file, or a pipe."""
+    try:
+        status = os.fstat(stream.fileno())
+    except OSError:
+        return 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
 def _give_up(app: Lowq, queue: Queue, error: BaseException, source: Source, command: str) -> NoReturn:
@@ -358,7 +374,7 @@ WAIT_FOR_WRITERS = 10.0
 
 @click.command
 @with_connection
-@click.argument("database_url", required=False, envvar="DATABASE_URL")
+@click.argument("database_url", required=False)
 @click.option("--once", is_flag=True, help="Push what is committed now, then end.")
 @click.option("--retry", is_flag=True, help="Let rows that could not be pushed wait again, then end.")
 @click.option(
@@ -376,8 +392,9 @@ def outbox(
 ) -> None:  # fmt: skip
     """Push what the transactions of a database have left in its table lowq_outbox.
 
-    DATABASE_URL, or the variable of that name, is postgresql://user:password@host/name or sqlite:///path/to/file.db. Of
-    several relays of one database one is at work, the others wait. TERM and Ctrl-C end it.
+    DATABASE_URL is postgresql://user:password@host/name, sqlite:///path/to/file.db, or the name that Django knows it
+    by. Default: the setting outbox, or the variable DATABASE_URL. Of several relays of one database, those of nodes
+    with --outbox included, one is at work, the others wait. TERM and Ctrl-C end it.
 
     \b
     lowq outbox --sql postgresql | psql "$DATABASE_URL"
@@ -388,11 +405,12 @@ def outbox(
     if sql is not None:
         click.echo(contrib.sql(sql), nl=False)
         return
-    if not database_url:
-        raise WrongUsage("which database? lowq outbox postgresql://user:password@host/name, or set DATABASE_URL")
     logs.configure(log_format, log_level)
     app = open_app(**connection)
     logs.configure(log_format, log_level)
+    database_url = database_url or app.config.outbox or os.environ.get("DATABASE_URL")
+    if not database_url:
+        raise WrongUsage("which database? lowq outbox postgresql://user:password@host/name, or set DATABASE_URL")
     relay = contrib.Relay(app, database_url, interval=interval)
     if not once and not retry:
         with stopped_by_signals(relay.request_stop):

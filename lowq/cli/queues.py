@@ -1,4 +1,4 @@
-"""Whole queues: shards, pause, resume, release-all, drop, reshard; and their schedules."""
+"""Whole queues: shards, pause, resume, release-all, drop, reshard; limits and schedules."""
 
 import time
 from collections.abc import Callable
@@ -24,6 +24,7 @@ from lowq.cli.output import (
 from lowq.cli.stats import end_without, shards_without
 from lowq.clock import ago, duration
 from lowq.errors import EXIT_INTERRUPTED, RedisUnavailable
+from lowq.limits import LimitRule, Rate
 from lowq.operate.actions import IN_FLIGHT
 from lowq.operate.queries import shards_of_handle
 from lowq.operate.schedules import ScheduleInfo
@@ -208,6 +209,38 @@ def _waiting_lines(queue: str, shards_count: int) -> Callable[[ReshardProgress],
             say(f"lowq: waiting for what is in flight of shard {some} of {queue}; `lowq shards` says who has it")
 
     return show
+
+
+# --- limits ---
+
+
+@click.command
+@with_app
+@json_option
+def limits(app: Lowq, as_json: bool) -> None:
+    """The limits over all nodes: of workers, and around calls of nodes that live; how far they are used."""
+    found = app.limits()
+    documents = [
+        {**state.limit.shown(), "used": state.used, "wait": state.wait, "waiting": state.waiting} for state in found
+    ]
+    if answered(as_json, {"limits": documents}, found, "there are no limits"):
+        return
+    rows = [
+        [
+            state.limit.key or "", rule_text(state.limit), f"{number(state.used)}", number(state.waiting),
+            "now" if state.wait == 0 else "when one ends" if state.wait is None else f"in {duration(state.wait)}",
+        ]
+        for state in found
+    ]  # fmt: skip
+    echo_lines(table(("limit", "allows", "used", "waiting", "more"), rows, right=("used", "waiting")))
+    say("USED: permits; WAITING: queues of nodes, and processes, that wait for one")
+
+
+def rule_text(rule: LimitRule) -> str:
+    """What a limit allows, for people."""
+    if isinstance(rule, Rate):
+        return f"{number(rule.limit)} in {duration(rule.seconds)}{', strict' if rule.strict else ''}"
+    return f"{number(rule.limit)} at once"
 
 
 # --- schedules ---

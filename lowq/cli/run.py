@@ -13,9 +13,11 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+import lowq
 from lowq import logs
-from lowq.application import Lowq
+from lowq.application import Lowq, all_applications
 from lowq.cli.group import log_options, metrics_options, set_up, setting_option, with_connection
+from lowq.cli.health import health_option, serving_health
 from lowq.cli.loading import app_of_project, in_short, load_given, source_folder, users_traceback
 from lowq.cli.output import Failure, WrongUsage, message_of
 from lowq.cli.process import Launch, drop_broken_streams, program, reporting, supervised_option, typed_options
@@ -36,10 +38,12 @@ supervisor_log = get_log("lowq.supervisor")
 
 #: Folders with code that nobody edits; hidden ones are left out too.
 _IGNORED = {"__pycache__", "node_modules", "site-packages"}
+#: Seconds that a node which ends waits for its relay of an outbox: that may end at any moment.
+RELAY_SECONDS = 1.0
 #: Options that a process of a supervisor is given as they were typed.
 _PASSED_ON = {
     "require", "redis_url", "namespace", "threads", "concurrency", "queues", "no_prefetch", "log_format", "log_level",
-    "graphite", "statsd",
+    "graphite", "statsd", "health", "outbox",
 }  # fmt: skip
 
 
@@ -57,6 +61,7 @@ _PASSED_ON = {
 @click.option("--embedded", is_flag=True, help="The store inside of this process: no Redis, gone at the end.")
 @click.option("--no-prefetch", is_flag=True, help="One batch per round trip to Redis.")
 @metrics_options
+@setting_option("outbox", "--outbox", metavar="URL")
 @click.option(
     "--web",
     type=address,
@@ -64,6 +69,7 @@ _PASSED_ON = {
     help="The dashboard, too, in a process of its own; also with --processes.",
 )
 @with_dashboard_options
+@health_option("Serve /livez, /readyz and /metrics of the node here; also with --processes.")
 @log_options
 @supervised_option
 @click.option("--check", is_flag=True, hidden=True, help="Load the code, see whether it can be run, and end.")
@@ -71,8 +77,9 @@ _PASSED_ON = {
 def run(
     context: click.Context, /, app_named: str | None, require: str | None, redis_url: str | None, namespace: str | None,
     threads: int | None, concurrency: int | None, queues: tuple[str, ...], processes: int | None, reload: bool,
-    embedded: bool, no_prefetch: bool, graphite: str | None, statsd: str | None, web: tuple[str, int] | None,
-    log_format: LogFormat | None, log_level: str | None, supervised: str | None, check: bool, **_dashboard: Any,
+    embedded: bool, no_prefetch: bool, graphite: str | None, statsd: str | None, outbox: str | None,
+    web: tuple[str, int] | None, health: str | None, log_format: LogFormat | None, log_level: str | None,
+    supervised: str | None, check: bool, **_dashboard: Any,
 ) -> None:  # fmt: skip
     """Run a node: performs the jobs of the workers in APP: a file, pkg.module or pkg.module:app.
 
@@ -108,6 +115,8 @@ def run(
                 supervisor.dashboard = stack.enter_context(
                     dashboard(options, web, launch.folder, health=supervisor.trouble, patient=reload)
                 )
+            if health is not None:
+                stack.enter_context(serving_health(address(health), supervisor.vitals))
             if reload:
                 stack.enter_context(deploying_changes([Path.cwd(), source_folder(require)], supervisor.deploy))
             signal.signal(signal.SIGTERM, lambda *_: None)  # once its processes have ended it stops already
@@ -120,12 +129,14 @@ def run(
             add_log_context()
             set_up(
                 app, redis_url=redis_url, namespace=namespace, threads_per_node=threads, concurrency=concurrency,
-                graphite=graphite, statsd=statsd,
+                graphite=graphite, statsd=statsd, outbox=outbox,
             )  # fmt: skip
-            new_code = launch.new_code(_reload_refusal(app, child, embedded=embedded))
+            _warn_of_other_workers(app)
+            started_by = child.supervisor if child else {}
+            new_code = launch.new_code(_reload_refusal(app, child, embedded=embedded), started_by)
             node = _make_node(
                 app, queues, child, prefetch=not no_prefetch, new_code=new_code, resumes_as=launch.nonce,
-                held_signals=held,
+                held_signals=held, reports_vitals=health is not None,
             )  # fmt: skip
             if check:
                 _report_check(app, node, child)
@@ -140,6 +151,10 @@ def run(
                 launch.dashboard = stack.enter_context(
                     dashboard(options, web, launch.folder, health=node.trouble, was_at=launch.web)
                 )
+            if health is not None and child is None:
+                stack.enter_context(serving_health(address(health), node.vitals))
+            if app.config.outbox is not None:
+                stack.enter_context(_relaying(app, app.config.outbox))
             held.hold_stops()
             code = _run(node)
             if node.end_by is not None:
@@ -223,16 +238,51 @@ def outermost(folders: Iterable[Path]) -> list[Path]:
 # --- a node ---
 
 
-def _make_node(app: Lowq, queues: tuple[str, ...], child: Supervised | None, **options: Any) -> Node:
+def _warn_of_other_workers(app: Lowq) -> None:
+    """Names the workers of other applications that were loaded, too: nobody performs their jobs here."""
+    for other in all_applications():
+        if other is not app and other.workers:
+            whose = "the default application" if other is lowq.app else "another application"
+            log.warning(
+                "workers of %s are not run by this node: %s; decorate them with the worker() of the application that "
+                "it runs, or run that one by a node of its own", whose, ", ".join(other.workers),
+                extra={"event": "other_workers", "queues": list(other.workers)},
+            )  # fmt: skip
+
+
+def _make_node(
+    app: Lowq, queues: tuple[str, ...], child: Supervised | None, *, reports_vitals: bool, **options: Any
+) -> Node:  # fmt: skip
+    def report() -> dict[str, Any]:
+        vitals = node.vitals() if reports_vitals else None
+        return {"trouble": node.trouble(), **({} if vitals is None else vitals.shown())}
+
     def report_ready() -> None:
         if child is not None:
-            child.ready(app.config.shutdown_timeout, node.trouble)
+            child.ready(app.config.shutdown_timeout, report)
 
     try:
         node = Node(app, queues=queues or None, on_ready=report_ready, **options)
     except ConfigError as error:
         raise (WrongUsage if queues else Failure)(str(error)) from None
     return node
+
+
+@contextmanager
+def _relaying(app: Lowq, database: str) -> Iterator[None]:
+    """Relays the outbox of a database for the time of the block, beside the node: see `lowq.contrib.outbox`.
+
+    Raises:
+        ConfigError: it is no database that the outbox works with.
+    """
+    from lowq.contrib.outbox import Relay  # nodes without one do without it
+
+    relay = Relay(app, database)
+    relay.start()
+    try:
+        yield
+    finally:
+        relay.stop(RELAY_SECONDS)
 
 
 def _reload_refusal(app: Lowq, child: Supervised | None, *, embedded: bool) -> str:

@@ -33,7 +33,7 @@ LINES = 24
 #: Figures that are added up over queues.
 _SUMS = (
     "length", "due", "scheduled", "fresh", "retries", "taken", "morgue_length", "processed", "failed", "buried",
-    "expired", "pushed",
+    "expired", "cancelled", "pushed",
 )  # fmt: skip
 
 

@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from difflib import get_close_matches
+from operator import methodcaller
 from typing import Any, NoReturn
 from uuid import UUID
 
 from lowq.codec.payloads import APPENDED
 from lowq.codec.payloads import dump_payload as _dump_payload  # where a parameter has its name
 from lowq.errors import JobError, PayloadError
+from lowq.guesses import JOB_FIELDS, hint_for
 from lowq.job import JobDict
 
 #: Longest id, in bytes of UTF-8.
@@ -86,9 +88,8 @@ def lookup_id(job_id: object) -> bytes:
     return encode_id(job_id)
 
 
-def decode_id(raw: bytes) -> str:
-    """An id as people and handlers get it: bytes that are no UTF-8 are decoded by ``surrogateescape``."""
-    return raw.decode("utf-8", "surrogateescape")
+#: An id as people and handlers get it: bytes that are no UTF-8 are decoded by ``surrogateescape``.
+decode_id: Callable[[bytes], str] = methodcaller("decode", "utf-8", "surrogateescape")
 
 
 class _FreshIds:
@@ -366,6 +367,6 @@ _TIMES: tuple[tuple[str, Callable[[str, object], bytes]], ...] = (
 def _refuse_unknown(job: Mapping[str, Any]) -> None:
     for name in job:
         if name not in _FIELDS:
-            near = get_close_matches(str(name), _FIELDS, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"a job has {', '.join(sorted(_FIELDS))}"
+            near = next(iter(get_close_matches(str(name), _FIELDS, 1)), None)
+            hint = hint_for(JOB_FIELDS, name, sorted(_FIELDS), near, "a job has")
             raise JobError(f"unknown field {name!r}; {hint}")

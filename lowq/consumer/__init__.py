@@ -8,6 +8,6 @@ async_consumer  the same, awaitable
 
 from lowq.consumer.async_consumer import AsyncConsumer, AsyncConsumerJob
 from lowq.consumer.consumer import Consumer, check_consumer
-from lowq.consumer.hand import ConsumerJob
+from lowq.job import ConsumerJob
 
 __all__ = ["AsyncConsumer", "AsyncConsumerJob", "Consumer", "ConsumerJob", "check_consumer"]

@@ -13,10 +13,10 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from lowq.consumer.consumer import Consumer
-from lowq.consumer.hand import ConsumerJob
 from lowq.consumer.takes import Caller
-from lowq.coroutines import resolve, run_in_own_thread
+from lowq.coroutines import resolve, run_in_own_thread, running_loop
 from lowq.errors import ConsumerClosed
+from lowq.job import ConsumerJob
 
 T = TypeVar("T")
 
@@ -40,6 +40,11 @@ class AsyncConsumerJob:
     def payload(self) -> Any:
         """The newest of the payloads; None if somebody has removed them by hand."""
         return self._job.payload
+
+    @property
+    def is_cancelled(self) -> bool:
+        """As of `ConsumerJob`."""
+        return self._job.is_cancelled
 
     async def ack(self) -> None:
         """As of `ConsumerJob`, like those below."""
@@ -153,7 +158,7 @@ async def in_thread(work: Callable[[], T], discard: Callable[[T], object] | None
     """Runs it in a thread of its own, as those of the loop's executor may all be waiting. ``discard``: called in a
     thread with the result if the caller was cancelled before it got that; also when the loop has ended.
     """
-    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    future: asyncio.Future[T] = running_loop().create_future()
     lock = threading.Lock()
     results: list[T] = []
     is_abandoned = False

@@ -28,7 +28,7 @@ import os
 import secrets
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from hashlib import blake2b
@@ -37,12 +37,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from lowq.backend import Backend
-from lowq.consumer.hand import ConsumerJob, Hand
+from lowq.consumer.hand import Hand
 from lowq.consumer.takes import Caller, Taker, in_flight_of
 from lowq.errors import ConfigError, LowqError, RedisUnavailable, SessionInUse
+from lowq.job import ConsumerJob
 from lowq.logs import describe, get_log
 from lowq.observe.error_groups import ErrorCounts, ErrorRecorder
-from lowq.observe.graphite_statsd import Reading
+from lowq.observe.health import Reading
 from lowq.options import QueueOptions
 from lowq.options import seconds as seconds_kind
 from lowq.settings import Config
@@ -183,16 +184,16 @@ class Consumer:
 
             def make_shards(_queue: str, layout: Layout) -> list[Shard]:
                 return shards_of(
-                    self._client, self._config, options, nonce, layout=layout, session=digest, events=events,
-                    payload_type=backend.payload_type_of(self.queue),
+                    self._client, self._config, options, nonce, layout=layout, node=identity.name, session=digest,
+                    events=events, payload_type=backend.payload_type_of(self.queue),
                 )  # fmt: skip
 
             routes = backend.registrations.routes_of(self.queue)
             layouts = Layouts.plain(options.shards_count) if routes is None else routes.layouts
-            shards = [shard for layout in layouts.all for shard in make_shards(self.queue, layout)]
             served = {layout.name(self.queue): layout.shards_count for layout in layouts.all}
-            ready = threading.Event()
             identity = Identity(nonce, served, 0, VERSION, session=f"{digest[6:]}:{digest[:6]}")
+            shards = [shard for layout in layouts.all for shard in make_shards(self.queue, layout)]
+            ready = threading.Event()
             self._broker = Broker(
                 identity, shards, self._client, maintenance_client, self._config,
                 splitter=BalancedSplitter(1), groups=[WorkerGroup([self.queue], [{self.queue: LagScheduler()}])],
@@ -357,13 +358,13 @@ class Consumer:
         log.critical("consumer of queue %r ends: %s", self.queue, describe(error), extra={"event": "fatal"})
         self._dispatcher.nudge()
 
-    def _on_command(self, command: str) -> None:
+    def _on_command(self, sent: Mapping[str, str]) -> None:
         """As for a node: it takes nothing more, and may still report what it has. Waiting takes go on waiting. Commands
         of a later release are not known here.
         """
-        if command not in ("quiet", "stop", "reload"):
+        if sent["do"] not in ("quiet", "stop", "reload"):
             return
-        log.warning("consumer %s has received a command: %s", self.name, command, extra={"event": "command"})
+        log.warning("consumer %s has received a command: %s", self.name, sent["do"], extra={"event": "command"})
         self._broker.quiet()
 
     def _details(self) -> dict[str, Any]:

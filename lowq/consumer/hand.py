@@ -9,8 +9,8 @@ Redis has nothing in flight under it any more, the first attempt got through.
 import os
 import random
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from math import inf
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from lowq.options import QueueOptions
 from lowq.retry import default_retry_in
 from lowq.settings import Config
 from lowq.shards.broker import Broker
-from lowq.shards.delivery import Delivery, InFlight, Report
+from lowq.shards.delivery import Delivery, InFlight, Report, TakenJob
 from lowq.shards.dispatcher import Dispatcher
 from lowq.shards.shard import Shard
 from lowq.store import Client
@@ -35,53 +35,6 @@ log = get_log("lowq.consumer")
 _TIME = options.seconds(optional=False)
 #: Jobs that one call gives back: it must not hold Redis for long.
 RELEASED_TOGETHER = 100
-
-
-@dataclass(slots=True, eq=False)  # not frozen: that would cost more than all else about it
-class ConsumerJob:
-    """A job that a consumer has taken. Reported once, by `ack`, `release`, `bury` or `fail`. Each of them raises
-    `NotTaken` when the consumer has the job no more, and `RedisUnavailable` when it may be called again.
-    """
-
-    id: str
-    #: Oldest (lowest score) first.
-    payloads: list[Any]
-    #: -1 fresh, n: failed n + 1 times.
-    retry_count: int
-    #: Reports the job in any process that has the session: ``consumer.ack(receipt)``.
-    receipt: str
-    #: The fencing token: grows with every change of the shard's owner. A database that remembers the highest one it saw
-    #: can refuse an owner that was replaced without noticing.
-    fence: int
-    #: Its `Consumer`.
-    _consumer: Any = field(repr=False)
-    #: It is handed over without others, so that they are not in flight should it end the process.
-    _is_solo: bool = field(default=False, repr=False)
-
-    @property
-    def payload(self) -> Any:
-        """The newest of the payloads; None if somebody has removed them by hand."""
-        return self.payloads[-1] if self.payloads else None
-
-    def ack(self) -> None:
-        """The job is done."""
-        self._consumer.ack(self.receipt)
-
-    def release(self, delay: float | timedelta | None = None) -> None:
-        """The job waits again, uncharged: for so many seconds, or as it did before."""
-        self._consumer.release(self.receipt, delay)
-
-    def bury(self, reason: str = "") -> None:
-        """The job goes to the morgue."""
-        self._consumer.bury(self.receipt, reason)
-
-    def fail(self, error: BaseException | str = "", delay: float | timedelta | None = None) -> None:
-        """The job is charged a retry, and waits for it; without any left its oldest payload goes to the morgue."""
-        self._consumer.fail(self.receipt, error, delay)
-
-    def touch(self, seconds: float | timedelta) -> None:
-        """From now on the job has so many seconds until ``ttr`` passes."""
-        self._consumer.touch(self.receipt, seconds)
 
 
 @dataclass(slots=True, eq=False)
@@ -112,12 +65,6 @@ class Held:
     def is_current(self) -> bool:
         """Whether the lease is the one under which jobs of the shard may be reported."""
         return self.delivery.lease.token == self.in_flight.token
-
-    def is_sure(self) -> bool:
-        """Whether the job is surely this consumer's, and nothing of it has expired since it was taken."""
-        now = monotonic()
-        is_held = self.is_current and self.delivery.is_held(self.shard.lease, now)
-        return is_held and not self.delivery.has_expired(self.id, now)
 
 
 class Sent(NamedTuple):
@@ -206,9 +153,10 @@ class Hand:
         for shard, count in gone.items():
             self._count(shard, -count)
 
-    def forget_uncertain(self, ids: Collection[str]) -> None:
+    def forget_uncertain(self, taken: Iterable[TakenJob]) -> None:
         """Forgets jobs whose report got no answer and whose id was taken anew: so the report did get there."""
         if self._has_uncertain:
+            ids = {job.id for job in taken}
             self.forget([receipt for receipt, one in self.held.items() if one.is_uncertain and one.id in ids])
             self._has_uncertain = any(one.is_uncertain for one in self.held.values())
 
@@ -289,6 +237,11 @@ class Hand:
             f"queue {self.queue!r}: this consumer holds no job with the receipt {receipt!r:.200}: it was reported "
             "already, or its ttr has passed, or the lease of its shard was lost, or it is no receipt of this session"
         )
+
+    def is_cancelled(self, receipt: str) -> bool:
+        """Whether the job in hand under a receipt is to end."""
+        held = self.held.get(receipt)
+        return held is not None and held.shard.stopping.get(held.id, (None,))[0] == held.delivery.number
 
     def report(self, receipt: str, make: Callable[[Held], tuple[Report, float]]) -> None:
         """Reports a job in hand. ``make``: gives the report, and the seconds for which the job waits then, if it does.
@@ -429,10 +382,16 @@ class Hand:
     def _by_delivery(self, receipts: Iterable[str]) -> Iterable[tuple[tuple[Shard, int], list[str]]]:
         """Groups the receipts that may be reported by their deliveries."""
         groups: dict[tuple[Shard, int], list[str]] = {}
+        latest: Delivery | None = None  # mostly the same as of the receipt before
+        some: list[str] = []
         for receipt in receipts:
             held = self.held.get(receipt)
-            if held is not None and held.is_current:
-                groups.setdefault((held.shard, held.delivery.number), []).append(receipt)
+            if held is None:
+                continue
+            if held.delivery is not latest:
+                latest = held.delivery
+                some = groups.setdefault((held.shard, latest.number), []) if held.is_current else []
+            some.append(receipt)
         return groups.items()
 
 

@@ -20,17 +20,18 @@ from typing import Any
 
 from lowq.clock import now as monotonic
 from lowq.codec import decode_id
-from lowq.consumer.hand import ConsumerJob, Hand
+from lowq.consumer.hand import Hand
 from lowq.coroutines import at_once
 from lowq.errors import ConsumerClosed, LeaseLost, LowqError, NotTaken, RedisUnavailable
+from lowq.job import ConsumerJob
 from lowq.logs import get_log
-from lowq.options import MergeFunction, merged, whole
+from lowq.options import MergeFunction, whole
 from lowq.options import seconds as seconds_kind
 from lowq.settings import Config
 from lowq.shards.delivery import Delivery, Report
 from lowq.shards.shard import Shard
 from lowq.store import Call, Client
-from lowq.verdicts import bury_undecodable, read_takes
+from lowq.verdicts import bury_undecodable, merged, read_takes
 
 log = get_log("lowq.consumer")
 
@@ -94,7 +95,7 @@ class Taker:
         """The caller gets these jobs: those that are surely this consumer's still. Its thread may have been frozen for
         longer than the lease since they were taken; then somebody else performs them.
         """
-        surely = [job for job in jobs if self._is_held(job.receipt)]
+        surely = self._surely_held(jobs)
         for job in surely:
             if (held := self._hand.held.get(job.receipt)) is not None:
                 held.taker = None
@@ -102,10 +103,21 @@ class Taker:
             self.give_back([job for job in jobs if job not in surely])
         return surely
 
-    def _is_held(self, receipt: str) -> bool:
-        """Whether the job is in hand, and surely this consumer's."""
-        held = self._hand.held.get(receipt)
-        return held is not None and held.is_sure()
+    def _surely_held(self, jobs: Sequence[ConsumerJob]) -> list[ConsumerJob]:
+        """Those that are in hand and surely this consumer's, and of which nothing has expired since they were taken."""
+        now, surely = monotonic(), list[ConsumerJob]()
+        delivery: Delivery | None = None
+        is_held = False
+        for job in jobs:
+            held = self._hand.held.get(job.receipt)
+            if held is None:
+                continue
+            if held.delivery is not delivery:  # mostly it is that of the job before
+                delivery = held.delivery
+                is_held = held.is_current and delivery.is_held(held.shard.lease, now)
+            if is_held and held.delivery.expires.get(held.id, inf) > now:
+                surely.append(job)
+        return surely
 
     def give_back(self, jobs: Sequence[ConsumerJob]) -> None:
         """These, which nobody has been given, wait again as soon as Redis answers."""
@@ -223,14 +235,14 @@ class Taker:
         leased = [shard for shard in self._hand.broker.shards if shard.lease.current is not None]
         held = self._hand.dispatcher.unclaimed(leased)
         replies = self._client.run_many([shard.in_flight.refresh_call() for shard, _ in held])
-        for (shard, wakes), reply in zip(held, replies, strict=True):
+        for (shard, version), reply in zip(held, replies, strict=True):
             if isinstance(reply, LeaseLost):
                 self._hand.broker.maintenance.check(shard)
             elif isinstance(reply, RedisUnavailable):
                 raise reply
             elif not isinstance(reply, Exception):
                 state = shard.in_flight.read_state(reply)
-                self._hand.dispatcher.note_state(shard, wakes, state.delay, paused=state.paused, levels=state.levels)
+                self._hand.dispatcher.note_state(shard, version, state.delay, paused=state.paused, levels=state.levels)
 
     def _chosen(self, jobs: list[ConsumerJob], caller: Caller) -> list[ConsumerJob]:
         """The jobs that the caller gets. A solo one comes alone."""
@@ -328,7 +340,7 @@ class Taker:
         """Keeps what a take has brought. What can't be decoded of it goes to the morgue as it is."""
         hand, lease = self._hand, delivery.lease
         hand.forget_earlier(shard, lease.token)
-        hand.forget_uncertain({job.id for job in delivery.jobs})
+        hand.forget_uncertain(delivery.jobs)
         taken, delivery.jobs = delivery.jobs, []  # the caller has them
         receipts = hand.add(shard, delivery, [(job.id, job.retry_count) for job in taken]) if taken else []
         jobs = [
@@ -407,7 +419,7 @@ class Taker:
             if self._hand.is_closed or self._hand.dispatcher.closed:
                 return []
             some, self._ahead = self._ahead[:limit], self._ahead[limit:]
-            jobs = [job for job in some if self._is_held(job.receipt)]
+            jobs = self._surely_held(some)
             if self._hand.ttr < inf:
                 deadline = self._hand.new_deadline()
                 for job in jobs:

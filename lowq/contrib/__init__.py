@@ -21,4 +21,10 @@ def add_observer(app: object, observer: Observer, module: str) -> None:
     """
     if not isinstance(app, Lowq):
         raise ConfigError(f"{module}.instrument({app!r:.100}): write instrument(), or instrument(app)")
-    app.observers[:] = [*(item for item in app.observers if type(item) is not type(observer)), observer]
+    remove_observer(app, type(observer))
+    app.observers.append(observer)
+
+
+def remove_observer(app: Lowq, kind: type[Observer]) -> None:
+    """Removes the observers of a kind."""
+    app.observers[:] = [item for item in app.observers if type(item) is not kind]

@@ -5,7 +5,7 @@
     caller's span                                  span "perform Orders" (consumer), in a trace of its own
       +- span "push Orders" (producer)  <--link--    +- spans of the handler
              |                                       +- span "push Mails" (producer): what the handler pushes
-             +-- its context, beside the payload in Redis, until the id is performed
+             +-- its context and baggage, beside the payload in Redis, until the id is performed
 
 Names follow OpenTelemetry's conventions for messaging, which are in development still; what these have no name for
 begins with ``lowq.``.
@@ -13,19 +13,20 @@ begins with ``lowq.``.
 
 import re
 import time
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from contextlib import suppress
 from contextvars import Token
-from typing import Any
+from typing import Any, ClassVar
 
-from lowq.application import Lowq, default
-from lowq.contrib import add_observer
+from lowq.application import Lowq, default, with_all
+from lowq.contrib import add_observer, remove_observer
 from lowq.errors import ConfigError
 from lowq.observe.events import MAX_TRACE_BYTES, Batch, BatchObservation, BatchResult, Observer, PushObservation
 from lowq.version import VERSION
 
 try:
-    from opentelemetry import context, metrics, trace
+    from opentelemetry import baggage, context, metrics, trace
+    from opentelemetry.baggage.propagation import W3CBaggagePropagator
     from opentelemetry.context import Context
     from opentelemetry.metrics import Histogram, MeterProvider
     from opentelemetry.trace import Link, SpanContext, SpanKind, StatusCode, TraceFlags, TracerProvider, TraceState
@@ -39,8 +40,10 @@ _WAIT_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60,
 #: Verdicts of what went wrong; what is only released is expected.
 _FAILED = frozenset({"retry", "exhausted", "buried", "crashed", "solo"})
 
-#: A span context beside payloads: the header traceparent, and perhaps a semicolon and the header tracestate.
-_CONTEXT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:;([!-~]+))?")
+#: A span context beside payloads: the header traceparent; perhaps a semicolon and the header tracestate; and perhaps
+#: two semicolons and the header baggage.
+_CONTEXT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:;(?!;)([!-~]+?))?(?:;;([!-:<-~]*))?")
+_BAGGAGE = W3CBaggagePropagator()
 
 
 def instrument(
@@ -50,8 +53,8 @@ def instrument(
     producers and in nodes. The providers are OpenTelemetry's global ones by default, whenever they are set. Called
     again, it changes the providers.
 
-    Of a push whose span is sampled the span's context is kept in Redis beside the payloads, 55 to 256 bytes, until
-    their id is performed.
+    Of a push whose span is sampled, or which has baggage, the span's context and the baggage are kept in Redis beside
+    the payloads, 55 to 256 bytes, until their id is performed.
 
     Raises:
         ConfigError: no application, or no provider.
@@ -67,6 +70,34 @@ def instrument(
                 "out for the global one"
             )
     add_observer(app, _OtelObserver(tracer_provider, meter_provider), __name__)
+
+
+class LowqInstrumentor:
+    """Instruments every application of the process, also those that are made later. It is the entry point that
+    ``opentelemetry-instrument lowq run`` finds.
+    """
+
+    _end: ClassVar[Callable[[], None]] = staticmethod(lambda: None)
+
+    def instrument(
+        self, *, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None,
+        **_options: object,
+    ) -> None:  # fmt: skip
+        """``tracer_provider``, ``meter_provider``: as of the function. Options of other instrumentors are accepted.
+
+        Raises:
+            ConfigError: as of the function.
+        """
+        type(self)._end()
+        type(self)._end = staticmethod(
+            with_all(lambda app: instrument(app, tracer_provider=tracer_provider, meter_provider=meter_provider))
+        )
+
+    def uninstrument(self, **_options: object) -> None:
+        """Ends it, for pushes and batches that begin from now on."""
+        type(self)._end()
+        type(self)._end = staticmethod(lambda: None)
+        with_all(lambda app: remove_observer(app, _OtelObserver))()
 
 
 class _OtelObserver(Observer):
@@ -122,7 +153,10 @@ class _OtelPush(PushObservation):
         self._began = time.perf_counter()
         self._span = observer.tracer.start_span(f"push {queue}", kind=SpanKind.PRODUCER, attributes=attributes)
         self._token: Token[Context] = context.attach(trace.set_span_in_context(self._span))
-        self.trace = encode_context(self._span.get_span_context())
+        carrier: dict[str, str] = {}
+        if baggage.get_all():
+            _BAGGAGE.inject(carrier)
+        self.trace = encode_context(self._span.get_span_context(), carrier.get("baggage", ""))
 
     def ended(self, accepted: int, error: BaseException | None) -> None:
         context.detach(self._token)
@@ -158,7 +192,8 @@ class _OtelBatch(BatchObservation):
             (job,) = batch.jobs
             attributes |= {"lowq.job.id": job.id, "lowq.job.retry_count": job.retry_count + 1}
         found = [(job.id, decode_context(text)) for job in batch.jobs for text in job.traces]
-        links = [Link(linked, {"lowq.job.id": job_id}) for job_id, linked in found if linked is not None]
+        pushes = [(job_id, *pair) for job_id, pair in found if pair is not None]
+        links = [Link(linked, {"lowq.job.id": job_id}) for job_id, linked, _ in pushes if linked.trace_flags.sampled]
         observer.handed_over.add(payloads, self._attributes)
         for job in batch.jobs:
             if job.waited is not None:
@@ -169,7 +204,8 @@ class _OtelBatch(BatchObservation):
         self._span = observer.tracer.start_span(
             f"perform {batch.queue}", kind=SpanKind.CONSUMER, attributes=attributes, links=links
         )
-        self._token: Token[Context] = context.attach(trace.set_span_in_context(self._span))
+        entries = _common([header for _, _, header in pushes])
+        self._token: Token[Context] = context.attach(trace.set_span_in_context(self._span, entries))
 
     def left(self) -> None:
         context.detach(self._token)
@@ -233,26 +269,52 @@ def _name_of(error: BaseException | str | None) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def encode_context(span_context: SpanContext) -> str:
-    """The text of a span that is kept beside payloads; "": nobody records the span. A tracestate that is too long, or
-    not printable, is left out.
+def _common(headers: Sequence[str]) -> Context | None:
+    """A context with the baggage that all pushes of a batch agree on; None: there is none. What one of them did not
+    have, or has otherwise, is not the batch's.
     """
-    if not span_context.is_valid or not span_context.trace_flags.sampled:
+    if not any(headers):
+        return None
+    read = [baggage.get_all(_BAGGAGE.extract({"baggage": header}, Context())) for header in set(headers)]
+    found = context.get_current()
+    for name, value in read[0].items():
+        if all(entries.get(name) == value for entries in read):
+            found = baggage.set_baggage(name, value, found)
+    return found
+
+
+def encode_context(span_context: SpanContext, header: str = "") -> str:
+    """The text of a span that is kept beside payloads, with the header baggage; "": nobody records the span, and there
+    is no baggage. Baggage that is too long, or not printable, is left out, and so is such a tracestate.
+    """
+    if not span_context.is_valid:
         return ""
     text = f"00-{span_context.trace_id:032x}-{span_context.span_id:016x}-{int(span_context.trace_flags):02x}"
     state = span_context.trace_state.to_header()
+    for entries in ([state, header], ["", header]) if header else ():
+        whole = f"{text};{entries[0]};;{header}" if entries[0] else f"{text};;{header}"
+        if _is_fit(whole, entries):
+            return whole
+    if not span_context.trace_flags.sampled:
+        return ""
     whole = f"{text};{state}"
-    return whole if state and len(whole) <= MAX_TRACE_BYTES and _CONTEXT.fullmatch(whole) else text
+    return whole if state and _is_fit(whole, [state, ""]) else text
 
 
-def decode_context(text: str) -> SpanContext | None:
-    """The span that was kept; None: it is none, as anybody may write to Redis."""
+def _is_fit(text: str, entries: Sequence[str]) -> bool:
+    """Whether it can be kept, and says these when it is read."""
+    found = _CONTEXT.fullmatch(text)
+    return len(text) <= MAX_TRACE_BYTES and found is not None and [found[4] or "", found[5] or ""] == entries
+
+
+def decode_context(text: str) -> tuple[SpanContext, str] | None:
+    """The span that was kept, and the header baggage; None: it is none, as anybody may write to Redis."""
     found = _CONTEXT.fullmatch(text)
     if found is None:
         return None
-    trace_id, span_id, flags, state = found.groups()
+    trace_id, span_id, flags, state, header = found.groups()
     span_context = SpanContext(
         int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=TraceFlags(int(flags, 16)),
         trace_state=TraceState.from_header([state]) if state else TraceState(),
     )  # fmt: skip
-    return span_context if span_context.is_valid else None
+    return (span_context, header or "") if span_context.is_valid else None

@@ -17,7 +17,8 @@ from lowq.settings import Config
 from lowq.store import Client
 from lowq.store.keys import nodes_key
 from lowq.store.registry import rights
-from lowq.work.handler import WorkerRuntime, has_life, set_up, tear_down
+from lowq.work.handler import WorkerRuntime
+from lowq.work.lifecycle import LoopState, has_life, set_up, tear_down
 from lowq.workers import Worker, is_async
 
 log = get_log("lowq.node")
@@ -67,25 +68,34 @@ def rehearse(app: Lowq, workers: Iterable[type[Worker[Any]]], threads: int) -> N
     """Runs the application's own code of a start, in a process that ends then.
 
     Raises:
-        What on_server_init, a splitter, a scheduler or a worker's __init__ or setup raises.
+        What on_server_init, on_loop_start, a splitter, a scheduler or a worker's __init__ or setup raises.
     """
     with _free_after_exec():
         app.config.on_server_init()
     new_splitter(app.config, threads)
     new_scheduler(app.config)
+    awaiting = []
     for worker in workers:
-        runtime = WorkerRuntime.of(worker, app.config, events=app.events_of(worker.queue_name))
-        if has_life(worker):
-            with _free_after_exec():
-                if is_async(worker):
-                    run_first(asyncio.run, _live(runtime.instance))
-                else:
-                    at_once(_live(runtime.instance))
+        instance = WorkerRuntime.of(worker, app.config, events=app.events_of(worker.queue_name)).instance
+        if is_async(worker):
+            awaiting.append(instance)
+        elif has_life(worker):
+            at_once(_live([instance], None))
+    state = LoopState.of(app) if awaiting else None
+    if state is not None or any(map(has_life, awaiting)):
+        run_first(asyncio.run, _live(awaiting, state))
 
 
-async def _live(instance: object) -> None:
-    await set_up(instance)
-    await tear_down(instance)
+async def _live(instances: Iterable[object], state: LoopState | None) -> None:
+    if state is not None:
+        with _free_after_exec():
+            await state.start()
+    for instance in filter(has_life, instances):
+        with _free_after_exec():
+            await set_up(instance)
+            await tear_down(instance)
+    if state is not None:
+        await state.stop()
 
 
 def warn(app: Lowq, client: Client, registered: Sequence[QueueInfo]) -> None:
@@ -106,8 +116,8 @@ def _warn_of_eviction(client: Client) -> None:
         log.warning(
             "Redis does not let this user ask about itself, so it is not known whether it is 7.0 or newer, whether "
             "it evicts keys (it needs maxmemory-policy noeviction), and when it was started, which decides whether "
-            "jobs of a node that is gone are charged with a crash; allow +info, see docs/rights.md: %s", error,
-            extra={"event": "unchecked"},
+            "jobs of a node that is gone are charged with a crash; allow +info, see docs/operations.md#rights: %s",
+            error, extra={"event": "unchecked"},
         )  # fmt: skip
         return
     if policy != "noeviction":
@@ -122,8 +132,8 @@ def _warn_of_channels(client: Client, config: Config) -> None:
     if client.call(rights(channel, ["SPUBLISH"])):
         log.warning(
             "Redis does not let this user publish (SPUBLISH on %s): what it pushes and gives back is found up to "
-            "poll_interval (%g s) later; allow +spublish and the channels, see docs/rights.md",
-            channel, config.poll_interval, extra={"event": "unpublished"},
+            "%g s later; allow +spublish and the channels, see docs/operations.md#rights",
+            channel, config.renewal_interval, extra={"event": "unpublished"},
         )  # fmt: skip
 
 

@@ -11,8 +11,9 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from math import inf
 from typing import Any
 
 from lowq.application import Lowq
@@ -24,16 +25,14 @@ from lowq.node.reload import NewCode, Reload
 from lowq.node.schedules import QueueSchedules, former_schedules
 from lowq.node.signals import HeldSignals, Request, Signals
 from lowq.node.watchdog import LEEWAY, end_process_by
+from lowq.observe.graphite_statsd import Source
+from lowq.observe.health import Vitals
 from lowq.observe.tallies import node_source
 from lowq.operate.queues import all_queues
 from lowq.registrations import QueueInfo
 from lowq.shards.broker import Broker
 from lowq.shards.outage import Outage
-from lowq.workers import (
-    Worker,
-    is_async,
-    schedules_of,
-)
+from lowq.workers import Worker, schedules_of
 
 log = get_log("lowq.node")
 
@@ -78,6 +77,8 @@ class Node:
         self.threads = self._performers.count
         #: on_server_init was called, and on_server_stop was not since.
         self._has_init = False
+        #: The figures of its queues and of the process.
+        self._read_figures: Source = dict
         #: Ends the lines to Graphite and StatsD.
         self._stop_export: Callable[[], None] = lambda: None
         #: Of Redis, while the node starts; later that of its broker.
@@ -167,22 +168,18 @@ class Node:
         self.broker = self._performers.broker
         self.name = self.broker.name
         self._when_ready(partial(checks.warn, app, self.client, registered))
-        performers = [f"{self.threads} threads"] if self.threads else []
-        if any(map(is_async, self._workers.values())):
-            performers.append(f"an event loop for {config.concurrency} shards at once")
         log.info(
             "node %s starts%s: %s, %d shards of %s, namespace %r on %s",
-            self.name, " with new code" if self._resumes else "", " and ".join(performers),
+            self.name, " with new code" if self._resumes else "", self._performers.described(),
             sum(shard.queue in self._workers for shard in self.broker.shards),
             ", ".join(self._workers), config.namespace, app.store_name,
             extra={"event": "start", "node": self.name},
         )  # fmt: skip
         self._performers.start(self.broker.start, lambda: self._signals.stop_requested or self.stopping.is_set())
-        self._stop_export = app.export_metrics(
-            node_source(
-                self._performers.recorder.tallies, lambda: self.broker.shards, self._performers.activities, self.threads
-            )
+        self._read_figures = node_source(
+            self._performers.recorder.tallies, lambda: self.broker.shards, self._performers.activities, self.threads
         )
+        self._stop_export = app.export_metrics(self._read_figures)
         for request in self._too_early:
             self._signals.wake(request)
         self._too_early = []
@@ -207,26 +204,27 @@ class Node:
     def _wait(self, seconds: float) -> None:
         if threading.current_thread() is threading.main_thread():
             self._wait_for_requests(seconds)
-        elif self.stopping.is_set():
-            time.sleep(seconds)
         else:
-            self.stopping.wait(seconds)
+            (time.sleep if self.stopping.is_set() else self.stopping.wait)(seconds)
 
     def trouble(self) -> str | None:
         """Why the node is not well, for people; None: it is. May be called from any thread."""
         if self._start_outage.trouble is not None:
             return self._start_outage.trouble
+        return self._performers.trouble() if hasattr(self, "broker") else "the node has not started yet"
+
+    def vitals(self) -> Vitals:
+        """How the node is, for probes. May be called from any thread."""
         if not hasattr(self, "broker"):
-            return "the node has not started yet"
-        if not self.broker.maintenance.is_alive():
-            return "the node's maintenance loop has ended"
-        return self.broker.outage.trouble or self._performers.trouble()
+            return Vitals(None, self.trouble(), {})
+        return self._performers.vitals(self.trouble(), self._read_figures())
 
     def _details(self) -> dict[str, Any]:
         says = {
             **self._performers.details(),
             "strict": self.app.config.strict_shards_count,
-            "reload_refusal": self._reload.refusal,
+            **self._reload.details(),
+            "limits": self.app.shown_call_limits(),
             # A node that ends does not vouch for them any more.
             "schedules": {
                 item.queue_name: item.shown()
@@ -236,16 +234,16 @@ class Node:
         }
         return {name: value for name, value in says.items() if value}
 
-    def _on_command(self, command: str) -> None:
+    def _on_command(self, sent: Mapping[str, str]) -> None:
+        command = sent["do"]
         log.warning(
             "node %s has received a command: %s", self.name, command, extra={"event": "command", "command": command}
         )
-        if command == "quiet":
-            self.quiet()
-        elif command == "stop":
-            self.request_stop()
-        elif command == "reload":
-            self._signals.wake(Request.RELOAD)
+        commands: dict[str, Callable[[], object]] = {
+            "quiet": self.quiet, "unquiet": self.unquiet, "stop": self.request_stop,
+            "reload": partial(self._signals.wake, Request.RELOAD), "stack": partial(self._performers.send_stack, sent),
+        }  # fmt: skip
+        commands.get(command, lambda: None)()
 
     # --- requests ---
 
@@ -275,9 +273,21 @@ class Node:
 
     def quiet(self) -> None:
         """Takes nothing more and finishes what runs; shards that rest are given up, so that other nodes work them."""
-        self.broker.quiet()  # before it says so
+        self.broker.quiet_for_now()  # before it says so
         self._reload.call_off(self.name)
         log.warning("node %s goes quiet: it takes nothing more", self.name, extra={"event": "quiet"})
+
+    def unquiet(self) -> None:
+        """Takes jobs again, after `quiet`. A node that drains or stops goes on ending."""
+        if self._performers.draining or self.stopping.is_set():
+            return
+        if self.broker.unquiet():
+            log.warning("node %s is quiet no more: it takes jobs again", self.name, extra={"event": "unquiet"})
+        else:
+            log.error(
+                "node %s can't take jobs again with the code that it has, as it has finished for new code: reload it",
+                self.name, extra={"event": "unquiet_refused"},
+            )  # fmt: skip
 
     def drain(self) -> None:
         """Goes quiet, and `run` ends as soon as what runs is finished, however long that takes. For a node that is
@@ -293,8 +303,7 @@ class Node:
 
     def _on_lost(self, drains: bool) -> str:
         """Ends, for another process to take its place. ``drains``: it finishes what runs."""
-        if self.exit_code == EXIT_OK:
-            self.exit_code = EXIT_REPLACE
+        self.exit_code = self.exit_code or EXIT_REPLACE
         if drains:
             self.drain()
             self._signals.wake(Request.DRAIN)  # `run` sleeps until it is woken, and looks then
@@ -322,8 +331,8 @@ class Node:
 
     def _has_finished(self) -> bool:
         """Whether all is finished for new code, or its time is over."""
-        is_over = time.monotonic() > self._reload.finish_by
-        return self._reload.is_finishing and (is_over or not self._performers.living())
+        reload = self._reload
+        return reload.is_finishing and (time.monotonic() > reload.finish_by or not self._performers.living())
 
     def _keep(self) -> None:
         """Ends, but for membership and leases, which the new code resumes.
@@ -337,6 +346,7 @@ class Node:
         self.end_by = self._reload.finish_by + LEEWAY
         if not running:
             self._call_on_server_stop()  # while leases are renewed
+        self.app.close_call_limits()
         self.broker.stop()
         nonce = self._nonce
         if running:
@@ -411,14 +421,15 @@ class Node:
         )  # fmt: skip
         deadline = time.monotonic() + seconds
         self.end_by = deadline + LEEWAY
+        self.app.end_waits_by(deadline)
         while self._performers.living() and not self._signals.cut_short and (left := deadline - time.monotonic()) > 0:
             self._wait(min(left, 0.02))
         busy = self._performers.busy() or ["nothing"]
         running = self._performers.cut_short()
+        self.app.end_waits_by(inf)
         self.broker.stop()
         if running:
-            if self.exit_code != EXIT_REPLACE:
-                self.exit_code = EXIT_CUT_SHORT
+            self.exit_code = EXIT_REPLACE if self.exit_code == EXIT_REPLACE else EXIT_CUT_SHORT
             log.error(
                 "node %s ends while it still performs: %s; these jobs are performed again, and not charged",
                 self.name, "; ".join(busy), extra={"event": "cut_short"},

@@ -7,8 +7,7 @@ reports what the hanging handler had in hand.
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from math import inf
 from typing import Any
@@ -19,28 +18,32 @@ from lowq.errors import EXIT_REPLACE
 from lowq.logs import get_log
 from lowq.node.checks import new_scheduler, new_splitter
 from lowq.node.schedules import QueueSchedules
-from lowq.node.watchdog import Watchdog
+from lowq.node.watchdog import Watchdog, stack_of_thread, stack_sender
 from lowq.observe.error_groups import ErrorCounts, ErrorRecorder
 from lowq.observe.events import QueueEvents
+from lowq.observe.health import Reading, Vitals
 from lowq.observe.tallies import Recorder
 from lowq.operate.nodes import StuckLimits
 from lowq.sharding import Layout, Layouts
 from lowq.shards.broker import Broker, WorkerGroup
-from lowq.shards.limits import Share
 from lowq.shards.membership import Identity
+from lowq.shards.permits import Share
 from lowq.shards.scheduler import LagScheduler
 from lowq.shards.shard import Performing, Shard, lag_of, shards_of, take_inflow
 from lowq.store import Client
 from lowq.version import VERSION
 from lowq.work.event_loop import EventLoop
-from lowq.work.handler import WorkerRuntime, has_life
+from lowq.work.handler import WorkerRuntime
+from lowq.work.lifecycle import has_life
 from lowq.work.loop import BatchActivity
 from lowq.work.threads import WorkerThread
-from lowq.workers import Worker, is_async, limits_of, payload_type_of, queue_options_of, time_limits_of
+from lowq.workers import Worker, handler_of, is_async, limits_of, payload_type_of, queue_options_of, time_limits_of
 
 log = get_log("lowq.node")
 
 Workers = dict[str, type[Worker[Any]]]
+#: Seconds after which a setup that has not returned is named in the log, and again after twice as many.
+SLOW_SETUP = 10.0
 
 
 class Performers:
@@ -82,6 +85,10 @@ class Performers:
         self._written_off: list[WorkerThread] = []
         #: Where they were then, until that is logged.
         self._stacks: dict[WorkerThread, str] = {}
+        #: Workers are set up before the node takes jobs.
+        self._has_to_set_up = False
+        #: The performers whose setup was not waited for, as the node stops.
+        self._left_waiting: list[WorkerThread | EventLoop] = []
         self._stuck_limits = StuckLimits(app)
         limits = [seconds for worker in workers.values() for seconds in time_limits_of(worker) if seconds is not None]
         self._watchdog = Watchdog(
@@ -98,6 +105,7 @@ class Performers:
             ConfigError: a splitter or a scheduler can't be called; and what building it, or a worker, raises.
         """
         self.client = client
+        self.send_stack = stack_sender(self.app.config.namespace, client, self._stack_of)
         self._schedule_workers = {item.worker.queue_name: item.worker for item in schedules}
         self.broker = self._new_broker(nonce, schedules, node)
         dispatchers = iter(self.broker.dispatchers)
@@ -107,6 +115,7 @@ class Performers:
                 WorkerThread(self, number, BatchActivity(number), dispatcher, self._runtimes(self._thread_queues))
                 for number in range(self.count)
             ]
+            dispatcher.send_take = self._threads[0].send_take
         if self._loop_queues:
             runtimes = self._runtimes(self._loop_queues)
             self._loop = EventLoop(self, next(dispatchers), runtimes, self.app.config.concurrency)
@@ -122,7 +131,7 @@ class Performers:
         def make_shards(queue: str, layout: Layout) -> list[Shard]:
             events = app.events_of(queue)
             return shards_of(
-                client, config, queue_options_of(workers[queue]), nonce, layout=layout,
+                client, config, queue_options_of(workers[queue]), nonce, layout=layout, node=identity.name,
                 events=events.joined_by(failed[queue]) if queue in failed else events,
                 payload_type=payload_type_of(workers[queue]),
             )  # fmt: skip
@@ -133,17 +142,21 @@ class Performers:
 
         layouts = {name: layouts_of(name) for name in workers}
         each = [(name, layout) for name, found in layouts.items() for layout in found.all]
+        served = {layout.name(name): layout.shards_count for name, layout in each}
+        identity = Identity(nonce, served, self.count, VERSION)
         self.recorder = Recorder(
-            config.namespace, self._workers, lambda queue: lag_of(self.broker.shards, queue),
-            take_inflow=lambda queue: take_inflow(shard for shard in self.broker.shards if shard.queue == queue),
+            config.namespace, self._workers, lambda queue: lag_of(self.broker.of_queue.get(queue, ()), queue),
+            take_inflow=lambda queue: take_inflow(self.broker.of_queue.get(queue, ())),
         )  # fmt: skip
         return Broker(
-            Identity(nonce, {layout.name(name): layout.shards_count for name, layout in each}, self.count, VERSION),
-            [shard for name, layout in each for shard in make_shards(name, layout)],
+            identity, [shard for name, layout in each for shard in make_shards(name, layout)],
             client, app.connect(2, socket_timeout=max(config.lease_ttl / 4, 0.1)), config,
             splitter=new_splitter(config, self.count), groups=self._groups(),
             shares={
-                name: Share(worker.weight, worker.max_threads, limits_of(worker), worker.batch_size)
+                name: Share(
+                    worker.weight, worker.max_threads, limits_of(worker), worker.batch_size,
+                    is_per_id=handler_of(worker) == "perform_one",
+                )
                 for name, worker in self._workers.items()
             },
             activities=self.activities, queues=[queue_options_of(worker) for worker in self._workers.values()],
@@ -187,14 +200,26 @@ class Performers:
         the node ``is_stopping``.
 
         Raises:
-            What a setup raises. The instances that were set up are torn down.
+            What a setup, or a function of `Lowq.on_loop_start`, raises. What was set up is torn down.
         """
-        has_setup = any(has_life(worker) for worker in self._workers.values())
+        has_setup = any(has_life(worker) for worker in self._workers.values()) or (
+            self._loop is not None and self._loop.state is not None
+        )
         for performer in self._all() if has_setup else ():
             performer.start()
-        for performer in self._all() if has_setup else ():
-            while not performer.is_set_up.wait(0.05) and not is_stopping():
-                pass
+        self._has_to_set_up = has_setup
+        begun, warn_after = now(), SLOW_SETUP
+        while (name := self.waits_for_setup()) and not is_stopping():
+            if now() - begun >= warn_after:
+                log.warning(
+                    "%s has not returned for %s: the node takes no jobs before it has", name, duration(now() - begun),
+                    extra={"event": "slow_setup"},
+                )  # fmt: skip
+                warn_after *= 2
+            time.sleep(0.01)
+        if name:  # the node stops, and what hangs there has performed nothing
+            self._left_waiting = self._all()
+        self._has_to_set_up = False
         error = next((performer.setup_error for performer in self._all() if performer.setup_error is not None), None)
         if error is not None:
             for dispatcher in self.broker.dispatchers:
@@ -209,6 +234,12 @@ class Performers:
         for performer in () if has_setup else self._all():
             performer.start()
         self._watchdog.start()
+
+    def waits_for_setup(self) -> str:
+        """The name of what is still to return before the node takes jobs; "": nothing."""
+        performers = self._all() if self._has_to_set_up else ()
+        waits = (performer for performer in performers if not performer.is_set_up.is_set())
+        return next((performer.setting_up or "the setup" for performer in waits), "")
 
     def cut_short(self) -> bool:
         """Acknowledges the finished ids of batches that still run, when the time is over. Returns whether any run."""
@@ -236,8 +267,9 @@ class Performers:
         return [*self._threads, *others]
 
     def living(self) -> "list[WorkerThread | EventLoop]":
-        """Threads, and the event loop, that have not ended."""
-        return [performer for performer in self._all() if performer.is_alive()]
+        """Threads, and the event loop, that have not ended; without those whose setup a stop does not wait for."""
+        waiting = [performer for performer in self._left_waiting if not performer.is_set_up.is_set()]
+        return [performer for performer in self._all() if performer not in waiting and performer.is_alive()]
 
     def activities(self) -> list[BatchActivity]:
         """The activities of the workers' threads, and of the tasks of the event loop."""
@@ -250,15 +282,44 @@ class Performers:
         """What is being performed, for people."""
         return [str(activity.performing) for activity in self.activities() if activity.performing]
 
-    def details(self) -> dict[str, int]:
+    def described(self) -> str:
+        """How many there are, for people."""
+        performers = [f"{self.count} threads"] if self.count else []
+        if any(map(is_async, self._workers.values())):
+            performers.append(f"an event loop for {self.app.config.concurrency} shards at once")
+        return " and ".join(performers)
+
+    def details(self) -> dict[str, float]:
         """Fields of the node's entry, besides the activities."""
         return {
             "written_off": self._count_hanging(),
             "concurrency": 0 if self._loop is None else self.app.config.concurrency,
+            "shutdown_timeout": self.app.config.shutdown_timeout,
         }
 
+    def vitals(self, trouble: str | None, figures: Mapping[str, Reading]) -> Vitals:
+        """How the node is, for probes. ``trouble``, ``figures``: those of the node."""
+        maintenance, is_stopping = self.broker.maintenance, self.stopping.is_set()
+        hangs = 0.0 if is_stopping else maintenance.hang()
+        dead = f"the maintenance loop has been hanging for {duration(hangs)}" if hangs else None
+        if is_stopping or self.draining:
+            unready: str | None = "the node is stopping"
+        elif maintenance.is_quiet:
+            unready = "the node is quiet: it takes no jobs"
+        else:
+            unready = trouble or (None if maintenance.is_ready else "the node has not asked for its shards yet")
+        return Vitals(dead, unready, {"": figures})
+
     def trouble(self) -> str | None:
-        """Why they are not well, for people; None: they are."""
+        """Why the node is not well, once it has its broker, for people; None: it is."""
+        if setup := self.waits_for_setup():
+            return f"the node takes no jobs yet: it waits for {setup}"
+        if not self.broker.maintenance.is_alive():
+            return "the node's maintenance loop has ended"
+        return self.broker.outage.trouble or self._stuck()
+
+    def _stuck(self) -> str | None:
+        """Which handlers hang, for people."""
         hanging = self._count_hanging()
         if hanging:
             return f"handlers have exceeded their ttr and still run: {hanging}; the node has {self.count} threads"
@@ -281,17 +342,27 @@ class Performers:
     def stacks(self) -> str:
         """The stacks of all threads of the process, and of all tasks, with the batch of each."""
         names = {thread.ident: thread.name for thread in threading.enumerate()}
-        busy = [thread for thread in self._threads if thread.activity.performing]
-        says = {thread.ident: f", performing {thread.activity.performing}" for thread in busy}
+        running = ((thread.ident, thread.activity.performing) for thread in self._threads)
+        says = {ident: f", performing {performing}" for ident, performing in running if performing}
         for thread in self._hanging():
             says[thread.ident] = f", written off: it exceeded its ttr with {thread.activity.performing}"
         parts = [
-            f"--- {names.get(ident, ident)}{says.get(ident, '')}\n" + "".join(traceback.format_stack(frame))
-            for ident, frame in sys._current_frames().items()
+            f"--- {names.get(ident, ident)}{says.get(ident, '')}\n" + "".join(stack_of_thread(ident))
+            for ident in sys._current_frames()
         ]
         for performing, lines in [] if self._loop is None else self._loop.stacks():
             parts.append(f"--- task, performing {performing}\n" + "".join(lines))
         return "\n".join(parts)
+
+    def _stack_of(self, queue: str, job_id: str) -> tuple[int | None, list[str]]:
+        def performs_it(performing: Performing | None) -> bool:
+            return performing is not None and performing.shard.queue == queue and job_id in performing.ids
+
+        for thread in self._threads:
+            if performs_it(thread.activity.performing):
+                return thread.activity.number, stack_of_thread(thread.ident)
+        tasks = [] if self._loop is None else self._loop.stacks()
+        return None, next((lines for performing, lines in tasks if performs_it(performing)), [])
 
     # --- handlers that hang ---
 
@@ -318,8 +389,7 @@ class Performers:
         old = self._threads[number]
         # First of all, as a log may hang too, and its lock may be what the handler hangs in. It is logged later:
         # `on_thread_written_off`.
-        frame = sys._current_frames().get(old.ident or 0)
-        self._stacks[old] = "" if frame is None else "".join(traceback.format_stack(frame)).rstrip()
+        self._stacks[old] = "".join(stack_of_thread(old.ident)).rstrip()
         self._written_off = [*self._hanging(), old]
         successor = old.successor(BatchActivity(number))
         try:

@@ -13,9 +13,9 @@ If the process dies at any of these arrows, its leases run out, as after any cra
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from lowq.logs import describe, get_log
 
@@ -34,6 +34,8 @@ class NewCode:
     on_kept: Callable[[], object]
     #: Why this node can't take new code, and what to do instead; empty: it can.
     refusal: str = ""
+    #: The process that has started it and starts others in its place: pid, started_at, version. Empty: there is none.
+    supervisor: Mapping[str, Any] = field(default_factory=dict)
 
 
 #: Of a node that was not started by `lowq run`.
@@ -60,6 +62,10 @@ class Reload:
     def refusal(self) -> str:
         """Why the node can't take new code, and what to do instead; empty: it can."""
         return NOT_OURS if self._new_code is None else self._new_code.refusal
+
+    def details(self) -> dict[str, Any]:
+        """Fields of the node's entry."""
+        return {"reload_refusal": self.refusal, "supervisor": self._new_code.supervisor if self._new_code else {}}
 
     @property
     def is_finishing(self) -> bool:

@@ -125,8 +125,10 @@ class _Turn:
         self.ticks, settled = before.due(record.settled, now, grace)
         is_behind = settled < now
         changes: dict[str, Any] = {"table": record.table if is_behind else table}
-        if self.ticks or changes["table"] != record.table:
+        missed = before.count(record.settled, min(settled, math.nextafter(now - grace, 0.0)))
+        if self.ticks or missed or changes["table"] != record.table:
             changes |= {"settled": settled, "last": self.ticks[-1] if self.ticks else record.last}
+            changes["missed"] = record.missed + missed
             self.record = record.changed(**changes)
         self.wait = 0.0 if is_behind else min(max(known.next(max(now, settled)) - now, 0.0), LOOK_SECONDS)
 

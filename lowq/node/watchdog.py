@@ -1,28 +1,35 @@
-"""What runs for too long: batches, which the watchdog ends, and the end of a process.
+"""What runs for too long: batches, which the watchdog ends; stacks of what hangs; and the end of a process.
 
 The watchdog is a thread. It looks at the batches that each performer shows (`BatchActivity`). No batch can pass a limit
 sooner than the shortest limit after it began, so it sleeps for that long at most, or until the first running batch
 passes one. A node without any limit has no watchdog.
 """
 
+import json
 import os
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 from lowq.clock import LONGEST_WAIT, Clock, duration
 from lowq.clock import now as clock_now
+from lowq.errors import LowqError
 from lowq.logs import flush, get_log
 from lowq.shards.shard import Performing
+from lowq.store import Client
+from lowq.store.keys import stack_key
 from lowq.work.loop import BatchActivity
 
 log = get_log("lowq.node")
 
 #: Seconds beyond `shutdown_timeout` for what a node does itself when that is over: reports, surrendered leases.
 LEEWAY = 2.0
+#: Innermost calls of a stack, and characters that are sent of it; and seconds that it is kept.
+MOST_CALLS, MOST_CHARACTERS, STACK_SECONDS = 200, 2**16, 30
 
 
 class Watchdog:
@@ -152,3 +159,38 @@ def _stacks() -> str:
     return "\n".join(
         f"--- {thread.name}\n{''.join(traceback.format_stack(frames[thread.ident or 0]))}" for thread in threads
     )
+
+
+# --- stacks ---
+
+
+def stack_of_thread(ident: int | None) -> list[str]:
+    """The lines of the stack of a thread, outermost first; empty: it does not run."""
+    frame = sys._current_frames().get(ident or 0)
+    return [] if frame is None else traceback.format_stack(frame, MOST_CALLS)
+
+
+#: Queue and id -> the number of the thread that performs it, None for a task, and the lines; none when nothing does.
+StackOf = Callable[[str, str], tuple[int | None, list[str]]]
+
+
+def stack_sender(namespace: str, client: Client, stack_of: StackOf) -> Callable[[Mapping[str, str]], None]:
+    """Returns a function that sends the stack of what performs an id to whoever asks for it: in a thread of its own, as
+    lines of code are read from files, and Redis may be slow. Requests that come meanwhile get no answer.
+    """
+    busy = threading.Lock()
+
+    def run(asked: Mapping[str, str]) -> None:
+        # Who gets no answer asks again; another release may ask otherwise.
+        with busy, suppress(LowqError, KeyError):
+            key = stack_key(namespace, asked["request"])
+            number, lines = stack_of(asked["queue"], asked["id"])
+            answer = json.dumps({"thread": number, "text": "".join(lines)[-MOST_CHARACTERS:]})
+            client.command("SET", key, answer, "EX", STACK_SECONDS, key=key)
+
+    def send(asked: Mapping[str, str]) -> None:
+        if not busy.locked():
+            with suppress(RuntimeError):  # no more threads
+                threading.Thread(target=run, args=(asked,), name="lowq-stack", daemon=True).start()
+
+    return send

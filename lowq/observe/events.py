@@ -7,8 +7,8 @@
     push_began       in the thread or task of the caller                        OpenTelemetry
       .ended         the push has ended, there                                  the same
     jobs_changed     Redis has them pushed, taken, acked, failed, released,     callbacks (`JobEvent`)
-                     buried, kicked, deleted, expired or restored; or errors
-                     of a new group
+                     buried, kicked, deleted, cancelled, expired or restored;
+                     or errors of a new group
     jobs_failed      Redis has failures, or burials with a reason               error groups
     jobs_taken       a delivery is about to be performed                        tallies
     batch_began      in the thread or task of the handler                       OpenTelemetry, Sentry, job log
@@ -38,6 +38,7 @@ from typing import Any, Literal
 
 from lowq import clock
 from lowq.logs import get_log
+from lowq.store.shard import CANCELLED, EXPIRED, POISONED
 
 log = get_log("lowq.observe")
 job_log = get_log("lowq.jobs")
@@ -59,6 +60,7 @@ JobEventKind = Literal[
     "buried",
     "kicked",
     "deleted",
+    "cancelled",
     "expired",
     "restored",
     "new_error",
@@ -68,8 +70,8 @@ Counts = Sequence[int | None] | int | None
 
 #: Outcomes of an id that did not finish. retry: charged, and tried again; exhausted: charged, and its oldest payload is
 #: buried; buried: in the morgue; crashed: charged a crash; solo: not charged, tried again alone, as its batch failed;
-#: released: not charged, waits again.
-Verdict = Literal["retry", "exhausted", "buried", "crashed", "solo", "released"]
+#: released: not charged, waits again; cancelled: removed.
+Verdict = Literal["retry", "exhausted", "buried", "crashed", "solo", "released", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +186,8 @@ class Observer:
 
 # --- emitting ---
 
+#: The fate of a released job that does not wait again.
+_RELEASED: dict[int, JobEventKind] = {EXPIRED: "expired", POISONED: "buried", CANCELLED: "cancelled"}
 _NOBODY = Observer()
 
 
@@ -266,6 +270,50 @@ class QueueEvents:
 
         begun: ObservedBatch | None = call_observer(begin)
         return begun
+
+
+class InFlightEvents:
+    """Emits what becomes of the jobs in flight of a shard, while somebody follows jobs."""
+
+    def __init__(self, events: QueueEvents) -> None:
+        self._events = events
+        #: id -> number of its payloads in hand.
+        self._counts: dict[str, int] = {}
+
+    def taken(self, jobs: Sequence[Any], undecodable: Sequence[Any]) -> None:
+        """Of a delivery. What can't be decoded is buried by itself, and then no longer in hand."""
+        counts = {job.id: (len(job.raw) - 3) // 2 for job in jobs}
+        self._counts.update((job_id, count) for job_id, count in counts.items() if count)
+        for item in undecodable:
+            counts[item.id] += 1
+        self._events.jobs_changed("taken", [*counts], [*counts.values()])
+
+    def emit(self, kind: JobEventKind, ids: Sequence[str]) -> None:
+        """They are in hand no more."""
+        self._events.jobs_changed(kind, ids, [self._counts.pop(job_id, None) for job_id in ids])
+
+    def reported(self, report: Any, reply: Any) -> None:
+        """A report is written. ``reply``: that of its script."""
+        if report.kind == "failed":
+            self.emit("failed", [item.id for item in report.failures if item.verdict != "solo"])
+            exhausted = [item.id for item in report.failures if item.verdict == "exhausted"]
+            self._events.jobs_changed("buried", exhausted, 1)
+            self.emit("released", [item.id for item in report.failures if item.verdict == "solo"])
+        elif report.kind == "released":
+            states: dict[JobEventKind, list[str]] = {}
+            for job_id, state in zip(report.ids, reply, strict=True):
+                states.setdefault(_RELEASED.get(state, "released"), []).append(job_id)
+            for kind, ids in states.items():
+                self.emit(kind, ids)
+        else:
+            self.emit(report.kind, report.ids)
+            for job_id, _, payloads in report.burials:
+                if payloads:
+                    self._events.jobs_changed("buried", [job_id], len(payloads))
+
+    def forget(self) -> None:
+        """Nothing of what was in hand is reported any more."""
+        self._counts.clear()
 
 
 def end_observed(outcome: Any, jobs: Sequence[Any]) -> None:

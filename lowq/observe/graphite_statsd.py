@@ -15,11 +15,11 @@ import threading
 import time
 import unicodedata
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 
 from lowq.logs import get_log
+from lowq.observe.health import Reading
 from lowq.observe.sinks import Sink, parse_address
 from lowq.settings import GRAPHITE_TRANSPORTS, STATSD_TRANSPORTS, Config
 
@@ -29,16 +29,6 @@ log = get_log("lowq.observe")
 INTERVAL = 1.0
 #: Seconds that the end of the last source waits for the last lines to be sent.
 CLOSE_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """The figures of a queue, or of a process, at a moment."""
-
-    #: Totals since the source began: name -> count, or seconds.
-    counters: Mapping[str, float] = field(default_factory=dict)
-    #: The present state: name -> value.
-    gauges: Mapping[str, float] = field(default_factory=dict)
 
 
 #: Returns queue -> its reading; "" stands for the process. Called each second, so it must not wait.

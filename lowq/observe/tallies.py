@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 from lowq import clock as lowq_clock
 from lowq.observe.events import Observer, waited
-from lowq.observe.graphite_statsd import Reading, Source
+from lowq.observe.graphite_statsd import Source
+from lowq.observe.health import Reading
 from lowq.observe.histories import (
     BOUNDS,
     FLOW_RING,
@@ -49,7 +50,7 @@ class Tally(Observer):
     jobs do it a hundred thousand times a second. Others read it.
     """
 
-    __slots__ = ("_slow", "buried", "failed", "lengths", "processed", "seconds", "waited", "waits")
+    __slots__ = ("_slow", "buried", "cancelled", "failed", "lengths", "processed", "seconds", "waited", "waits")
 
     def __init__(self, slow: "SlowBatches") -> None:
         self._slow = slow
@@ -57,6 +58,8 @@ class Tally(Observer):
         self.failed = 0
         #: Ids that were buried: exhausted, or by the handler.
         self.buried = 0
+        #: Ids that were cancelled while they ran.
+        self.cancelled = 0
         #: The length of all performs together.
         self.seconds = 0.0
         #: Performs by their length, as in `BOUNDS`.
@@ -90,6 +93,8 @@ class Tally(Observer):
             self.buried += len(outcome.exhausted)
         if outcome.buries:
             self.buried += len(outcome.buries)
+        if outcome.cancelled:
+            self.cancelled += len(outcome.cancelled)
         self.seconds += seconds
         self.lengths[0 if seconds <= BOUNDS[0] else bisect_left(BOUNDS, seconds)] += 1
         if seconds > self._slow.floor:
@@ -163,6 +168,7 @@ class Counted(NamedTuple):
     buried: int = 0
     waits: tuple[int, ...] = ()
     waited: float = 0.0
+    cancelled: int = 0
 
 
 def count(tallies: Iterable[Tally]) -> Counted:
@@ -301,6 +307,7 @@ def _read_queue(queue: str, tallies: Iterable[Tally], shards: Sequence[Shard]) -
         "processed": counted.processed,
         "failed": counted.failed,
         "buried": counted.buried,
+        "cancelled": counted.cancelled,
         "performs": sum(counted.lengths),
         "perform_seconds": counted.seconds,
     }

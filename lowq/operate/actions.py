@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
-from uuid import UUID
 
 from lowq.codec import decode_id, lookup_id
 from lowq.errors import LeaseLost, LowqError, QueueInUse, Resharding
@@ -24,13 +23,16 @@ from lowq.store.calls import time_argument, time_of
 from lowq.store.keys import MAX_SHARDS, error_groups_key, history_key, queues_key
 from lowq.store.shard_operations import DropReply, ShardOperations
 
-ActionName = Literal["perform_now", "bury", "kick", "delete"]
+#: What can be done to jobs: by their ids, or to all that match a filter.
+ActionName = Literal["perform_now", "bury", "kick", "delete", "cancel"]
 ACTIONS: tuple[ActionName, ...] = get_args(ActionName)
 #: Actions that emit events.
-EVENT_KINDS: dict[ActionName, JobEventKind] = {"bury": "buried", "kick": "kicked", "delete": "deleted"}
+EVENT_KINDS: dict[ActionName, JobEventKind] = {
+    "bury": "buried", "kick": "kicked", "delete": "deleted", "cancel": "cancelled",
+}  # fmt: skip
 #: Ids of one call: with small jobs it holds Redis for a few milliseconds.
 MAX_IDS = 200
-#: Ids that `Acted.left` names at most.
+#: Ids that `Acted.left` and `Acted.running` name at most.
 MAX_LEFT = 1000
 #: Why an id was left alone, in words.
 IN_FLIGHT = "in flight, left alone"
@@ -40,6 +42,7 @@ MISSING: dict[ActionName, str] = {
     "bury": "no such job waits",
     "delete": "no such job waits or is buried",
     "perform_now": "no such job waits",
+    "cancel": "no such job waits or is in flight",
 }
 
 
@@ -55,6 +58,10 @@ class Acted:
     missing: int = 0
     #: The first 1,000 ids that were left alone, and why, in words. Not compared.
     left: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
+    #: Of ``done``, by cancel: in flight, and told to end. The others waited, and are deleted.
+    signalled: int = 0
+    #: The first 1,000 ids of these. Not compared.
+    running: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __int__(self) -> int:
         return self.done
@@ -68,6 +75,8 @@ class Acted:
             self.in_flight + other.in_flight,
             self.missing + other.missing,
             (*self.left, *other.left[: MAX_LEFT - len(self.left)]) if len(self.left) < MAX_LEFT else self.left,
+            self.signalled + other.signalled,
+            (*self.running, *other.running)[:MAX_LEFT] if other.running else self.running,
         )
 
 
@@ -90,8 +99,9 @@ class Action(NamedTuple):
             return shard.perform_now(ids, attempt, not_after, self.now)
         if self.name == "kick":
             return shard.kick(ids, attempt, not_after, self.now)
-        if self.name == "delete":
-            return shard.delete(ids, attempt, self.where, not_after, self.now)
+        if self.name in ("delete", "cancel"):
+            where = "cancel" if self.name == "cancel" else self.where
+            return shard.delete(ids, attempt, where, not_after, self.now)
         return shard.bury(ids, self.reason, attempt, not_after, self.now)
 
 
@@ -151,13 +161,19 @@ def act(client: Client, prefix: str, action: Action, ids: Sequence[bytes], not_a
             if action.events is not None and action.events.follows_jobs and action.name in EVENT_KINDS:
                 action.events.jobs_changed(EVENT_KINDS[action.name], done)
             pending = [job_id for job_id, code in codes if code == shard_operations.AGAIN]
+            running: list[str] = []
+            if action.name == "cancel":
+                running = [decode_id(job_id) for job_id, code in codes if code == shard_operations.IN_FLIGHT]
+                codes = [(job_id, code) for job_id, code in codes if code != shard_operations.IN_FLIGHT]
             left = [
                 (decode_id(job_id), IN_FLIGHT if code == shard_operations.IN_FLIGHT else MISSING[action.name])
                 for job_id, code in codes
                 if code not in (shard_operations.DONE, shard_operations.AGAIN)
             ]
-            in_flight = reply.count(shard_operations.IN_FLIGHT)
-            acted += Acted(len(done), in_flight, len(left) - in_flight, tuple(left))
+            in_flight = sum(code == shard_operations.IN_FLIGHT for _, code in codes)
+            acted += Acted(
+                len(done) + len(running), in_flight, len(left) - in_flight, tuple(left), len(running), tuple(running)
+            )
     return acted
 
 
@@ -173,10 +189,7 @@ RESHARD_SECONDS = 1.0
 
 
 def act_on(
-    queue: QueueShards,
-    action: Action,
-    ids: JobId | Iterable[JobId],
-    unchanged: Mapping[str, Moments] | None = None,
+    queue: QueueShards, action: Action, ids: JobId | Iterable[JobId], unchanged: Mapping[str, Moments] | None = None
 ) -> Acted:
     """Acts on ids, in whichever shards they are. ``unchanged``: an earlier answer of `read_moments`; ids that have
     changed since are left alone.
@@ -187,7 +200,7 @@ def act_on(
     acted = Acted()
     try:
         for prefix, some in _by_shard(queue, ids):
-            acted += _act_where_it_is(queue, prefix, action, some, unchanged)
+            acted += act_where_it_is(queue, prefix, action, some, unchanged)
     except LowqError as error:
         error.done += acted.done
         raise
@@ -203,16 +216,18 @@ def read_moments(queue: QueueShards, ids: JobId | Iterable[JobId]) -> dict[str, 
     return found
 
 
-def as_ids(ids: JobId | Iterable[JobId]) -> Iterable[JobId]:
-    """One id, or many."""
-    return [ids] if isinstance(ids, str | int | UUID) else ids
+def as_ids(ids: Any) -> Iterable[JobId]:
+    """One id, or many. Bytes are one, which is refused: what they iterate over are numbers, and these are ids, too."""
+    is_many = isinstance(ids, Iterable) and not isinstance(ids, str | bytes | bytearray | memoryview)
+    return ids if is_many else [ids]
 
 
-def _act_where_it_is(
-    queue: QueueShards, prefix: str, action: Action, ids: Sequence[bytes], unchanged: Mapping[str, Moments] | None
-) -> Acted:
+def act_where_it_is(
+    queue: QueueShards, prefix: str, action: Action, ids: Sequence[bytes],
+    unchanged: Mapping[str, Moments] | None = None, not_after: str = "",
+) -> Acted:  # fmt: skip
     """Acts on ids of a shard. While a reshard moves them it waits for a moment, and acts in the shard that has all of
-    their jobs then.
+    their jobs then. ``unchanged``: as of `act_on`; without it, ``not_after`` is as of `act`.
 
     Raises:
         Resharding: the move takes longer.
@@ -221,7 +236,7 @@ def _act_where_it_is(
     while True:
         try:
             if unchanged is None:
-                return act(queue.client, prefix, action, ids)
+                return act(queue.client, prefix, action, ids, not_after)
             return _act_on_unchanged(queue.client, prefix, action, ids, unchanged)
         except Resharding:
             if time.monotonic() >= give_up_at:
@@ -240,7 +255,7 @@ def _act_where_it_is(
                 by_prefix[queue.prefix(layout, layout.shard_of(job_id))].append(job_id)
             acted = Acted()
             for each, some in by_prefix.items():
-                acted += _act_where_it_is(queue, each, action, some, unchanged)
+                acted += act_where_it_is(queue, each, action, some, unchanged, not_after)
             return acted
 
 

@@ -23,6 +23,9 @@ that came since are left alone:
 
 An id that waited then is an old job, also when another payload of it has come since.
 
+A cancel looks at what is in flight last, so that it meets what was taken meanwhile. Of these its time tells what was
+there when it began: what was not due then, and has been taken since, is left alone.
+
 All of this goes by the server's time. If that steps back behind the beginning while the action runs, jobs that are
 pushed or buried then look older than they are, and are acted on.
 """
@@ -32,15 +35,16 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 from lowq.errors import ConfigError
 from lowq.job import State
-from lowq.operate.actions import MAX_IDS, Action, ActionName, act
+from lowq.operate.actions import MAX_IDS, Action, ActionName, act_where_it_is
 from lowq.operate.job_filter import JobFilter, Snapshot, fingerprint, new_salt
 from lowq.operate.jobs import MAX_PAGE_BYTES, look_up
 from lowq.operate.queues import QueueShards
-from lowq.operate.walk import FURTHER_LEVELS, Scan, Walk, ask, bound, scan_shards
+from lowq.operate.walk import FURTHER_LEVELS, Scan, Walk, ask, bound
 from lowq.store import Call, Client
 from lowq.store.calls import time_of
 from lowq.store.shard_operations import BoundsReply, ScanReply, ShardOperations
@@ -61,12 +65,14 @@ class Step:
 #: Jobs that a `Snapshot` remembers at most, at 8 bytes each.
 MAX_REMEMBERED = 1_000_000
 _WAITING: tuple[State, ...] = ("scheduled", "due", "retrying")
-#: The states of each action. Without a state it acts on all that wait, kick on the morgue.
+#: The states of each action. Without a state it acts on all that wait, cancel on what is in flight, too; kick on the
+#: morgue.
 STATES_OF: dict[str, tuple[State, ...]] = {
     "perform_now": _WAITING,
     "bury": _WAITING,
     "kick": ("morgue",),
     "delete": (*_WAITING, "morgue"),
+    "cancel": (*_WAITING, "taken"),
 }
 
 
@@ -78,7 +84,9 @@ def filter_for(action: ActionName, wanted: JobFilter) -> JobFilter:
     """
     allowed = STATES_OF[action]
     if wanted.state is not None and wanted.state not in allowed:
-        hint = ", which is also its default" if action == "kick" else "; without a state: all that wait"
+        hint = {
+            "kick": ", which is also its default", "cancel": "; without a state: all that wait or are in flight",
+        }.get(action, "; without a state: all that wait")  # fmt: skip
         raise ConfigError(
             f"{action} can't be done to jobs with state={wanted.state!r}; state is one of: {', '.join(allowed)}{hint}"
         )
@@ -119,44 +127,55 @@ class _Shard(NamedTuple):
         return float(self.bounds.highest or -math.inf)
 
 
-def bulk(queue: QueueShards, action: Action, wanted: JobFilter) -> Iterator[Step]:
-    """Acts on the jobs of a filter of `filter_for`, a step whenever the next one is asked for.
+#: A queue, and what is done to its jobs.
+Target = tuple[QueueShards, Action]
+
+
+def bulk(targets: Sequence[Target], wanted: JobFilter) -> Iterator[Step]:
+    """Acts on the jobs of a filter of `filter_for`, queue by queue, a step whenever the next one is asked for. All
+    queues are looked at before anything is done to one.
 
     Raises:
         ConfigError: there is no such shard; or, with the first step, its ``before`` lies in the future.
     """
-    return _steps(queue, queue.prefixes_for(wanted), action, wanted)
+    return _steps([(queue, action, queue.prefixes_for(wanted)) for queue, action in targets], wanted)
 
 
-def _steps(queue: QueueShards, prefixes: Sequence[str], action: Action, wanted: JobFilter) -> Iterator[Step]:
-    run = _Bulk(queue, prefixes, action, wanted)
-    counts = run.count()
-    total = next(counts)
-    for number in counts:
-        yield Step(0, total, counting=True)
-        total = number
+def _steps(targets: Sequence[tuple[QueueShards, Action, Sequence[str]]], wanted: JobFilter) -> Iterator[Step]:
+    runs = [_Bulk(queue, action, prefixes, wanted) for queue, action, prefixes in targets]
+    total = wanted.before.total if isinstance(wanted.before, Snapshot) else 0
+    for run in [] if isinstance(wanted.before, Snapshot) else runs:
+        number = 0
+        for place, number in enumerate(run.count()):
+            if place:
+                yield Step(0, total + number, counting=True)
+        total += number
     done = 0
     yield Step(0, total)
-    for number in run.act_on_all():
-        done += number
-        yield Step(done, max(total, done))
+    for run in runs:
+        for number in run.act_on_all():
+            done += number
+            yield Step(done, max(total, done))
 
 
-def snapshot(queue: QueueShards, action: Action, wanted: JobFilter) -> Snapshot:
+def snapshot(client: Client, targets: Sequence[Target], wanted: JobFilter, now: str) -> Snapshot:
     """The jobs that `bulk` would act on now."""
-    moment = replace(wanted, before=server_now(queue.client, action))
-    return _Bulk(queue, queue.prefixes_for(wanted), action, moment).remember()
+    moment = server_now(client, now)
+    salt, found = new_salt(), array("q")
+    total = 0
+    for queue, action in targets:
+        run = _Bulk(queue, action, queue.prefixes_for(wanted), replace(wanted, before=moment))
+        total += run.remember(salt, found)
+    return Snapshot(moment, total, array("q", sorted(found)) if len(found) <= MAX_REMEMBERED else None, salt)
 
 
-def server_now(client: Client, action: Action) -> float:
-    """Unix time, seconds, by the clock of the action."""
-    if action.now:
-        return float(action.now)
-    return time_of(client.command("TIME"))
+def server_now(client: Client, now: str) -> float:
+    """Unix time, seconds: this one, or with "" that of the server."""
+    return float(now) if now else time_of(client.command("TIME"))
 
 
 class _Bulk:
-    def __init__(self, queue: QueueShards, prefixes: Sequence[str], action: Action, wanted: JobFilter) -> None:
+    def __init__(self, queue: QueueShards, action: Action, prefixes: Sequence[str], wanted: JobFilter) -> None:
         self._queue = queue
         self._action = action
         self._in_morgue = wanted.state == "morgue"
@@ -168,17 +187,21 @@ class _Bulk:
         self._snapshot = before if isinstance(before, Snapshot) else None
         self._before = before.at if isinstance(before, Snapshot) else before
         if self._before is not None:
-            now = server_now(queue.client, action)
+            now = server_now(queue.client, action.now)
             if self._before > now:
                 raise ConfigError(f"before={self._before!r} lies in the future: by Redis's clock it is {now!r}")
             if self._in_morgue:
                 wanted = replace(wanted, max=min(wanted.high, self._before))
         self._wanted = wanted
         #: Whether all ids are looked at, in no order.
-        self._scans = bool(wanted.pattern) or wanted.asks_for_contents
+        self._scans = bool(wanted.pattern) or wanted.asks_for_contents or wanted.state == "taken"
+        #: What is in flight, where a cancel concerns that besides what waits.
+        self._running: JobFilter | None = None
+        if action.name == "cancel" and wanted.state is None and wanted.priority is None:
+            self._running = replace(wanted, state="taken")
         #: Fingerprints of what is not due, while a snapshot is taken.
         self._remembered: array[int] | None = None
-        self._salt = new_salt()
+        self._salt = b""
         self._shards = self._read_bounds(prefixes, action.now if self._before is None else repr(self._before))
         if self._before is not None:
             # The jobs due by then end at that moment, wherever the shard's clock is.
@@ -188,11 +211,13 @@ class _Bulk:
             ]
 
     def _read_bounds(self, prefixes: Iterable[str], now: str) -> list[_Shard]:
-        """The bounds of the shards, one for each priority that is used."""
+        """The bounds of the shards, one for each priority that is used, or for the one that the filter names."""
+        wanted = self._wanted.priority
         shards = self._read_some_bounds([(prefix, None) for prefix in prefixes], now)
         levelled = [shard.prefix for shard in shards if shard.bounds.has_levels]
-        whole = [shard._replace(level=0) if shard.bounds.has_levels else shard for shard in shards]
-        return whole + self._read_some_bounds([(prefix, level) for prefix in levelled for level in FURTHER_LEVELS], now)
+        whole = [shard._replace(level=0) if shard.bounds.has_levels else shard for shard in shards if not wanted]
+        levels = FURTHER_LEVELS if wanted is None else {wanted} - {0}
+        return whole + self._read_some_bounds([(prefix, level) for prefix in levelled for level in levels], now)
 
     def _read_some_bounds(self, places: Sequence[tuple[str, int | None]], now: str) -> list[_Shard]:
         low, high = bound(self._wanted.low), bound(self._wanted.high)
@@ -206,10 +231,9 @@ class _Bulk:
 
     # --- what there is at this moment ---
 
-    def remember(self) -> Snapshot:
-        """The snapshot; ``before`` is its time."""
-        assert self._before is not None
-        self._remembered = array("q")
+    def remember(self, salt: bytes, found: "array[int]") -> int:
+        """Adds the fingerprints of what is not due at the time ``before``. Returns how many jobs there are."""
+        self._remembered, self._salt = found, salt
         total = 0
         if self._scans:
             *_, total = (0, *self._count_all(self._wanted))
@@ -221,10 +245,10 @@ class _Bulk:
                 for part in self._parts(shard):
                     if part.not_after is None:
                         total += sum(len(ids) for ids, _ in self._walk_part(shard, part, 1000))
-        found = self._remembered
-        if len(found) > MAX_REMEMBERED:
-            return Snapshot(self._before, total, None)
-        return Snapshot(self._before, total, array("q", sorted(found)), self._salt)
+        if self._running is not None:
+            *_, running = (0, *self._count_all(self._running))
+            total += running
+        return total
 
     def _is_old(self, shard: _Shard, value: float, job_id: bytes, due_cutoff: float, clock: bytes) -> bool:
         """Whether a job that was not due at ``before`` was there by then."""
@@ -241,9 +265,15 @@ class _Bulk:
 
     def count(self) -> Iterator[int]:
         """The number of jobs as far as it is known, after each call or so; the last one is the result."""
-        if self._snapshot is not None:
-            yield self._snapshot.total
-        elif self._scans:
+        total = 0
+        for total in self._count():
+            yield total
+        for running in self._count_all(self._running) if self._running is not None else ():
+            yield total + running
+
+    def _count(self) -> Iterator[int]:
+        """`count`, without what is in flight besides."""
+        if self._scans:
             yield from self._count_all(self._wanted)
         elif self._in_morgue:
             yield sum(shard.bounds.upto_now for shard in self._shards)
@@ -254,7 +284,7 @@ class _Bulk:
                 yield total + later
                 return
             # No set is sorted by both, so all failed jobs are looked at.
-            for failed in self._count_all(replace(self._wanted, state="retrying")):
+            for failed in chain((0,), self._count_all(replace(self._wanted, state="retrying"))):
                 yield total + (failed if self._wanted.state == "retrying" else max(later - failed, 0))
 
     def _count_later(self) -> int:
@@ -275,23 +305,21 @@ class _Bulk:
     def _scan(self, wanted: JobFilter) -> Iterator[tuple[str, dict[str, list[bytes]]]]:
         """All jobs that match, some 1,000 ids of a shard at a time: not_after -> ids."""
         failed = wanted.asks_for_errors and wanted.state in (None, "due")  # nothing else has an error
-        base = "retries" if failed or wanted.state == "retrying" else self._base
+        base = "taken" if wanted.state == "taken" else self._base
+        base = "retries" if failed or wanted.state == "retrying" else base
         order_by = "buried_at" if self._in_morgue else "perform_at"
         scan = Scan(base, wanted.pattern, order_by, past=wanted.past)
         # All priorities of a shard are found together.
         shards: dict[str, _Shard] = {}
         for shard in sorted(self._shards, key=lambda shard: shard.highest, reverse=True):
             shards.setdefault(shard.prefix, shard)
-        for prefix, scanned in scan_shards(
-            self._queue.client,
-            dict.fromkeys(shard.prefix for shard in self._shards),
-            lambda prefix, cursor: scan.call(prefix, cursor, self._action.now),
-        ):
+        prefixes = [shard.prefix for shard in self._shards]
+        for prefix, scanned in scan.shards(self._queue.client, prefixes, self._action.now):
             yield prefix, self._matching(shards[prefix], wanted, scanned)
 
     def _matching(self, shard: _Shard, wanted: JobFilter, scanned: ScanReply) -> dict[str, list[bytes]]:
         same_clock = self._may_pass_now(shard) and scanned.clock == shard.bounds.clock
-        with_due = wanted.state in (None, "due") and self._with_due
+        with_due = wanted.state == "taken" or (wanted.state in (None, "due") and self._with_due)
         with_later = wanted.state in (None, "scheduled", "retrying")
         groups: dict[str, list[bytes]] = {}
         later: list[tuple[float, bytes]] = []
@@ -318,12 +346,13 @@ class _Bulk:
 
     def _admitted(self, ids: Sequence[bytes], wanted: JobFilter) -> set[bytes]:
         """The ids whose job matches the content filter. Jobs are read in bounded batches."""
-        found, left = set[bytes](), ids
+        name = self._queue.name
+        found, left = set[bytes](), [(name, job_id) for job_id in ids]
         now = float(self._action.now) if self._action.now else None
         while left:
-            jobs, missing = look_up(self._queue, left, wanted.where, now, MAX_PAGE_BYTES)
-            found |= {job_id for job_id, job in jobs.items() if wanted.admits(job)}
-            left = [job_id for job_id in left if job_id in missing]
+            jobs, missing = look_up({name: self._queue}, left, wanted.where, now, MAX_PAGE_BYTES)
+            found |= {job_id for (_, job_id), job in jobs.items() if wanted.admits(job)}
+            left = [key for key in left if key in missing]
         return found
 
     def _may_pass_now(self, shard: _Shard) -> bool:
@@ -356,14 +385,19 @@ class _Bulk:
 
     def act_on_all(self) -> Iterator[int]:
         """Acts on all jobs; yields after each call or so the number that it was done to, which may be 0."""
-        if self._scans:
-            for prefix, groups in self._scan(self._wanted):
-                if not groups:
-                    yield 0
-                for not_after, ids in groups.items():
-                    for start in range(0, len(ids), MAX_IDS):
-                        yield self._act(prefix, ids[start : start + MAX_IDS], not_after)
-            return
+        yield from self._act_on_scanned(self._wanted) if self._scans else self._act_in_order()
+        if self._running is not None:
+            yield from self._act_on_scanned(self._running)
+
+    def _act_on_scanned(self, wanted: JobFilter) -> Iterator[int]:
+        for prefix, groups in self._scan(wanted):
+            if not groups:
+                yield 0
+            for not_after, ids in groups.items():
+                for start in range(0, len(ids), MAX_IDS):
+                    yield self._act(prefix, ids[start : start + MAX_IDS], not_after)
+
+    def _act_in_order(self) -> Iterator[int]:
         walks = deque((shard.prefix, self._walk_parts(shard)) for shard in self._shards)
         while walks:  # they take turns
             prefix, steps = walks.popleft()
@@ -400,7 +434,7 @@ class _Bulk:
                 yield [job_id for _, job_id in found], latest
 
     def _act(self, prefix: str, ids: list[bytes], not_after: str) -> int:
-        return act(self._queue.client, prefix, self._action, ids, not_after).done
+        return act_where_it_is(self._queue, prefix, self._action, ids, not_after=not_after).done
 
 
 def _lowest(score: bytes, other: float) -> str:

@@ -1,8 +1,13 @@
-"""The acting half of a queue's handle: each method is a line or two over the function that does the work."""
+"""The acting half of a queue's handle, and the same over all queues: each method is a line or two over the function
+that does the work.
+"""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Unpack
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Unpack
 
+from lowq.backend import Backend
 from lowq.codec import decode_id
 from lowq.codec.payloads import dump_text
 from lowq.errors import ConfigError
@@ -18,14 +23,16 @@ from lowq.operate.actions import (
     pause_queue,
     read_moments,
 )
-from lowq.operate.bulk import Step, bulk, filter_for, snapshot
-from lowq.operate.job_filter import FilterOptions, JobFilter, Snapshot
+from lowq.operate.bulk import Step, Target, bulk, filter_for, snapshot
+from lowq.operate.job_filter import FilterOptions, FilterState, JobFilter, Snapshot
+from lowq.operate.jobs import FoundPage, pages_of_all, refuse_shard
 from lowq.operate.layout_switch import ReshardProgress, reshard_progress
 from lowq.operate.queries import Queries
 from lowq.operate.reshard import reshard
 from lowq.operate.walk import Search
 from lowq.options import kind
-from lowq.store.calls import time_argument
+from lowq.store import Client
+from lowq.store.calls import time_argument, time_of
 
 #: Jobs of the morgue that `Commands.kick_oldest` looks for at once.
 OLDEST_TOGETHER = 1000
@@ -48,13 +55,9 @@ class Commands(Queries):
         return self._act(Action("perform_now", time_argument(now)), ids)
 
     def bury(
-        self,
-        ids: JobId | Iterable[JobId],
-        reason: str | None = None,
-        *,
-        unchanged: Mapping[str, Moments] | None = None,
-        now: float | None = None,
-    ) -> Acted:
+        self, ids: JobId | Iterable[JobId], reason: str | None = None, *,
+        unchanged: Mapping[str, Moments] | None = None, now: float | None = None,
+    ) -> Acted:  # fmt: skip
         """Moves waiting jobs to the morgue. ``reason``: for people; by default the last error of each job.
         ``unchanged``: an earlier answer of `moments`; ids that have changed since are left alone, and count as missing.
 
@@ -80,6 +83,19 @@ class Commands(Queries):
         """
         return self._act(Action("delete"), ids, unchanged)
 
+    def cancel(self, ids: JobId | Iterable[JobId]) -> Acted:
+        """Ends jobs as they are now: those that wait are deleted, also what waits of an id in flight, and those in
+        flight are told to end. An async handler gets `asyncio.CancelledError`, one in a thread `JobCancelled`; a call
+        that blocks in C is reached when it returns. Whatever becomes of it then, nothing of it waits again, unless it
+        finishes first. The morgue is left alone.
+
+        It does not wait for that end. ``.signalled`` of the result is how many were in flight, ``.running`` which ids.
+
+        Raises:
+            JobError, UnknownQueueError, RedisUnavailable: as `perform_now`.
+        """
+        return self._act(Action("cancel"), ids)
+
     def moments(self, ids: JobId | Iterable[JobId]) -> dict[str, Moments]:
         """id -> the perform_at and the time of burial of its jobs, None where it has none. An id has changed when
         either of them has.
@@ -103,23 +119,22 @@ class Commands(Queries):
     # --- many jobs ---
 
     def bulk(
-        self,
-        action: ActionName,
-        wanted: JobFilter | State | None = None,
-        /,
-        *,
-        reason: str | None = None,
-        now: float | None = None,
-        **options: Unpack[FilterOptions],
-    ) -> Iterator[Step]:
+        self, action: ActionName, wanted: JobFilter | FilterState | None = None, /, *, reason: str | None = None,
+        now: float | None = None, **options: Unpack[FilterOptions],
+    ) -> Iterator[Step]:  # fmt: skip
         """Acts on all jobs of a kind that are there when it begins, step by step as it is iterated over::
 
             for step in queue.bulk("kick", match="4*"):
                 print(step.done, "of", step.total)
 
-        ``action``: perform_now, bury, kick or delete. ``reason``: of bury. The jobs are given as a state, as the fields
-        of a `JobFilter` by their names, or as a `JobFilter`. None means all waiting jobs; kick is for the morgue,
-        delete for either. ``min`` and ``max`` bound perform_at, in the morgue buried_at, both included.
+        ``action``: perform_now, bury, kick, delete or cancel. ``reason``: of bury. The jobs are given as a state, as
+        the fields of a `JobFilter` by their names, or as a `JobFilter`. None means all waiting jobs; kick is for the
+        morgue, delete for either. Cancel is for what waits and for what is in flight ("taken"), without a state for
+        both: an id that matches is cancelled, as of `cancel`. With a ``priority`` only waiting jobs match. ``min`` and
+        ``max`` bound perform_at, in the morgue buried_at, both included; ``older_than`` and ``newer_than`` do so by its
+        age. To undo a backfill that was pushed with a priority of its own::
+
+            queue.bulk("delete", priority=9, newer_than=timedelta(hours=2))
 
         ``before``: later jobs are left alone. An earlier `snapshot` is exact. With a time (Unix time, seconds), nothing
         tells new jobs from old ones in shards that got a push since then; there, jobs that were not due by that time
@@ -132,26 +147,20 @@ class Commands(Queries):
 
         It ends even while producers push and kicked jobs keep failing: jobs that are buried or pushed after the
         beginning are left alone, except that a job pushed meanwhile *for later* may be taken for one that was scheduled
-        already. Jobs in flight are left alone. With perform_now, jobs that are due already are neither touched nor
-        counted. Scheduled jobs that become due before their turn may be left alone while others are being pushed, since
-        nothing tells them from new ones. Call it again to have those too.
+        already. Jobs in flight are left alone, but for cancel. With perform_now, jobs that are due already are neither
+        touched nor counted. Scheduled jobs that become due before their turn may be left alone while others are being
+        pushed, since nothing tells them from new ones. Call it again to have those too.
 
         Raises:
-            ConfigError: a wrong argument; or, when it is iterated over, ``before`` lies in the future.
-            UnknownQueueError, RedisUnavailable
+            ConfigError: a wrong argument; or, when it is iterated over, ``before`` lies in the future. Resharding:
+            jobs of it are being moved. UnknownQueueError, RedisUnavailable
         """
-        act, meant = self._bulk_action(action, JobFilter.of(wanted, options), reason, now)
-        return bulk(self._shards, act, meant)
+        return bulk(*_targets([self], action, JobFilter.of(wanted, options), reason, now))
 
     def snapshot(
-        self,
-        action: ActionName,
-        wanted: JobFilter | State | None = None,
-        /,
-        *,
-        now: float | None = None,
+        self, action: ActionName, wanted: JobFilter | FilterState | None = None, /, *, now: float | None = None,
         **options: Unpack[FilterOptions],
-    ) -> Snapshot:
+    ) -> Snapshot:  # fmt: skip
         """The jobs that `bulk` would act on now. Ask for confirmation, then act on exactly these::
 
             found = queue.snapshot("delete", "scheduled")
@@ -164,40 +173,18 @@ class Commands(Queries):
         Raises:
             As `bulk`.
         """
-        act, meant = self._bulk_action(action, JobFilter.of(wanted, options), None, now)
-        if meant.before is not None:
-            raise ConfigError("before: a snapshot is of what there is now")
-        return snapshot(self._shards, act, meant)
+        return _snapshot(self._shards.client, [self], action, JobFilter.of(wanted, options), now)
 
     def count(
-        self,
-        action: ActionName,
-        wanted: JobFilter | State | None = None,
-        /,
-        *,
-        now: float | None = None,
+        self, action: ActionName, wanted: JobFilter | FilterState | None = None, /, *, now: float | None = None,
         **options: Unpack[FilterOptions],
-    ) -> int:
+    ) -> int:  # fmt: skip
         """How many jobs `bulk` would act on now. Patterns look at every id.
 
         Raises:
             As `bulk`.
         """
-        steps = self.bulk(action, JobFilter.of(wanted, options), now=now)
-        return next(step.total for step in steps if not step.counting)
-
-    def _bulk_action(
-        self, action: ActionName, wanted: JobFilter, reason: str | None, now: float | None
-    ) -> tuple[Action, JobFilter]:
-        if action not in ACTIONS:
-            raise ConfigError(f"action={action!r}: it is one of {', '.join(ACTIONS)}")
-        if reason is not None and action != "bury":
-            raise ConfigError(f"reason={reason!r}: only bury takes a reason, not {action}")
-        meant = filter_for(action, wanted)
-        where = ("morgue" if meant.state == "morgue" else "waiting") if action == "delete" else ""
-        return Action(
-            action, time_argument(now), self._reason(reason), where, self._backend.events_of(self.name)
-        ), meant
+        return _total(self.bulk(action, JobFilter.of(wanted, options), now=now))
 
     def kick_oldest(self, count: int) -> Acted:
         """Kicks ``count`` jobs of the morgue, over all shards: those that were buried first.
@@ -299,3 +286,112 @@ class Commands(Queries):
             UnknownQueueError, RedisUnavailable
         """
         return reshard_progress(self._backend, self.name)
+
+
+class AllQueues(Backend):
+    """The jobs of all queues of an application: listed, and acted on. Safe for threads."""
+
+    @abstractmethod
+    def _handles(self, names: Iterable[str] | None) -> Sequence[Commands]:
+        """The handles of these queues; None: of all that were ever used."""
+
+    def jobs(
+        self, wanted: JobFilter | FilterState | None = None, /, *, queues: Iterable[str] | None = None,
+        limit: int = 50, after: str | None = None, **options: Unpack[FilterOptions],
+    ) -> FoundPage:  # fmt: skip
+        """A page of the jobs of all queues, or of these, in one order: by time or by ``order_by``, then by queue and
+        id. Otherwise as `Queue.jobs`.
+
+        Raises:
+            ConfigError: a wrong argument; the message names the right ones. UnknownQueueError, RedisUnavailable
+        """
+        *_, page = self.jobs_in_steps(wanted, queues=queues, limit=limit, after=after, interval=math.inf, **options)
+        return page
+
+    def jobs_in_steps(
+        self, wanted: JobFilter | FilterState | None = None, /, *, queues: Iterable[str] | None = None,
+        limit: int = 50, after: str | None = None, interval: float = 0.25, redact: Callable[[Any], Any] | None = None,
+        **options: Unpack[FilterOptions],
+    ) -> Iterator[FoundPage]:  # fmt: skip
+        """As `jobs`, for filters that look into jobs: the page so far, about every ``interval`` seconds, and at last
+        the page itself. ``redact`` is applied to payloads before they are compared with the filter.
+
+        Raises:
+            LowqError: as `jobs`.
+        """
+        shards = [handle._shards for handle in self._handles(queues)]
+        meant = JobFilter.of(wanted, options)
+        return pages_of_all(shards, meant, limit=limit, after=after, interval=interval, redact=redact)
+
+    def bulk(
+        self, action: ActionName, wanted: JobFilter | FilterState | None = None, /, *,
+        queues: Iterable[str] | None = None, reason: str | None = None, **options: Unpack[FilterOptions],
+    ) -> Iterator[Step]:  # fmt: skip
+        """Acts on the jobs of all queues, or of these, that match, queue by queue. Otherwise as `Queue.bulk`. To retry
+        all that failed with one error::
+
+            for step in app.bulk("kick", error_group="0c1d2e3f4a5b"):
+                print(step.done, "of", step.total)
+
+        Raises:
+            ConfigError: as of `Queue.bulk`; or ``shard``, which only makes sense within a queue. UnknownQueueError,
+                RedisUnavailable
+        """
+        return bulk(*_targets(self._handles(queues), action, JobFilter.of(wanted, options), reason, None))
+
+    def snapshot(
+        self, action: ActionName, wanted: JobFilter | FilterState | None = None, /, *,
+        queues: Iterable[str] | None = None, **options: Unpack[FilterOptions],
+    ) -> Snapshot:  # fmt: skip
+        """The jobs that `bulk` would act on now, for its ``before``.
+
+        Raises:
+            LowqError: as `bulk`.
+        """
+        return _snapshot(self.client, self._handles(queues), action, JobFilter.of(wanted, options), None)
+
+    def count(
+        self, action: ActionName, wanted: JobFilter | FilterState | None = None, /, *,
+        queues: Iterable[str] | None = None, **options: Unpack[FilterOptions],
+    ) -> int:  # fmt: skip
+        """How many jobs `bulk` would act on now.
+
+        Raises:
+            LowqError: as `bulk`.
+        """
+        return _total(self.bulk(action, JobFilter.of(wanted, options), queues=queues))
+
+
+def _total(steps: Iterable[Step]) -> int:
+    """How many jobs a bulk action has counted before it does anything."""
+    return next(step.total for step in steps if not step.counting)
+
+
+def _targets(
+    handles: Sequence[Commands], action: ActionName, wanted: JobFilter, reason: str | None, now: float | None
+) -> tuple[list[Target], JobFilter]:
+    """What is done to the jobs of each of these queues, and to which ones."""
+    if action not in ACTIONS:
+        raise ConfigError(f"action={action!r}: it is one of {', '.join(ACTIONS)}")
+    if reason is not None and action != "bury":
+        raise ConfigError(f"reason={reason!r}: only bury takes a reason, not {action}")
+    if len(handles) != 1:
+        refuse_shard(wanted)
+    if handles:
+        client = handles[0]._shards.client
+        wanted = wanted.aged(lambda: time_of(client.command("TIME")) if now is None else now)
+    meant = filter_for(action, wanted)
+    where = ("morgue" if meant.state == "morgue" else "waiting") if action == "delete" else ""
+    act = Action(action, time_argument(now), where=where)
+    return [
+        (each._shards, act._replace(reason=each._reason(reason), events=each._backend.events_of(each.name)))
+        for each in handles
+    ], meant
+
+
+def _snapshot(
+    client: Client, handles: Sequence[Commands], action: ActionName, wanted: JobFilter, now: float | None
+) -> Snapshot:
+    if wanted.before is not None:
+        raise ConfigError("before: a snapshot is of what there is now")
+    return snapshot(client, *_targets(handles, action, wanted, None, now), time_argument(now))

@@ -11,14 +11,7 @@ from lowq.backend import Backend
 from lowq.clock import duration
 from lowq.errors import RedisUnavailable, ScriptError, ShardsCountError, UnknownQueueError
 from lowq.operate.actions import release_shard
-from lowq.operate.findings import (
-    Finding,
-    Severity,
-    check_channels,
-    check_encoding,
-    check_servers,
-    make_finding,
-)
+from lowq.operate.findings import Finding, Severity, check_channels, check_encoding, check_servers, make_finding
 from lowq.operate.integrity import (
     SCAN_KEYS,
     Inventory,

@@ -9,19 +9,19 @@ from typing import Any, Literal, NamedTuple
 from lowq.clock import duration
 from lowq.codec import decode_id
 from lowq.job import Job, State
-from lowq.limits import Concurrency, Limit, Rate, registered_limits
+from lowq.limits import Concurrency, LimitRule, Rate, registered_limits
 from lowq.operate.jobs import everywhere_calls, jobs_everywhere
 from lowq.operate.nodes import NodeInfo, RunningBatch, live_nodes
 from lowq.operate.queues import QueueShards, entry_call, entry_of
 from lowq.operate.stats import ShardInfo, by_nonce, shard_info
 from lowq.operate.walk import ask
 from lowq.registrations import QueueInfo
-from lowq.retry import MAX_RETRY_COUNT
+from lowq.retry import MAX_RETRY_COUNT, attempt_text
 from lowq.sharding import Layouts
 from lowq.store import Call, Client, Command, untrusted
 from lowq.store.calls import time_of
 from lowq.store.keys import limit_key, nodes_key
-from lowq.store.shard_operations import Flight, ShardOperations, WhyReply
+from lowq.store.shard_operations import Finished, Flight, ShardOperations, WhyReply
 
 #: Slots of a rate within its time: see ``take_permits.lua``.
 _SLOTS = 400
@@ -31,12 +31,14 @@ _SLOTS = 400
 class LimitState:
     """A limit of a queue at one moment, over all nodes and all queues that share it."""
 
-    limit: Limit
+    limit: LimitRule
     #: Of a `lowq.Rate`: jobs that began within its time. Of a `lowq.Concurrency`: batches that run, and those that a
     #: node keeps a place for.
     used: int
-    #: Seconds until more may begin; 0.0: more may now; None: as soon as a batch ends.
+    #: Seconds until more may begin; 0.0: more may now; None: as soon as a batch, or a call, ends.
     wait: float | None
+    #: Queues of nodes that wait for a permit.
+    waiting: int = 0
 
     @property
     def is_reached(self) -> bool:
@@ -66,11 +68,15 @@ def read_limits(client: Client, namespace: str, queue: str, options: Mapping[str
     return [_state(limit, reply, now) for limit, reply in zip(limits, replies, strict=True)]
 
 
-def _state(limit: Limit, reply: list[bytes], now: float) -> LimitState:
+def _state(limit: LimitRule, reply: list[bytes], now: float) -> LimitState:
     fields = dict(zip(reply[::2], reply[1::2], strict=True))
+    holders = [_read_holder(record, now) for name, record in fields.items() if name.startswith(b"holder:")]
+    waiting = sum(waits for _, waits in holders)
+    held = sum(held for held, _ in holders)
+    until, _, longest = fields.get(b"deferred", b"").partition(b" ")
+    deferred = max(min(untrusted.finite(until, 0.0) - now, untrusted.finite(longest, 0.0)), 0.0)
     if isinstance(limit, Concurrency):
-        used = sum(_held(record, now) for name, record in fields.items() if name.startswith(b"holder:"))
-        return LimitState(limit, used, 0.0 if used < limit.limit else None)
+        return LimitState(limit, held, deferred if deferred or held < limit.limit else None, waiting)
     width = limit.seconds / _SLOTS
     slots = {
         untrusted.finite(name[5:], 0.0): int(untrusted.finite(count, 0.0))
@@ -78,23 +84,26 @@ def _state(limit: Limit, reply: list[bytes], now: float) -> LimitState:
         if name.startswith(b"slot:")
     }
     ends = {slot: (slot + _SLOTS + 2) * width for slot in slots}
-    used = sum(count for slot, count in slots.items() if ends[slot] > now)
+    used = held + sum(count for slot, count in slots.items() if ends[slot] > now)
     wait, left = 0.0, used
     for slot in sorted(slots):
         if left < limit.limit:
             break
         if ends[slot] > now:
             wait, left = min(ends[slot] - now, limit.seconds), left - slots[slot]
-    return LimitState(limit, used, wait)
+    # Those that are held count until later, at an unknown time.
+    return LimitState(limit, used, max(wait, deferred) if deferred or left < limit.limit else None, waiting)
 
 
-def _held(record: bytes, now: float) -> int:
-    """The permits of a holder with a sign of life within its ttl; 0 for another record."""
-    words = record.split()
+def _read_holder(record: bytes, now: float) -> tuple[int, bool]:
+    """The permits of a holder with a sign of life within its ttl, and whether it waits for more; 0 for another
+    record.
+    """
+    words = [untrusted.finite(word, 0.0) for word in record.split()]
     if len(words) != 8:
-        return 0
-    held, asked, ttl = (untrusted.finite(words[position], 0.0) for position in (1, 6, 7))
-    return int(held) if abs(now - asked) < ttl else 0
+        return 0, False
+    _, held, _, _, since, waits_until, asked, ttl = words
+    return (int(held), since > 0 and now < waits_until) if abs(now - asked) < ttl else (0, False)
 
 
 #: absent      there is no such id
@@ -124,7 +133,8 @@ DESCRIBED_TOGETHER = 10
 #: Characters of an id in a sentence.
 _MAX_ID = 60
 #: The sentence about an id without a job.
-ABSENT = "no such job waits, is in flight or is buried; of what was performed nothing is kept"
+_NOTHING_KEPT = "of what was performed nothing is kept"
+ABSENT = f"no such job waits, is in flight or is buried; {_NOTHING_KEPT}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +161,8 @@ class Why:
     in_flight: int = 0
     in_flight_ids: tuple[str, ...] = ()
     in_flight_since: float | None = None
+    #: When it finished last, of a queue with ``keep_finished``; None: that is not known.
+    finished: Finished | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +217,12 @@ def explain(found: WhyReply, place: tuple[str, int], node: NodeInfo | None, max_
     if found.taken_at is not None:
         waits = "; newer payloads wait for its next run" if found.perform_at is not None else ""
         if found.lease is None:
-            detail = f"its owner is gone{since}; whoever gets shard {shard} next puts it back and performs it again"
+            fate = "removes it, as it was cancelled" if found.cancelled else "puts it back and performs it again"
+            detail = f"its owner is gone{since}; whoever gets shard {shard} next {fate}"
             return Why("taken", "no_owner", None, detail + waits)
         by = str(owner) if owner.thread is None else f"{owner}, thread {owner.thread}"
-        detail = f"taken {ago(found.taken_at)} ago by {by}{owner.batch_in_words()}{waits}"
+        told = "; it was cancelled, and has not ended yet" if found.cancelled else ""
+        detail = f"taken {ago(found.taken_at)} ago by {by}{owner.batch_in_words()}{told}{waits}"
         return Why("taken", "performing", None, detail, owner.name, owner.thread)
     if found.perform_at is None:
         if found.buried_at is not None:
@@ -229,8 +243,7 @@ def explain(found: WhyReply, place: tuple[str, int], node: NodeInfo | None, max_
         which = "those of its shard" if found.sealed else f"others to its new shard {shard}"
         detail = f"the queue is being resharded: jobs are being moved, {which}, and it rests until all of them are"
         return Why("due" if is_due else "scheduled", "resharding", None, detail)
-    # The retry_count of a failed job counts from 0, people count from 1.
-    retry = "" if found.retry_count is None else f"retry {found.retry_count + 1} of {max_retry_count}, "
+    retry = "" if found.retry_count is None else f"{attempt_text(found.retry_count, max_retry_count)}, "
     by = f" by {found.paused_by}" if found.paused_by else ""
     if not is_due:
         due_in = f"due in {duration(found.perform_at - found.now)}"
@@ -366,7 +379,8 @@ def _describe(queue: QueueShards, ids: Sequence[bytes], now: float | None) -> It
         jobs = jobs_everywhere(queue, job_id, islice(replies, 3 * both))
         found = list(islice(replies, 2 * both))
         number = _decisive(found[::2])
-        why, stats, shard = found[2 * number], found[2 * number + 1], layouts.all[number].shard_of(job_id)
+        stats, shard = found[2 * number + 1], layouts.all[number].shard_of(job_id)
+        why = found[2 * number]._replace(finished=_latest(found[::2]))
         yield Description(
             queue=queue.name,
             id=decode_id(job_id),
@@ -387,12 +401,15 @@ def read_why(queue: QueueShards, job_id: bytes, now: float | None) -> Why:
     )
     whys = list(replies)
     number = _decisive(whys)
-    return _explain(queue, whys[number], layouts.all[number].shard_of(job_id), registries)
+    why = whys[number]._replace(finished=_latest(whys))
+    return _explain(queue, why, layouts.all[number].shard_of(job_id), registries)
 
 
 def _explain(queue: QueueShards, found: WhyReply, shard: int, registries: _Registries) -> Why:
     most = max_retry_count(registries.queue)
     why = explain(found, (queue.name, shard), registries.holder(found.lease), most)
+    if found.finished is not None:
+        why = replace(why, finished=found.finished, detail=_with_last_run(why.detail, found))
     if why.reason not in MAY_BE_LIMITED or registries.queue is None:
         return why
     limits = read_limits(queue.client, queue.namespace, queue.name, registries.queue.options)
@@ -404,6 +421,20 @@ def _explain(queue: QueueShards, found: WhyReply, shard: int, registries: _Regis
     more = "when one ends" if latest.wait is None else f"in {duration(latest.wait)}"
     text = f"{why.detail}; the limit of the queue over all nodes is reached: {latest}, more may begin {more}"
     return replace(why, reason="limited", detail=text)
+
+
+def _with_last_run(detail: str, found: WhyReply) -> str:
+    last = found.finished
+    assert last is not None
+    payloads, took = f"{last.payloads:,} payload{'s' * (last.payloads != 1)}", duration(last.seconds, fine=True)
+    ran = f"it finished {duration(found.now - last.at)} ago, with {payloads} in {took}, on {last.node}"
+    return detail.replace(_NOTHING_KEPT, ran) if _NOTHING_KEPT in detail else f"{detail}; {ran}"
+
+
+def _latest(whys: Sequence[WhyReply]) -> Finished | None:
+    """The latest of what the shards of an id know, while its queue is resharded."""
+    known = [why.finished for why in whys if why.finished is not None]
+    return max(known, key=lambda finished: finished.at, default=None)
 
 
 def _decisive(whys: Sequence[WhyReply]) -> int:

@@ -147,6 +147,10 @@ class RedisInfo:
     persistence: str
     #: For people, each a sentence.
     warnings: tuple[str, ...]
+    #: Whether its last writes to the disk worked, as far as it says.
+    disk_ok: bool = True
+    #: Unix time, seconds: of the last snapshot; None: there is none, or it does not say.
+    last_save_at: float | None = None
 
 
 def redis_info(backend: Backend) -> RedisInfo:
@@ -172,6 +176,8 @@ def redis_info(backend: Backend) -> RedisInfo:
         eviction=info.get("maxmemory_policy", "unknown" if info else ""),
         persistence=persistence.get(state.persistence, "AOF" if info.get("aof_enabled") == "1" else "no AOF"),
         warnings=tuple(_sentence(finding) for finding in state.findings() if finding.severity != "ok"),
+        disk_ok=all(info.get(field, "ok") == "ok" for field in _DISK_WRITES),
+        last_save_at=state.number("rdb_last_save_time") or None,
     )
 
 

@@ -70,7 +70,9 @@ class Place(NamedTuple):
         return shard_prefix(namespace, *self)
 
 
-_COUNTERS = ("pushed", "processed", "failed", "buried", "released", "kicked", "deleted", "expired", "delivery")
+_COUNTERS = (
+    "pushed", "processed", "failed", "buried", "released", "kicked", "deleted", "cancelled", "expired", "delivery",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -365,7 +367,7 @@ class JobScanner:
             def call(place: Place, cursor: bytes, what: str = what) -> Call[ExamineReply]:
                 return self._scripts(place).examine(what, cursor)
 
-            for place, examined in scan_shards(self.client, places, call):
+            for place, examined in scan_shards(self.client, dict.fromkeys(places, 1.0), call):
                 self.on_step(examined.looked)
                 self._note(place, what, examined.found)
 

@@ -9,79 +9,18 @@ import secrets
 import struct
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypedDict, get_args
+from typing import Any, Literal, TypedDict, get_args
 
-from lowq.codec import MAX_ID_BYTES
+from lowq.clock import seconds_of
+from lowq.codec import MAX_ID_BYTES, MAX_PRIORITY
 from lowq.errors import ConfigError
-from lowq.job import Job, State
+from lowq.job import Job, PayloadField, State, check_text
 from lowq.observe.error_groups import FINGERPRINT, error_fingerprint
-
-#: Characters of a text to look for, and names of fields in it.
-MAX_TEXT, MAX_NAMES = 512, 20
-
-
-class PayloadField(NamedTuple):
-    """A field of a payload, by its path, and the value wanted."""
-
-    path: tuple[str, ...]
-    value: str
-
-    @classmethod
-    def parse(cls, text: object) -> "PayloadField":
-        """``a.b:7``: the field ``b`` of the object in the field ``a``. The value may have colons.
-
-        Raises:
-            ConfigError: it is none.
-        """
-        check_text("payload", text)
-        name, colon, value = str(text).partition(":")
-        path = tuple(name.strip().split("."))
-        if not colon or not all(path) or not value.strip():
-            raise ConfigError(f"payload={text!r:.100}: it is a field and its value, such as customer:7 or order.id:7")
-        if len(path) > MAX_NAMES:
-            raise ConfigError(f"payload={text!r:.100} has {len(path)} names; a path has at most {MAX_NAMES}")
-        return cls(path, value.strip())
-
-    def holds(self, payload: Any) -> bool:
-        """Whether the payload has that value there. One element of a list is enough, 7 is 7 and "7", and a name may
-        have dots in it.
-        """
-        return self._is_in(payload, self.path)
-
-    def _is_in(self, value: Any, path: Sequence[str]) -> bool:
-        if isinstance(value, list | tuple):
-            return any(self._is_in(item, path) for item in value)
-        if not path:
-            return self._equals(value)
-        if not isinstance(value, dict):
-            return False
-        for count in range(1, len(path) + 1):
-            name = ".".join(path[:count])
-            if name in value and self._is_in(value[name], path[count:]):
-                return True
-        return False
-
-    def _equals(self, value: Any) -> bool:
-        if isinstance(value, str):
-            return value.strip() == self.value
-        if value is None or isinstance(value, bool | int | float):
-            return json.dumps(value) == self.value
-        return str(value) == self.value
-
-
-def check_text(name: str, text: object) -> None:
-    """
-    Raises:
-        ConfigError: it is no text, or too long.
-    """
-    if not isinstance(text, str) or not text.strip():
-        raise ConfigError(f"{name}={text!r:.100}: it is a text to look for")
-    if len(text) > MAX_TEXT:
-        raise ConfigError(f"{name}={text!r:.50}... has {len(text)} characters; it has at most {MAX_TEXT}")
-
+from lowq.options import seconds
 
 #: Bytes of a pattern, and of its part from the first ``*`` on. Stars side by side are one; a ``*`` at the end is free.
 MAX_PATTERN_BYTES, MAX_PATTERN_REST = 1024, 100
@@ -141,8 +80,12 @@ def _pattern_parts(pattern: bytes) -> tuple[int, int]:
     return len(head), len(rest) + 1 if rest else 0
 
 
+_AGE = seconds(zero=True)
 OrderBy = Literal["perform_at", "retry_count", "buried_at", "id"]
 STATES: tuple[State, ...] = get_args(State)
+#: "any": what is in flight, then what waits, then the morgue.
+FilterState = Literal[State, "any"]
+FILTER_STATES: tuple[FilterState, ...] = (*STATES, "any")
 ORDERS: tuple[OrderBy, ...] = get_args(OrderBy)
 
 
@@ -216,7 +159,7 @@ def fingerprint(salt: bytes, prefix: str, perform_at: float, job_id: bytes) -> i
 class FilterOptions(TypedDict, total=False):
     """The fields of a `JobFilter`, as keyword arguments."""
 
-    state: State | None
+    state: FilterState | None
     match: str | None
     order_by: str | None
     reverse: bool
@@ -227,6 +170,9 @@ class FilterOptions(TypedDict, total=False):
     error: str | None
     error_group: str | None
     shard: int | None
+    priority: int | None
+    older_than: float | timedelta | None
+    newer_than: float | timedelta | None
 
 
 @dataclass(frozen=True)
@@ -237,8 +183,9 @@ class JobFilter:
         ConfigError: a field is invalid; the message names the allowed values.
     """
 
-    #: None: all that wait, also new payloads of ids in flight; the jobs in flight themselves are "taken".
-    state: State | None = None
+    #: None: all that wait, also new payloads of ids in flight; the jobs in flight themselves are "taken". "any", of
+    #: lists: what is in flight, then what waits, then the morgue.
+    state: FilterState | None = None
     #: A pattern of ids as Redis has it (``*``, ``?``, ``[a-c]``), of up to 1,024 bytes and four stars, and up to 100
     #: bytes from its first ``*`` on.
     match: str | None = None
@@ -259,9 +206,15 @@ class JobFilter:
     error_group: str | None = None
     #: Within one queue: only this shard.
     shard: int | None = None
+    #: Only waiting jobs of this priority.
+    priority: int | None = None
+    #: Jobs whose time, perform_at or buried_at, has passed for so long at least, in seconds or as a timedelta.
+    older_than: float | timedelta | None = None
+    #: Jobs whose time has passed for so long at most, or is to come.
+    newer_than: float | timedelta | None = None
 
     @classmethod
-    def of(cls, given: "JobFilter | State | None", options: FilterOptions) -> "JobFilter":
+    def of(cls, given: "JobFilter | FilterState | None", options: FilterOptions) -> "JobFilter":
         """The filter of a caller's arguments: a filter, a state, or neither, and single fields by their names.
 
         Raises:
@@ -276,12 +229,18 @@ class JobFilter:
         return dataclasses.replace(cls(given), **options)
 
     def __post_init__(self) -> None:
-        if self.state is not None and self.state not in STATES:
-            raise ConfigError(f"state={self.state!r}: it is one of {', '.join(STATES)}, or None for all that wait")
+        if self.state is not None and self.state not in FILTER_STATES:
+            raise ConfigError(
+                f"state={self.state!r}: it is one of {', '.join(FILTER_STATES)}, or None for all that wait"
+            )
         in_morgue = self.state == "morgue"
         allowed: tuple[OrderBy, ...] = ("buried_at", "id") if in_morgue else ("perform_at", "retry_count", "id")
+        if self.state == "any":
+            allowed = ("perform_at",)
         if self.order not in allowed:
-            whose = "jobs in the morgue" if in_morgue else "jobs that wait or are taken"
+            whose = {"morgue": "jobs in the morgue", "any": "jobs in any state"}.get(
+                self.state or "", "jobs that wait or are taken"
+            )
             raise ConfigError(f"order_by={self.order_by!r}: {whose} are ordered by one of {', '.join(allowed)}")
         for name, bound in (("min", self.min), ("max", self.max)):
             self._check_bound(name, bound)
@@ -302,6 +261,31 @@ class JobFilter:
             )
         if self.shard is not None and (type(self.shard) is not int or self.shard < 0):
             raise ConfigError(f"shard={_quote(self.shard)}: it is the number of a shard, from 0 on")
+        self._check_priority()
+        for name in ("older_than", "newer_than"):
+            age = _AGE.check("", name, getattr(self, name))
+            if age is not None and not self.by_time:
+                raise ConfigError(f"{name}={age!r}: it goes by the time, and not in the order of {self.order}")
+            object.__setattr__(self, name, age)
+
+    def _check_priority(self) -> None:
+        priority: object = self.priority
+        if priority is None:
+            return
+        if type(priority) is not int or not 0 <= priority <= MAX_PRIORITY:
+            raise ConfigError(f"priority={_quote(priority)}: it is a whole number from 0, the most urgent, to 9")
+        if self.state in ("taken", "morgue", "any"):
+            where = {"morgue": "in the morgue", "taken": "in flight"}.get(self.state, "that do not wait")
+            raise ConfigError(f"priority={priority}: jobs {where} have none; it is for jobs that wait")
+
+    def aged(self, now: Callable[[], float]) -> "JobFilter":
+        """The same with its ages as bounds of the time. ``now``: Unix time, seconds; called if there are any."""
+        if self.older_than is None and self.newer_than is None:
+            return self
+        moment, older, newer = now(), seconds_of(self.older_than), seconds_of(self.newer_than)
+        low = self.min if newer is None else max(self.low, moment - newer)
+        high = self.max if older is None else min(self.high, moment - older)
+        return dataclasses.replace(self, min=low, max=high, older_than=None, newer_than=None)
 
     def _check_bound(self, name: str, bound: object) -> None:
         if bound is None:
@@ -347,7 +331,15 @@ class JobFilter:
     @property
     def asks_for_contents(self) -> bool:
         """Whether it asks for the contents of jobs, so that each must be read."""
-        return self.payload is not None or self.asks_for_errors
+        return (
+            self.payload is not None or self.asks_for_errors or (self.priority is not None and not self.walks_a_level)
+        )
+
+    @property
+    def walks_a_level(self) -> bool:
+        """Whether the jobs of its priority are found by their place, as they are sorted by it."""
+        others = self.pattern or self.payload is not None or self.asks_for_errors
+        return not others and self.order == "perform_at" and self.state in (None, "due", "scheduled")
 
     @property
     def asks_for_errors(self) -> bool:
@@ -357,13 +349,15 @@ class JobFilter:
     @property
     def scanned(self) -> bool:
         """Whether each page looks at every id."""
-        return bool(self.pattern) or self.order == "id" or self.state == "taken"
+        return bool(self.pattern) or self.order == "id" or self.state in ("taken", "any")
 
     def admits(self, job: Job, redact: Callable[[Any], Any] | None = None) -> bool:
         """Whether the contents of the job match. ``redact``: returns the part of a payload that may be seen."""
         if self.error is not None and self.error.strip().casefold() not in (job.error or "").casefold():
             return False
         if self.error_group is not None and (job.error is None or error_fingerprint(job.error) != self.error_group):
+            return False
+        if self.priority not in (None, job.priority):
             return False
         if self.payload_field is None:
             return True

@@ -1,20 +1,26 @@
 """The nodes in the registry, read only: which of them live, what they perform, and which batches are stuck."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from math import inf, isfinite
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict, get_args
 
 from lowq.backend import Backend
 from lowq.clock import Clock, now
-from lowq.errors import RedisRefused, RedisUnavailable
+from lowq.errors import ConfigError, RedisRefused, RedisUnavailable, UnknownNodeError
+from lowq.limits import registered_limits
 from lowq.observe.histories import BOUNDS, TotalTimes, total_times
 from lowq.operate.queues import all_queues
 from lowq.operate.walk import read_stats
 from lowq.store import Client, untrusted
 from lowq.store.calls import time_of
 from lowq.store.keys import MAX_SHARDS, is_queue_name, nodes_key
+
+#: What a node may be told.
+NodeCommand = Literal["quiet", "unquiet", "stop", "reload"]
+NODE_COMMANDS: tuple[NodeCommand, ...] = get_args(NodeCommand)
 
 
 class RunningBatch(TypedDict):
@@ -65,6 +71,8 @@ class NodeInfo:
     memory: int = 0
     #: Seconds by which its maintenance loop ran late at most, in the last ten minutes.
     late: float = 0.0
+    #: Seconds that a stop waits for what it performs; None: not known, or a consumer.
+    shutdown_timeout: float | None = None
     #: Threads beyond its own whose handlers have exceeded their ttr and still run.
     written_off: int = 0
     #: ``node``, or ``consumer``: then jobs are taken by hand.
@@ -73,10 +81,15 @@ class NodeInfo:
     taken: int = 0
     #: Why it can't be reloaded, and what to do instead; empty: it can.
     reload_refusal: str = ""
+    #: The process that has started it, and starts another one when it ends, on the same host: ``pid``, ``started_at``
+    #: (Unix time, seconds), ``version``. Empty: there is none.
+    supervisor: Mapping[str, Any] = field(default_factory=dict)
     #: It ends when a queue has another number of shards than its code says (``strict_shards_count``).
     strict: bool = False
     #: queue -> name -> the time table of a schedule that it knows.
     schedules: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    #: Limits around calls that its handlers have used lately, as the registry shows limits.
+    limits: tuple[Mapping[str, Any], ...] = ()
 
     def batches(self) -> Iterator[tuple[int | None, RunningBatch]]:
         """Its running batches, each with the number of its thread, from 0; None: a task of its event loop."""
@@ -174,9 +187,8 @@ def read_node_entries(backend: Backend) -> NodeEntries:
             unreadable.add(name)
         elif is_silent and entry.has_part:
             silent[name] = now - entry.heartbeat_at
-    live = [info for info in infos if not info.lost]
     lost = sorted((info for info in infos if info.lost), key=lambda info: info.seconds_ago)
-    return NodeEntries(frozenset(names), live, lost, silent, frozenset(unreadable))
+    return NodeEntries(frozenset(names), [info for info in infos if not info.lost], lost, silent, frozenset(unreadable))
 
 
 #: The details that are whole numbers; 0: not known.
@@ -209,9 +221,12 @@ def _node_info(name: bytes, data: bytes, now: float, on_replica: bool) -> NodeIn
         quiet=bool(details.get("quiet")),
         lost=is_silent and not waits,
         waiting=waits,
+        shutdown_timeout=untrusted.number(details.get("shutdown_timeout"), 0),
         late=untrusted.number(details.get("late"), 0) or 0.0,
         kind="consumer" if is_consumer else "node",
+        limits=tuple(rule.shown() for rule in registered_limits(_list(details.get("limits"))) if rule.key),
         reload_refusal=untrusted.text(refusal) or "",
+        supervisor=untrusted.plain(own) if isinstance(own := details.get("supervisor"), dict) else {},
         strict=details.get("strict") is True,
         schedules={
             queue: {name: untrusted.plain(table) for name, table in tables.items() if isinstance(table, dict)}
@@ -371,3 +386,25 @@ class StuckLimits:
             limit = stuck_limit(times) if times.count >= self.KNOWN else inf
             self._read[queue] = self._clock(), limit
         return limit
+
+
+def send_command(app: Backend, node: str, command: NodeCommand) -> None:
+    """See `Lowq.send_command`."""
+    if command not in NODE_COMMANDS:
+        raise ConfigError(f"a node's commands are {', '.join(map(repr, NODE_COMMANDS))}, not {command!r}")
+    living = {info.name: info for info in nodes(app)}
+    if node not in living:
+        known = ", ".join(map(repr, list(living)[:5])) or "none"
+        raise UnknownNodeError(f"no node {node!r} lives; those that do: {known}")
+    refusal = living[node].reload_refusal
+    if command == "reload" and refusal:
+        raise ConfigError(f"{node} can't be reloaded: {refusal}")
+    if command == "unquiet" and living[node].kind == "consumer":
+        raise ConfigError(f"{node} is a consumer, which stays quiet: start its process again")
+    send_message(app, {"to": node, "do": command})
+
+
+def send_message(app: Backend, message: Mapping[str, str]) -> None:
+    """Sends a node what it is to ``do``."""
+    channel = nodes_key(app.config.namespace)
+    app.client.command("SPUBLISH", channel, json.dumps(message), key=channel)

@@ -3,10 +3,14 @@
 The answers are of slightly different moments in different shards, and may have changed since.
 """
 
+import secrets
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Unpack
 
 from lowq.backend import Backend
+from lowq.clock import now as clock_now
 from lowq.codec import lookup_id
 from lowq.errors import ConfigError
 from lowq.job import Job, JobId, State
@@ -24,8 +28,9 @@ from lowq.observe.histories import (
 )
 from lowq.operate.actions import Pause, as_ids, find_pause
 from lowq.operate.explain import Description, LimitState, Why, describe_all, max_retry_count, read_limits, read_why
-from lowq.operate.job_filter import STATES, FilterOptions, JobFilter
+from lowq.operate.job_filter import STATES, FilterOptions, FilterState, JobFilter
 from lowq.operate.jobs import Page, everywhere_calls, jobs_everywhere, look_up, pages_of_queue
+from lowq.operate.nodes import send_message
 from lowq.operate.queues import QueueShards
 from lowq.operate.stats import (
     Forecast,
@@ -40,6 +45,20 @@ from lowq.operate.stats import (
 )
 from lowq.operate.walk import Silent, ask, read_stats
 from lowq.sharding import Layouts
+from lowq.store import untrusted
+from lowq.store.keys import stack_key
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Where the thread, or the task, that performs an id is in its code."""
+
+    node: str
+    #: Of that node, from 0; None: a task of its event loop.
+    thread: int | None
+    #: Files, lines and functions, outermost first, with lines of code and without values; of a very deep stack the
+    #: innermost calls. Empty: the node has not answered. What it performs may block it, or its release is older.
+    text: str
 
 
 class Queries:
@@ -260,22 +279,17 @@ class Queries:
             raise ConfigError(f"state={state!r}: it is one of {', '.join(STATES)}, or None for wherever the job is")
         where = "" if state is None else state if state in ("taken", "morgue") else "waiting"
         encoded = [lookup_id(job_id) for job_id in as_ids(ids)]
-        found, _ = look_up(self._shards, encoded, where, now)
-        jobs = [found[job_id] for job_id in dict.fromkeys(encoded) if job_id in found]
+        keys = [(self.name, job_id) for job_id in dict.fromkeys(encoded)]
+        found, _ = look_up({self.name: self._shards}, keys, where, now)
+        jobs = [found[key] for key in keys if key in found]
         return {job.id: job for job in jobs if state in (None, job.state)}
 
     # --- pages of jobs ---
 
     def jobs(
-        self,
-        wanted: JobFilter | State | None = None,
-        /,
-        *,
-        limit: int = 50,
-        after: str | None = None,
-        now: float | None = None,
-        **options: Unpack[FilterOptions],
-    ) -> Page:
+        self, wanted: JobFilter | FilterState | None = None, /, *, limit: int = 50, after: str | None = None,
+        now: float | None = None, **options: Unpack[FilterOptions],
+    ) -> Page:  # fmt: skip
         """A page of jobs, in order over all shards. Give its cursor as ``after`` for the next one.
 
         Which jobs: a state, the fields of a `JobFilter` by their names, or a `JobFilter`; None means all that wait.
@@ -292,17 +306,10 @@ class Queries:
         return page
 
     def jobs_in_steps(
-        self,
-        wanted: JobFilter | State | None = None,
-        /,
-        *,
-        limit: int = 50,
-        after: str | None = None,
-        interval: float = 0.25,
-        now: float | None = None,
-        redact: Callable[[Any], Any] | None = None,
+        self, wanted: JobFilter | FilterState | None = None, /, *, limit: int = 50, after: str | None = None,
+        interval: float = 0.25, now: float | None = None, redact: Callable[[Any], Any] | None = None,
         **options: Unpack[FilterOptions],
-    ) -> Iterator[Page]:
+    ) -> Iterator[Page]:  # fmt: skip
         """As `jobs`, for listings that take a while: those that look at every id, or at all that one state leaves out.
         What is found so far, at once and about every ``interval`` seconds, and at last the page itself; others give
         just that. While nothing new is found the same page comes again: who stops iterating stops the looking.
@@ -325,6 +332,28 @@ class Queries:
             JobError: the id is none. UnknownQueueError, RedisUnavailable
         """
         return read_why(self._shards, lookup_id(job_id), now)
+
+    def stack(self, job_id: JobId, *, timeout: float = 5.0) -> Stack | None:
+        """Where the thread, or the task, that performs an id is in its code: asks its node, and waits so many seconds
+        for the answer. None: nothing performs it now; it waits, or was taken by hand.
+
+        Raises:
+            JobError: the id is malformed. UnknownQueueError, RedisUnavailable
+        """
+        found, key = self.describe(job_id), stack_key(self._backend.config.namespace, request := secrets.token_hex(8))
+        node = found.node
+        if found.why.reason != "performing" or node is None or node.kind == "consumer":
+            return None
+        message = {"to": node.name, "do": "stack", "queue": self.name, "id": found.id, "request": request}
+        send_message(self._backend, message)
+        give_up_at = clock_now() + timeout
+        while (raw := self._backend.client.command("GET", key, key=key)) is None:
+            if clock_now() >= give_up_at:
+                return Stack(node.name, None, "")
+            time.sleep(0.05)
+        answer = untrusted.json_object(raw) or {}
+        text = untrusted.text(answer.get("text"))
+        return Stack(node.name, untrusted.whole(answer.get("thread"), 0), text) if text else None
 
     def limits(self) -> list[LimitState]:
         """The limits of its worker over all nodes, as of the registry, and what is granted of them.

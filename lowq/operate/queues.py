@@ -1,7 +1,8 @@
 """The queues in the registry: their entries, their layouts, and the shards of their jobs.
 
 The registry is one key of one primary, which a failover may set back. The layouts in sealed and opened shards hold for
-good: they decide where the two disagree, and no epoch is used twice.
+good: they decide where the two disagree, and no epoch is used twice. So does a shard that is not open while jobs are
+still to come to it: the reshard is under way then, whatever the registry or a process says.
 """
 
 import contextlib
@@ -22,6 +23,7 @@ from lowq.schedules import is_internal
 from lowq.sharding import READ_AGAIN, Layout, Layouts
 from lowq.store import Call, Client, Command, registry, untrusted
 from lowq.store.keys import MAX_SHARDS, nodes_key, queues_key
+from lowq.store.shard import ShardScripts
 
 log = get_log("lowq.reshard")
 
@@ -233,7 +235,8 @@ class RegistryCheck:
     def accepts(self, queue: str, found: Layouts, served: Layouts | None, doubted: Collection[int]) -> bool:
         """Whether a process that has ``served`` other layouts is to follow those ``found`` in the registry. Not so
         earlier ones, nor another number of shards of the same epoch, unless the shards confirm them, as when the queue
-        was dropped and made anew. ``doubted``: epochs whose shards are sealed, or were made for another number.
+        was dropped and made anew. ``doubted``: epochs whose shards are sealed, or not open, or were made for another
+        number.
         """
         is_earlier = served is not None and (
             found.current.epoch < served.current.epoch
@@ -255,6 +258,8 @@ class RegistryCheck:
         try:
             layouts = repair_registry(self._backend, queue, None if served is None else served.current)
             self._confirmed[queue] = layouts, served
+            if layouts.next is None:
+                open_shards(self._backend, queue, layouts.current)
             if served is not None and layouts != served:
                 announce(self._backend, queue, layouts)  # nodes that refused them meanwhile read the registry again
         except (RedisUnavailable, UnknownQueueError):
@@ -271,17 +276,20 @@ class RegistryCheck:
 
 def repair_registry(backend: Backend, queue: str, served: Layout | None = None) -> Layouts:
     """The layouts of a queue. If its shards have others than the registry, as after a failover or from an older copy,
-    the registry is written anew. ``served``: the layout that this process knows; a later one than the registry's counts
-    while shards of it exist.
+    the registry is written anew. ``served``: the layout that this process knows. A later one than all of these counts
+    while shards of it exist, and one that a reshard is under way to when the shards say that it is over.
 
     Raises:
         UnknownQueueError, RedisUnavailable, RedisRefused
     """
     while True:
-        layouts = known = find_queue(backend, queue).layouts
-        if served is not None and served.epoch > layouts.current.epoch and _counts_in(backend, queue, served):
-            known = Layouts(served)
-        said = layouts_of_shards(backend, queue, known)
+        layouts = find_queue(backend, queue).layouts
+        said = layouts_of_shards(backend, queue, layouts)
+        if served is not None and served.epoch > said.current.epoch and _counts_in(backend, queue, served):
+            # Where the registry has a reshard that was over, the shards decide alone whether it still is.
+            begin = said.current if said.next is not None and said.next.epoch >= served.epoch else served
+            found = layouts_of_shards(backend, queue, Layouts(begin, None, said.facts))
+            said = found if found.all[-1].epoch >= served.epoch else said
         if said == layouts:
             return layouts
         if set_layouts(backend, queue, layouts, said):
@@ -304,13 +312,16 @@ def _shown(layouts: Layouts) -> str:
 
 def layouts_of_shards(backend: Backend, queue: str, layouts: Layouts) -> Layouts:
     """The layouts by the shards: each has the number of shards of its layout, and a sealed one names the next layout.
-    When all were moved, and all of the next layout are open, the reshard has ended.
+    When all were moved, and all of the next layout are open, the reshard has ended; not so while some are not open, and
+    jobs are still to come to them.
     """
 
     def read(layout: Layout, *fields: str) -> list[list[bytes | None]]:
         return read_metas(backend, layout.prefixes(backend.config.namespace, queue), *fields)
 
     current, following = _as_made(backend, queue, layouts.current), layouts.next
+    if (earlier := _find_unmoved(backend, queue, current)) is not None:
+        return Layouts(earlier, current, layouts.facts)
     while True:
         olds = read(current, "sealed", "moved")
         seals = Counter(sealed for sealed, _ in olds if sealed is not None)
@@ -329,6 +340,31 @@ def layouts_of_shards(backend: Backend, queue: str, layouts: Layouts) -> Layouts
         if not is_over or (is_known and not any(sealed for *_, sealed in news)):
             return Layouts(current, target, layouts.facts)
         current = target
+
+
+def _find_unmoved(backend: Backend, queue: str, layout: Layout) -> Layout | None:
+    """The layout before, if jobs of it are still to come to shards of this one that are not open; None: none are."""
+    before = find_layout_before(backend, queue, layout) if _find_fed(backend, queue, layout) else None
+    while before is not None:
+        states = read_metas(backend, before.prefixes(backend.config.namespace, queue), "shards_count", "fed", "moved")
+        if opened := [moved for count, fed, moved in states if count and not fed]:
+            return None if all(opened) else before
+        before = find_layout_before(backend, queue, before)  # that one was prepared, and its reshard lost
+    return None
+
+
+def _find_fed(backend: Backend, queue: str, layout: Layout) -> list[str]:
+    """The prefixes of the shards of a layout that are not open."""
+    prefixes = layout.prefixes(backend.config.namespace, queue)
+    return [prefix for prefix, (fed,) in zip(prefixes, read_metas(backend, prefixes, "fed"), strict=True) if fed]
+
+
+def open_shards(backend: Backend, queue: str, layout: Layout) -> None:
+    """Opens shards of a layout of which Redis has lost that they were. Only where `layouts_of_shards` says that no jobs
+    are still to come to them.
+    """
+    opens = [ShardScripts(prefix).open() for prefix in _find_fed(backend, queue, layout)]
+    list(ask(backend.client, opens, COMMANDS_TOGETHER))
 
 
 def _as_made(backend: Backend, queue: str, layout: Layout) -> Layout:

@@ -76,6 +76,9 @@ class ScheduleInfo:
     #: Whether a node lives that knows it. Without one nothing is pushed, and after an hour in which other nodes perform
     #: schedules of its queue it is removed.
     is_known: bool = True
+    #: How many of its ticks came when no node could push them in time, or when it was paused: they were skipped, or
+    #: pushed late, as ``missed`` says.
+    missed_count: int = 0
 
     @property
     def text(self) -> str:
@@ -195,7 +198,7 @@ def schedules(backend: Backend) -> list[ScheduleInfo]:
         rows.append(
             ScheduleInfo(
                 name, queue, schedule.at, schedule.tz, schedule.missed, next_at, record.last, paused_at, paused_by,
-                is_known=known,
+                is_known=known, missed_count=record.missed,
             )
         )  # fmt: skip
     return rows

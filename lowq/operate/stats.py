@@ -52,6 +52,8 @@ class Stats:
     oldest_at: float | None = None
     #: Since the queue was created: payloads whose ttl had passed before they were taken.
     expired: int = 0
+    #: Since the queue was created: jobs that were cancelled, waiting or in flight.
+    cancelled: int = 0
     #: Since the queue was created: payloads that came in, also those that were merged.
     pushed: int = 0
     #: Ids that may wait or be in flight, at most; None: any number.
@@ -115,7 +117,8 @@ def by_nonce(names: Iterable[bytes]) -> dict[bytes, bytes]:
 
 #: Figures of shards of which a queue has the sum.
 _SUMMED = (
-    "length", "due", "retries", "taken", "morgue_length", "processed", "failed", "buried", "expired", "pushed",
+    "length", "due", "retries", "taken", "morgue_length", "processed", "failed", "buried", "expired", "cancelled",
+    "pushed",
 )  # fmt: skip
 #: Figures of shards that a `ShardInfo` has, too.
 _SHOWN = ("length", "taken", "morgue_length", "lag", "paused", "sealed", "moved", "fed")
@@ -269,7 +272,7 @@ class TaskCounts:
     buried: int
     #: All of these.
     total: int
-    #: Acknowledged, deleted or expired, since the queue was created.
+    #: Acknowledged, deleted, cancelled or expired, since the queue was created.
     done: int
 
 
@@ -319,7 +322,10 @@ def read_statistics(queue: QueueShards, now: float | None) -> Statistics:
              "buried": found["morgue_length"]}  # fmt: skip
     return Statistics(
         queue.name,
-        TaskCounts(**tasks, total=sum(tasks.values()), done=found["processed"] + delete + found["expired"]),
+        TaskCounts(
+            **tasks, total=sum(tasks.values()),
+            done=found["processed"] + delete + found["cancelled"] + found["expired"],
+        ),
         CallCounts(
             put=found["pushed"], take=take, ack=found["processed"], release=release, fail=found["failed"],
             bury=found["buried"], kick=kick, delete=delete,

@@ -13,13 +13,13 @@ import heapq
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from lowq.errors import RedisUnavailable, ScriptError
 from lowq.operate.job_filter import JobFilter, encode_pattern, ids_per_call
-from lowq.store import Call, Client, untrusted
+from lowq.store import Call, Client, Command, untrusted
 from lowq.store.calls import R_co, time_argument
 from lowq.store.shard_operations import ExamineReply, Position, RangeReply, ScanReply, ShardOperations, StatsReply
 
@@ -29,6 +29,8 @@ from lowq.store.shard_operations import ExamineReply, Position, RangeReply, Scan
 TOGETHER = 8
 SCANS_TOGETHER = 3
 STATS_TOGETHER = COMMANDS_TOGETHER = 200
+#: Calls that go out together at most where each does little.
+MANY_TOGETHER = 64
 #: The priorities besides 0.
 FURTHER_LEVELS = range(1, 10)
 
@@ -119,14 +121,23 @@ S = TypeVar("S", bound=Hashable)
 C = TypeVar("C", ScanReply, ExamineReply)
 
 
-def scan_shards(client: Client, shards: Iterable[S], call: Callable[[S, bytes], Call[C]]) -> Iterator[tuple[S, C]]:
-    """Goes through a set of each of these shards, from the first shard to the last, a few at a time. ``call``: the call
-    for the ids behind a cursor; b"0" begins.
+def scan_shards(
+    client: Client, shards: Mapping[S, float], call: Callable[[S, bytes], Call[C]]
+) -> Iterator[tuple[S, C]]:
+    """Goes through a set of each of these shards, from the first shard to the last, a few at a time. ``shards``: with
+    the part of a whole call that each takes, up to 1. ``call``: the call for the ids behind a cursor; b"0" begins.
     """
     cursors = dict.fromkeys(shards, b"0")
     while cursors:
-        some = list(cursors)[:SCANS_TOGETHER]
-        for shard, reply in zip(some, list(ask(client, [call(shard, cursors[shard]) for shard in some])), strict=True):
+        some: list[S] = []
+        room = float(SCANS_TOGETHER)
+        for shard in cursors:
+            room -= shards[shard]
+            if some and (room < 0 or len(some) == MANY_TOGETHER):
+                break
+            some.append(shard)
+        calls = [call(shard, cursors[shard]) for shard in some]
+        for shard, reply in zip(some, list(ask(client, calls, len(calls))), strict=True):
             if reply.cursor is None:
                 del cursors[shard]
             else:
@@ -147,6 +158,15 @@ class Scan(NamedTuple):
     when: str = ""
     #: Only "fresh" or "failed" jobs; "" = any.
     past: str = ""
+
+    def shards(self, client: Client, prefixes: Iterable[str], now: str) -> Iterator[tuple[str, ScanReply]]:
+        """Goes through the set of these shards, but for those in which it is empty."""
+        some = list(dict.fromkeys(prefixes))
+        size = "HLEN" if self.base == "taken" else "ZCARD"
+        sizes = ask(client, [Command(prefix, size, prefix + self.base) for prefix in some], COMMANDS_TOGETHER)
+        most = ids_per_call(self.pattern)
+        parts = {prefix: min(number / most, 1.0) for prefix, number in zip(some, sizes, strict=True) if number}
+        return scan_shards(client, parts, lambda prefix, cursor: self.call(prefix, cursor, now))
 
     def call(self, prefix: str, cursor: bytes, now: str) -> Call[ScanReply]:
         """The call for the next ids of a shard. It looks at about 1,000, fewer for an expensive pattern."""
@@ -192,6 +212,9 @@ class Walk:
 
     def note_page(self, page: RangeReply) -> bool:
         """Notes the reply to `call`. Returns whether it is the first one by which the set has further levels."""
+        if self._level and not page.has_levels:  # nothing there has a priority, so all of it is of level 0
+            self.finished, self.ready = True, []
+            return False
         is_news = page.has_levels and self._level is None
         if is_news:
             self._level = 0
@@ -211,7 +234,9 @@ def bound(value: float) -> str:
 
 #: Above this many shards a search asks each for a few ids only. Then more calls go out together, unless each may have
 #: to look at 1,000 ids to find those few.
-MANY_SHARDS, MANY_TOGETHER = 100, 64
+MANY_SHARDS = 100
+#: Ids that calls of a walk which go out together answer with.
+IDS_TOGETHER = 2000
 
 #: The place of a job in the order of all: value, such as a time, then queue, then id, compared as bytes.
 JobPlace = tuple[float, str, bytes]
@@ -226,6 +251,10 @@ def position_in(queue: str, place: JobPlace) -> Position:
         return value, job_id
     # Before all ids with this value, or behind them.
     return (value if queue > name else math.nextafter(value, math.inf)), b""
+
+
+#: Places that are certain, and the best that are known besides: others may come before these.
+Progress = tuple[list[JobPlace], list[JobPlace]]
 
 
 @dataclass
@@ -244,9 +273,22 @@ class Search:
 
     def find(self) -> Iterator[list[JobPlace]]:
         """The places found so far, after each call or so, valid until the next; the last ones are the result."""
+        found: list[JobPlace] = []
+        count = self.count
+        for certain, likely in self.steps():
+            found += certain
+            yield [*found, *likely][:count]
+        yield found
+
+    def steps(self) -> Iterator[Progress]:
+        """The places in order, those found since the last step. No shard is asked again that has no more."""
         while True:
             try:
-                yield from self._find()
+                for certain, likely in self._steps():
+                    if certain:
+                        self.after = certain[-1]
+                        self.count -= len(certain)
+                    yield certain, likely
                 return
             except ScriptError as error:
                 faulty = self.queues.get(error.key or "") if self.is_lenient else None
@@ -255,7 +297,7 @@ class Search:
                 untrusted.log_skipped("queue", faulty, str(error))
                 self.queues = {prefix: queue for prefix, queue in self.queues.items() if queue != faulty}
 
-    def _find(self) -> Iterator[list[JobPlace]]:
+    def _steps(self) -> Iterator[Progress]:
         wanted = self.wanted
         base = {"morgue": "morgue", "retrying": "retries", "taken": "taken"}.get(wanted.state or "", "due")
         if wanted.scanned:
@@ -272,7 +314,7 @@ class Search:
         stats = read_stats(self.client, list(self.queues), self.now)
         return sum(item.retries for item in stats) * 4 < sum(item.length - item.due for item in stats)
 
-    def _by_retry_count(self) -> Iterator[list[JobPlace]]:
+    def _by_retry_count(self) -> Iterator[Progress]:
         """Failed jobs are sorted by it already; fresh ones all have -1, and are ordered by their ids."""
         wanted, after = self.wanted, self.after
         fresh = wanted.past != "failed" and wanted.low <= -1 <= wanted.high
@@ -282,37 +324,23 @@ class Search:
                 failed = failed and after[0] > -1
             else:
                 fresh = fresh and after[0] <= -1
-        parts: list[Iterator[list[JobPlace]]] = []
-        if fresh:
-            parts.append(self._scan("due", "fresh"))
-        if failed:
-            parts.append(self._walk("retries"))
-        if wanted.reverse:
-            parts.reverse()
-        found: list[JobPlace] = []
-        for part in parts:
-            if len(found) < self.count:
-                some: list[JobPlace] = []
-                for some in part:
-                    yield [*found, *some][: self.count]
-                found += some
-        yield found[: self.count]
+        for is_fresh in (False, True) if wanted.reverse else (True, False):
+            if self.count > 0 and (fresh if is_fresh else failed):
+                yield from self._scan("due", "fresh") if is_fresh else self._walk("retries")
 
     # --- scans ---
 
-    def _scan(self, base: str, past: str) -> Iterator[list[JobPlace]]:
+    def _scan(self, base: str, past: str) -> Iterator[Progress]:
         """The best places among the ids that were looked at so far, and at last among all. No more are kept than are
         wanted.
         """
-        wanted, now = self.wanted, time_argument(self.now)
+        wanted = self.wanted
         best: list[JobPlace] = []
         scan = Scan(base, wanted.pattern, wanted.order, wanted.when, past)
-        for prefix, scanned in scan_shards(
-            self.client, self.queues, lambda prefix, cursor: scan.call(prefix, cursor, now)
-        ):
+        for prefix, scanned in scan.shards(self.client, self.queues, time_argument(self.now)):
             self._keep_best(best, self.queues[prefix], scanned.found)
-            yield best[::-1] if wanted.reverse else best[:]
-        yield best[::-1] if wanted.reverse else best
+            yield [], best[::-1] if wanted.reverse else best
+        yield best[::-1] if wanted.reverse else best, []
 
     def _keep_best(self, best: list[JobPlace], queue: str, found: Sequence[Position]) -> None:
         wanted, after = self.wanted, self.after
@@ -336,33 +364,36 @@ class Search:
 
     # --- walks ---
 
-    def _walk(self, base: str) -> Iterator[list[JobPlace]]:
+    def _walk(self, base: str) -> Iterator[Progress]:
         """Merges the walks of all shards; a shard is asked for more when its positions are used up."""
-        wanted, count = self.wanted, self.count
+        wanted, left = self.wanted, self.count
         # With many shards a page needs little of each, and the replies of all together must stay small.
         many = len(self.queues) > MANY_SHARDS
-        batch = max(min(count, 2 * count // max(len(self.queues), 1)), 4 if many else 16)
         # Each call may have to look at 1,000 ids to find a few.
         skips = base == "retries" or bool(wanted.past)
         together = MANY_TOGETHER if many and not skips else TOGETHER
-        walks = [self._walk_of(prefix, base, None) for prefix in self.queues]
+        batch = max(min(left, 2 * left // max(len(self.queues), 1)), 4 if many else 16)
+        batch = min(batch, IDS_TOGETHER // together)
+        walks = [self._walk_of(prefix, base, wanted.priority) for prefix in self.queues]
         heads: list[_Head] = []
-        found: list[JobPlace] = []
         used_up = walks[:]
-        while True:
+        while used_up and left:
             for _ in self._refill(walks, used_up, heads, batch, together):
                 if skips:
-                    yield self._so_far(found, walks)
-            if not heads or len(found) == count:
-                yield found
-                return
-            head = heapq.heappop(heads)
-            found.append(head.place)
-            walk = head.walk
-            walk.ready.pop()
-            used_up = [walk] if not walk.ready and not walk.finished else []
-            if walk.ready:
-                heapq.heappush(heads, self._head(walk))
+                    yield [], self._known(walks, left)
+            used_up = []
+            certain: list[JobPlace] = []
+            while heads and not used_up and len(certain) < left:
+                head = heapq.heappop(heads)
+                certain.append(head.place)
+                walk = head.walk
+                walk.ready.pop()
+                if walk.ready:
+                    heapq.heappush(heads, self._head(walk))
+                elif not walk.finished:
+                    used_up.append(walk)
+            left -= len(certain)
+            yield certain, []
 
     def _walk_of(self, prefix: str, base: str, level: int | None) -> Walk:
         wanted = self.wanted
@@ -399,13 +430,10 @@ class Search:
                         used_up.append(walk)
                 yield
 
-    def _so_far(self, found: list[JobPlace], walks: list[Walk]) -> list[JobPlace]:
-        """The places that are certain, and the best known ones: others may come before these."""
-        known = sorted(
-            ((value, self.queues[walk.prefix], job_id) for walk in walks for value, job_id in walk.ready),
-            reverse=self.wanted.reverse,
-        )
-        return [*found, *known[: self.count - len(found)]]
+    def _known(self, walks: list[Walk], count: int) -> list[JobPlace]:
+        """The best places that are known."""
+        known = ((value, self.queues[walk.prefix], job_id) for walk in walks for value, job_id in walk.ready)
+        return sorted(known, reverse=self.wanted.reverse)[:count]
 
 
 class _Head:

@@ -38,6 +38,7 @@ from collections.abc import Awaitable, Callable
 from contextvars import Context
 from typing import Any, TypeVar
 
+from lowq.coroutines import running_loop
 from lowq.push.calls import Part, Request
 from lowq.push.event_loop import EventLoopPushes, LoopRequest, Server
 from lowq.push.router import OnDemandThread, Router, release
@@ -184,14 +185,8 @@ class GroupCommit:
         self._threads: dict[Server, ThreadPushes] = {None: ThreadPushes(self.writer, self.router)}
         # A value must not refer to its key, or the loop would be kept for ever.
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, EventLoopPushes] = weakref.WeakKeyDictionary()
-        self._forget_last()
         if self._root is self:
             self.router.clear()
-
-    def _forget_last(self, _loop: object = None) -> None:
-        #: The loop that pushed last, by a weak reference, and its pushes.
-        self._last_loop: tuple[Callable[[], asyncio.AbstractEventLoop | None], EventLoopPushes]
-        self._last_loop = lambda: None, EventLoopPushes(self.router)
 
     # --- threads ---
 
@@ -233,10 +228,7 @@ class GroupCommit:
         """As `push`, from a coroutine, which awaits it. When it is cancelled before it was sent, nothing was written.
         Otherwise the jobs may be in.
         """
-        loop = asyncio.get_running_loop()
-        last, of_loop = self._root._last_loop  # mostly there is only one
-        if last() is not loop:
-            of_loop = self._root._find_loop(loop)
+        of_loop = self._root._find_loop(running_loop())
         if not self._has_several_primaries:
             return of_loop.push(self.writer, None, request)
         return of_loop.push_to_several(self.writer, self._by_server(request))
@@ -249,8 +241,6 @@ class GroupCommit:
                 for other in [other for other in self._loops if other.is_closed()]:
                     self._loops.pop(other).close()
                 found = self._loops[loop] = EventLoopPushes(self.router)
-        # Forgotten with the loop: it would keep the loop's connection open.
-        self._last_loop = weakref.ref(loop, self._forget_last), found
         return found
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ An abandoned request is neither sent nor repeated. If it was sent already, its j
 """
 
 import copy
-import secrets
+import os
 import time
 from binascii import b2a_base64
 from collections.abc import Iterator, Mapping, Sequence
@@ -200,6 +200,7 @@ class SharedCall(Call[int]):
 
     def __init__(self, owner: Owner, part: Part, after: bytes) -> None:
         super().__init__(PUSH, part.prefix, ())
+        self.only_if = SharedCall.leave_out_abandoned
         #: A part that says where it goes, and with which words.
         self.first = part
         self.after = after
@@ -214,10 +215,11 @@ class SharedCall(Call[int]):
             items = list(chain.from_iterable([part.items for _, part in members]))
         self.data = push_arguments(first.layout.shards_count, items, self.token, self.after, keep, first.words)
 
-    def is_wanted(self) -> bool:
-        # It leaves without the jobs of abandoned requests: their callers may have pushed other payloads for the same id
-        # meanwhile, which these must not follow. Redis knows the call by its token: once it was carried out, a repeat
-        # changes nothing, whatever is in it.
+    def leave_out_abandoned(self) -> bool:
+        """Leaves out the jobs of abandoned requests: their callers may have pushed other payloads for the same id
+        meanwhile, which these must not follow. False: none is left. Redis knows the call by its token: once it was
+        carried out, a repeat changes nothing, whatever is in it.
+        """
         wanted = []
         for member in self.members:
             if member[0].is_abandoned():  # its caller may still be there to see the error
@@ -244,7 +246,7 @@ def sizes_of(parts: Sequence[Part]) -> tuple[int, int]:
 
 
 def new_token() -> bytes:
-    return b2a_base64(secrets.token_bytes(9), newline=False)
+    return b2a_base64(os.urandom(9), newline=False)
 
 
 def push_arguments(

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from lowq.coroutines import run_in_own_thread
+from lowq.coroutines import run_in_own_thread, running_loop
 from lowq.push.calls import Request
 from lowq.push.router import Router
 from lowq.push.write import GRACE, Write, Writer
@@ -34,7 +34,7 @@ class LoopRequest(Request):
 
     def expect(self) -> None:
         """Says that its caller is going to wait."""
-        self.waiter = asyncio.get_running_loop().create_future()
+        self.waiter = running_loop().create_future()
         self.alarm = None
 
     def end(self) -> None:

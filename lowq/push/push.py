@@ -13,7 +13,7 @@ carried out.
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
 from typing import Any, TypeVar
@@ -30,7 +30,7 @@ from lowq.errors import (
     RedisUnavailable,
     TimeLimitExceeded,
 )
-from lowq.job import Jobs
+from lowq.job import AnyJobs, Jobs
 from lowq.middleware import all_async
 from lowq.observe.events import observed_push
 from lowq.push.batcher import ThreadRequest
@@ -79,10 +79,11 @@ def push(
 
 
 async def apush(
-    target: Target, jobs: Jobs, on_progress: Callable[[int], object] | None = None, timeout: float | None = None
+    target: Target, jobs: AnyJobs, on_progress: Callable[[int], object] | None = None, timeout: float | None = None
 ) -> int:
-    """As `push`, from a coroutine. A small push is encoded here and sent by the event loop. Sync client middlewares, an
-    iterable that is not a list or tuple, and a large push may take long: they run in a thread.
+    """As `push`, from a coroutine, and of an async iterable, too. A small push is encoded here and sent by the event
+    loop. Sync client middlewares, an iterable that is not a list or tuple, and a large push may take long: they run in
+    a thread.
 
     If it is cancelled before it was sent, nothing is written. A chunk that is under way may be in, and none follows.
     """
@@ -94,7 +95,7 @@ async def apush(
     if type(jobs) is dict and on_progress is None:
         request = _single_request(LoopRequest, target, jobs, timeout)
     if request is None:
-        return await Push(target, jobs, on_progress, timeout).arun()
+        return await Push(target, jobs, on_progress, timeout, is_awaited=True).arun()
     await target.group.apush(request)
     if request.outcomes[request.parts[0]] is True and not target.events.follows_jobs:
         return 1
@@ -139,19 +140,21 @@ class Push:
     """A push of any number of jobs, from one source."""
 
     def __init__(
-        self, target: Target, jobs: Jobs, on_progress: Callable[[int], object] | None, timeout: float | None = None
-    ) -> None:
+        self, target: Target, jobs: Any, on_progress: Callable[[int], object] | None, timeout: float | None = None, *,
+        is_awaited: bool = False,
+    ) -> None:  # fmt: skip
         self._target = target
-        self._jobs = as_iterable(target.queue, jobs)
+        #: The source, if it is an async iterable: read by the caller's task, a chunk whenever the one before is in.
+        self._awaited = aiter(jobs) if is_awaited and isinstance(jobs, AsyncIterable) else None
+        self._jobs = as_iterable(target.queue, jobs if self._awaited is None else iter(()))
         self._source = iter(self._jobs)
         self._listed = isinstance(self._jobs, Sequence)
         self._on_progress = on_progress
         self._accepted = 0
         #: Jobs that were read and are yet to be encoded.
         self._put_back: list[Mapping[str, Any]] = []
-        #: Whether the source may have more.
+        #: Whether the source may have more, and its error.
         self._more = True
-        #: The error of the source.
         self._source_error: BaseException | None = None
         #: Monotonic time until which room is waited for.
         self._room_until = room_until(timeout) if timeout else 0.0
@@ -173,8 +176,8 @@ class Push:
         middlewares = self._target.config.client_middlewares
         # Nothing of a longer one is read or encoded here: that would keep all other coroutines waiting.
         is_short = self._listed and len(self._jobs) <= PUSH_JOBS  # type: ignore[arg-type]  # a list or tuple has a length
-        if middlewares and all_async(middlewares):
-            return await self._arun_wrapped(is_short)
+        if self._awaited is not None or (middlewares and all_async(middlewares)):
+            return await self._arun_chunks(is_short)
         if middlewares or not is_short:
             parts, chunk = await self._in_thread(lambda: self._prepare(self._read()))
             if self._is_small(parts):  # a thread for each of many that wait would be too many
@@ -187,16 +190,16 @@ class Push:
             return await self._in_thread(self.run)
         return await self._asend(parts, jobs)
 
-    async def _arun_wrapped(self, is_short: bool) -> int:
-        """With async middlewares, which run in the caller's task. Steps that block or take long run in threads, one
-        after the other, so that no thread waits for the event loop: the loop may be closed meanwhile, or need a thread
-        itself when all of them wait.
+    async def _arun_chunks(self, is_short: bool) -> int:
+        """With an async iterable, or async middlewares, which run in the caller's task. Steps that block or take long
+        run in threads, one after the other, so that no thread waits for the event loop: the loop may be closed
+        meanwhile, or need a thread itself when all of them wait.
         """
-        chunk = self._read() if is_short else await self._in_thread(self._read)
+        chunk = self._read() if is_short and self._awaited is None else await self._aread()
         is_first = True
         while chunk:
             try:
-                parts = await self._target.aprepare(chunk)
+                parts, chunk = await self._aprepare(chunk)
             except Exception as error:
                 if is_first:
                     raise
@@ -204,9 +207,34 @@ class Push:
             if is_first and self._is_small(parts):
                 return await self._asend(parts, chunk)
             await self._in_thread(partial(self._send_chunk, parts, chunk))
-            chunk = await self._in_thread(self._read)
+            chunk = await self._aread()
             is_first = False
         return self._result()
+
+    async def _aread(self) -> list[Mapping[str, Any]]:
+        """As `_read`, which blocks."""
+        if self._awaited is None:
+            return await self._in_thread(self._read)
+        if self._put_back or self._source_error is not None:
+            return self._read()
+        chunk: list[Mapping[str, Any]] = []
+        try:
+            async for job in self._awaited:
+                chunk.append(job)
+                if len(chunk) == CHUNK_JOBS:
+                    break
+        except Exception as error:  # cancelling ends it all
+            self._source_error = error
+            return []
+        self._more = len(chunk) == CHUNK_JOBS
+        return chunk
+
+    async def _aprepare(self, chunk: list[Mapping[str, Any]]) -> tuple[list[Part], list[Mapping[str, Any]]]:
+        """As `_prepare`, which takes long."""
+        middlewares = self._target.config.client_middlewares
+        if middlewares and all_async(middlewares):
+            return await self._target.aprepare(chunk), chunk
+        return await self._in_thread(partial(self._prepare, chunk))
 
     async def _asend(self, parts: list[Part], chunk: list[Mapping[str, Any]]) -> int:
         """Sends a small push by the event loop."""
@@ -295,8 +323,7 @@ class Push:
         """Raises if the caller was cancelled, or its batch's deadline has passed. ``chunk``: jobs to be sent."""
         if self._cancelled:
             raise asyncio.CancelledError
-        late = missed_deadline()
-        if late is not None:
+        if (late := missed_deadline()) is not None:
             raise self.error(chunk, late) from late
 
     def _result(self) -> int:
@@ -354,8 +381,7 @@ class Push:
         if self._cancelled:
             raise asyncio.CancelledError
         if left:
-            late = missed_deadline()
-            if late is not None:
+            if (late := missed_deadline()) is not None:
                 raise self.error(left + following, late) from late
             capacity = self._target.options.capacity or 0
             raise QueueFull(self._target.queue, self._accepted, self._rest(left + following), capacity)
@@ -382,36 +408,40 @@ class Push:
                 reason = error
         if self._on_progress is not None:
             self._on_progress(self._accepted)
+        unsafe_jobs = [job for part, _ in unsafe for job in part.jobs]
         if reason is None:
             if unsafe:
-                raise self._not_replicated(unsafe, following)
+                worst = min((outcome for _, outcome in unsafe), key=lambda outcome: outcome.confirmations)
+                raise NotReplicated(
+                    self._target.queue, self._accepted, unsafe_jobs, self._rest(following), worst.wait.durability,
+                    worst.wait.seconds, worst.confirmations, worst.reason,
+                )  # fmt: skip
             return
         if is_out_of_turn(reason):
             reason = RedisUnavailable("Redis has lost a call that it had answered: it was restarted without its data")
         if not isinstance(reason, RedisUnavailable) and not self._accepted:
             raise reason
         push_error = self.error([job for part in failed for job in part.jobs] + following, reason)
-        push_error.unsafe = [job for part, _ in unsafe for job in part.jobs]
+        push_error.unsafe = unsafe_jobs
         raise push_error from reason
-
-    def _not_replicated(
-        self, unsafe: list[tuple[Part, NotConfirmed]], following: list[Mapping[str, Any]]
-    ) -> NotReplicated:
-        jobs = [job for part, _ in unsafe for job in part.jobs]
-        worst = min((outcome for _, outcome in unsafe), key=lambda outcome: outcome.confirmations)
-        wait = worst.wait
-        return NotReplicated(
-            self._target.queue, self._accepted, jobs, self._rest(following), wait.durability, wait.seconds,
-            worst.confirmations, worst.reason,
-        )  # fmt: skip
 
     def error(self, pending: list[Mapping[str, Any]], reason: BaseException) -> PushError:
         kind = PushInterrupted if isinstance(reason, RedisUnavailable | TimeLimitExceeded) else PushError
         return kind(self._target.queue, self._accepted, self._rest(pending), reason)
 
-    def _rest(self, pending: list[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
+    def _rest(self, pending: list[Mapping[str, Any]]) -> Any:
+        if self._awaited is not None:
+            return self._awaited_rest(self._awaited, [*pending, *self._put_back])
         rest: Iterable[Mapping[str, Any]] = chain(pending, self._put_back, self._remaining())
         return list(rest) if self._listed else rest
+
+    async def _awaited_rest(self, source: AsyncIterator[Any], pending: list[Mapping[str, Any]]) -> AsyncIterator[Any]:
+        for job in pending:
+            yield job
+        if self._source_error is not None:
+            raise self._source_error
+        async for job in source:
+            yield job
 
     def _remaining(self) -> Iterator[Mapping[str, Any]]:
         # A source that raised ends there. A caller that pushes the rest must not take that for the end of all jobs.

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,9 +12,9 @@ from zlib import crc32
 
 from lowq.codec import EncodedJob, Rest, dump_payload, encode_id, encode_job, score_reader
 from lowq.codec.types import PayloadType
-from lowq.coroutines import in_own_thread, plain
+from lowq.coroutines import in_own_thread, plain, running_loop
 from lowq.errors import JobError, MiddlewareError, QueueFull, Resharding, ShardsCountError
-from lowq.job import Jobs
+from lowq.job import AnyJobs, Jobs
 from lowq.middleware import all_async, wrap
 from lowq.observe.events import QueueEvents
 from lowq.options import QueueOptions
@@ -218,7 +218,7 @@ def reader_of(score: Any, worker: Any, payload_type: PayloadType | None) -> Call
 
 
 def check_jobs(
-    queue: str, config: Config, jobs: Jobs, payload_type: PayloadType | None,
+    queue: str, config: Config, jobs: AnyJobs, payload_type: PayloadType | None,
     read_score: Callable[[Any, bytes], bytes] | None,
 ) -> None:  # fmt: skip
     """Checks the first of these jobs, for a queue that is yet to be entered in the registry: a push that is refused is
@@ -227,7 +227,7 @@ def check_jobs(
     Raises:
         JobError, PayloadError
     """
-    some = as_iterable(queue, jobs)
+    some = () if isinstance(jobs, AsyncIterable) else as_iterable(queue, jobs)
     if config.client_middlewares or not isinstance(some, list | tuple):
         return
     dump = config.dump_payload if payload_type is None else payload_type.dump
@@ -246,9 +246,15 @@ def as_iterable(queue: str, jobs: Jobs) -> Iterable[Mapping[str, Any]]:
     if isinstance(jobs, Mapping):
         return [jobs]
     given: object = jobs
-    if not isinstance(given, Iterable) or isinstance(given, str | bytes):
-        raise JobError(f"queue {queue!r}: jobs are one mapping or an iterable of mappings, not {type(jobs).__name__}")
-    return jobs
+    if isinstance(given, Iterable) and not isinstance(given, str | bytes):
+        return jobs
+    hint = ""
+    if isinstance(given, AsyncIterable):
+        hint = "; an async iterable is pushed by a coroutine: await queue.apush(jobs), or aperform_async(jobs)"
+    elif isinstance(given, Coroutine):
+        given.close()
+        hint = "; await it first"
+    raise JobError(f"queue {queue!r}: jobs are one mapping or an iterable of mappings, not {type(jobs).__name__}{hint}")
 
 
 # --- lookups ---
@@ -294,7 +300,7 @@ class SharedLookup:
             except Exception as error:
                 return None, error
 
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         if loop not in self._lines:
             for other in [other for other in list(self._lines) if other.is_closed()]:
                 self._lines.pop(other, None)  # it was closed during a lookup

@@ -90,7 +90,7 @@ class Writer:
 class Write(Generic[R]):
     """Requests that leave together. Calls without an answer are repeated."""
 
-    __slots__ = ("_deadlines", "_is_short", "_sent_at", "calls", "deadline", "requests", "writer")
+    __slots__ = ("_is_short", "_rest", "_sent_at", "calls", "deadline", "requests", "writer")
 
     #: Of the attempt that is under way.
     deadline: Deadline
@@ -163,8 +163,9 @@ class Write(Generic[R]):
         seconds = max(min(max(left - writer.waits_for, left / 2), writer.timeout), 0.001)
         self._is_short = seconds < writer.timeout
         self._sent_at = clock.now()
-        self._deadlines = deadlines(seconds, 1 + len(PAUSES), until)
-        self.deadline = next(self._deadlines)
+        # As `deadlines` divide the time; those of the repeats are seldom needed.
+        self._rest = seconds / 2, until
+        self.deadline = Deadline(*self._rest)
         return self.deadline
 
     def start(self, *, lend: bool = False) -> Callable[[], list[Any]]:
@@ -226,11 +227,12 @@ class Write(Generic[R]):
 
     def repeat_unanswered(self, results: list[Any]) -> None:
         """Repeats calls without an answer, as long as Redis knows a repeat, and replaces their results."""
-        for pause in PAUSES:
+        seconds, until = self._rest
+        for pause, deadline in zip(PAUSES, deadlines(seconds, len(PAUSES), until), strict=True):
             again = self._unanswered(results)
             if not again or clock.now() - self._sent_at > REPEATED * self.writer.patience:
                 break
-            self.deadline = next(self._deadlines)
+            self.deadline = deadline
             time.sleep(pause)  # a part of the time of that attempt
             calls = {i: self.calls[i] for i in again if self.calls[i].members}  # others have no caller left
             if not calls:

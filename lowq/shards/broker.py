@@ -27,11 +27,12 @@ from lowq.settings import Config
 from lowq.sharding import Layout, Layouts, queue_of_layout
 from lowq.shards.dispatcher import Dispatcher, Schedules
 from lowq.shards.leases import Leases
-from lowq.shards.limits import Permits, Share
-from lowq.shards.maintenance import Chore, MaintenanceLoop, Sweeper
+from lowq.shards.limits import Permits
+from lowq.shards.maintenance import Chore, MaintenanceLoop
 from lowq.shards.membership import HeartbeatExtra, Identity, Membership
 from lowq.shards.outage import Outage
-from lowq.shards.shard import Activity, Shard
+from lowq.shards.permits import Share
+from lowq.shards.shard import Activity, Shard, Sweeper
 from lowq.shards.splitter import MembershipSplitter
 from lowq.shards.wakeups import Listener
 from lowq.store import Client
@@ -68,7 +69,7 @@ class Broker:
                         registration, given the layouts served, and the epochs that replies of shards contradict
     chore               periodic work, called by the maintenance loop
     on_ready            called when it is a member and has asked for its shards
-    on_command          called with a command that was sent to this process
+    on_command          called with a command that was sent to this process: what it is to ``do``, and with what
     resumes             the process has leases from before an exec, see `MaintenanceLoop.keep`
 
     Raises:
@@ -96,7 +97,7 @@ class Broker:
         read_layouts: Callable[[Registration, Any, Layouts | None, Collection[int]], Layouts | None] = lambda *_: None,
         chore: Chore = lambda _client, _now: inf,
         on_ready: Callable[[], object],
-        on_command: Callable[[str], object],
+        on_command: Callable[[Mapping[str, str]], object],
         on_fatal: Callable[[BaseException], object],
         resumes: bool = False,
         clock: Clock = clock_now,
@@ -105,6 +106,8 @@ class Broker:
         #: Shared with the leases. The maintenance loop adds shards when a queue is resharded, and removes those that
         #: were left.
         self.shards = list(shards)
+        #: The same by queue.
+        self.of_queue = _by_queue(self.shards)
         self.outage = Outage(lambda: client.is_partial or maintenance_client.is_partial)
         self._layouts = dict(layouts or {})
         self._make_shards, self._read_layouts = make_shards, read_layouts
@@ -141,23 +144,25 @@ class Broker:
             extras=heartbeat_extras,
             clock=clock,
         )
-        for queue in self._layouts:
-            self._note_current(queue)
         self._divide({self.name: identity.queues})  # a splitter that can't do it fails here
         self._listener = Listener(
             client,
             self.shards,
             self.membership.channel,
-            lambda shard, delay, level: by_queue[shard.queue].wake(shard, delay, level),
+            lambda shard, delay, level: by_queue[shard.queue].wake(shard, delay, level, sends=True),
             lambda shard, delay: self.maintenance.lease_released(shard, delay),  # noqa: PLW0108  # it is made later
             self._received,
             self.outage.begin,
             self._permits.channels,
             self._permits.wake,
-            lambda shard: self.maintenance.sealed(shard),  # noqa: PLW0108
+            {
+                b"sealed": lambda shard: self.maintenance.sealed(shard),  # noqa: PLW0108
+                b"cancelled": lambda shard: self.maintenance.jobs_are_to_end(shard),  # noqa: PLW0108
+            },
         )
         leases = Leases(
-            maintenance_client, self.shards, by_queue, self._listener, config.lease_ttl, resumes=resumes, clock=clock
+            maintenance_client, self.shards, by_queue, self._listener, config.lease_ttl,
+            poll_interval=config.poll_interval, resumes=resumes, clock=clock,
         )  # fmt: skip
         self.maintenance = MaintenanceLoop(
             maintenance_client,
@@ -167,7 +172,7 @@ class Broker:
             self.outage,
             divide=self._divide,
             lease_ttl=config.lease_ttl,
-            poll_interval=config.poll_interval,
+            renewal_interval=config.renewal_interval,
             on_registered=self._registered,
             more_details=more_details,
             on_ready=on_ready,
@@ -187,10 +192,25 @@ class Broker:
         self._permits.start()
 
     def quiet(self) -> None:
-        """Hands out nothing more, leaves the members, and gives up each shard once nobody works it."""
+        """Hands out nothing more, leaves the members, and gives up each shard once nobody works it, for good."""
         for dispatcher in self.dispatchers:
             dispatcher.close()
         self.maintenance.quiet()
+
+    def quiet_for_now(self) -> None:
+        """The same until `unquiet`: the performers go on waiting."""
+        for dispatcher in self.dispatchers:
+            dispatcher.quiet(True)
+        self.maintenance.quiet()
+
+    def unquiet(self) -> bool:
+        """Joins the members again, and gets shards. False: not after `quiet` or `finish`, which are for good."""
+        if any(dispatcher.closed for dispatcher in self.dispatchers):
+            return False
+        self.maintenance.unquiet(self._queues)
+        for dispatcher in self.dispatchers:
+            dispatcher.quiet(False)
+        return True
 
     def finish(self) -> None:
         """Hands out nothing more, and lets no further batch begin. Membership and leases stay."""
@@ -237,7 +257,7 @@ class Broker:
         queue = call.queue
         known = self._layouts.get(queue)
         shards = [shard for shard in self.shards if shard.queue == queue]
-        doubted = {shard.epoch for shard in shards if shard.is_sealed or shard.is_miscounted}
+        doubted = {shard.epoch for shard in shards if shard.is_sealed or shard.is_fed or shard.is_miscounted}
         found = self._read_layouts(call, reply, known, doubted)
         if found is None or found == known or self._make_shards is None:
             return None
@@ -266,23 +286,16 @@ class Broker:
             shard for shard in self.shards if not shard.is_sealed or shard.lease.current is not None
             or shard.layout in found.all
         ] + made  # fmt: skip
+        self.of_queue = _by_queue(self.shards)
         log.info(
             "queue %r: %s", queue,
             f"{found.current.shards_count} shards now" if found.next is None
             else f"is resharded from {found.current.shards_count} shards to {found.next.shards_count}",
             extra={"event": "reshard", "queue": queue},
         )  # fmt: skip
-        self._note_current(queue)
         self._queues = {name: count for name, count in self._queues.items() if queue_of_layout(name) != queue}
         self._queues |= {layout.name(queue): layout.shards_count for layout in found.all}
         return self._queues
-
-    def _note_current(self, queue: str) -> None:
-        """Marks the shards of the current layout as open: its reshard has ended, whatever Redis has lost of that."""
-        current = self._layouts[queue].current
-        for shard in self.shards:
-            if shard.queue == queue and shard.epoch:
-                shard.lease.reshard = "opened" if shard.epoch == current.epoch else "prepared"
 
     def _received(self, message: str) -> None:
         """A message to the members: the name of one that noticed a change, or a command to one of them."""
@@ -294,10 +307,17 @@ class Broker:
             sent = json.loads(message)
             if sent["to"] != self.name:
                 return
-            command = sent["do"]
-        except (ValueError, LookupError, TypeError):
+            command = {name: str(value) for name, value in {"do": sent["do"], **sent}.items()}
+        except (ValueError, LookupError, TypeError, AttributeError):
             return  # not ours
         self._on_command(command)
+
+
+def _by_queue(shards: Sequence[Shard]) -> dict[str, list[Shard]]:
+    groups: dict[str, list[Shard]] = {}
+    for shard in shards:
+        groups.setdefault(shard.queue, []).append(shard)
+    return groups
 
 
 def _replace(shard: Shard, other: Shard | None) -> None:

@@ -18,10 +18,10 @@ from lowq.codec import APPENDED, decode_id, original_payload
 from lowq.errors import LeaseLost
 from lowq.job import Job
 from lowq.logs import describe, get_log
-from lowq.observe.events import JobEventKind
+from lowq.observe.events import InFlightEvents
 from lowq.shards.lease import Lease, ShardLease
 from lowq.store import Call
-from lowq.store.shard import EXPIRED, POISONED, TakeLimits, TakeReply
+from lowq.store.shard import CANCELLED, POISONED, SentTake, TakeLimits, TakeReply
 
 log = get_log("lowq.shards")
 
@@ -31,10 +31,6 @@ MAX_DELIVERY_BYTES = 2**20
 MAX_DELIVERY_JOBS = 500
 #: The error that the scripts write for a job that is buried as poison.
 _POISON = b"poison: its process died, or its batch exceeded ttr, %d times with this job in flight"
-
-
-#: The fate of a released job that does not wait again.
-_RELEASED: dict[int, JobEventKind] = {EXPIRED: "expired", POISONED: "buried"}
 
 
 class Failure(NamedTuple):
@@ -96,18 +92,14 @@ class Delivery:
     is_solo: bool = False
 
     def is_held(self, lease: ShardLease, now: float) -> bool:
-        """Whether the lease that it was taken under is surely held at that monotonic time."""
+        """Whether the lease that it was taken under is surely held at that monotonic time, and was ever since."""
         current = lease.current
-        return current is not None and current.token == self.lease.token and now < lease.deadline
-
-    def has_expired(self, job_id: str, now: float) -> bool:
-        """Whether a payload of the id may have expired at that monotonic time. If so the job is to be released, as
-        Redis decides by its own clock.
-        """
-        return bool(self.expires) and self.expires.get(job_id, inf) <= now
+        return current is not None and current.fence == self.lease.fence and now < lease.deadline
 
     def take_out_expired(self, jobs: list[TakenJob], start: int, now: float) -> list[str]:
-        """Removes the jobs that `has_expired` from ``jobs``, from ``start`` on, and returns their ids."""
+        """Removes the jobs with a payload that may have expired from ``jobs``, from ``start`` on, and returns their
+        ids. They are to be released, as Redis decides by its own clock.
+        """
         gone = [job.id for job in jobs[start:] if self.expires.get(job.id, inf) <= now]
         if gone:
             jobs[start:] = [job for job in jobs[start:] if self.expires.get(job.id, inf) > now]
@@ -133,12 +125,14 @@ class InFlight:
     """What is in flight of a shard, and the calls about it. Belongs to whoever has claimed the shard."""
 
     def __init__(
-        self, lease: ShardLease, index: int, *, load_payload: Callable[[bytes], Any], max_payloads: int
+        self, lease: ShardLease, index: int, *, load_payload: Callable[[bytes], Any], max_payloads: int, keeps: str = ""
     ) -> None:
+        """``keeps``: what reports say beside the delivery, of a queue with ``keep_finished``; see ``lib/kept.lua``."""
         self._lease = lease
         self._clock = lease.clock
         self._scripts = lease.scripts
         self._index = index
+        self._keeps = keeps
         #: Bytes -> payload.
         self.load_payload = load_payload
         #: Of calls that only acknowledge, or ask.
@@ -146,8 +140,7 @@ class InFlight:
         self.events = lease.events
         #: Called when a reply says that the shard is sealed.
         self.on_sealed: Callable[[], object] = lambda: None
-        #: While somebody follows jobs: id -> number of its payloads in hand.
-        self._counts: dict[str, int] = {}
+        self._job_events = InFlightEvents(lease.events)
         #: The number of the delivery in hand, or of the last one.
         self.delivery = 0
         #: The token of the lease under which the delivery in hand was taken.
@@ -170,6 +163,8 @@ class InFlight:
         self._asked_at = 0.0
         #: `Delivery.expires` of the last delivery.
         self._expires: dict[str, float] = {}
+        #: The take that the listener sends for the thread that is being woken; None: that sends its own.
+        self.sent: SentTake | None = None
 
     # --- takes ---
 
@@ -183,7 +178,8 @@ class InFlight:
         self._asked_at = self._clock()
         limits = self._no_jobs._replace(jobs=min(limit, MAX_DELIVERY_JOBS)) if limit else self._no_jobs
         finished = [job_id.encode("utf-8", "surrogateescape") for job_id in self.unacknowledged]
-        return self._scripts.ack_and_take(token, last, limits, self.delivery, finished, now)
+        cited = self._cited(self.delivery) if finished and self._keeps else self.delivery
+        return self._scripts.ack_and_take(token, last, limits, cited, finished, now)
 
     def read_delivery(self, reply: Any) -> Delivery:
         """Reads the reply to `take_call`: what was finished is acknowledged, and its jobs are in hand.
@@ -204,7 +200,7 @@ class InFlight:
         taken: TakeReply = reply
         number = taken.delivery
         if self.events.follows_jobs:
-            self._emit("acked", list(self.unacknowledged))
+            self._job_events.emit("acked", list(self.unacknowledged))
         self.unacknowledged.clear()
         self.has_ttl |= taken.has_ttl
         if taken.sealed:
@@ -216,27 +212,39 @@ class InFlight:
             delivery.is_solo = taken.is_solo
             self._traces = taken.traces
             self._expires = delivery.expires
-            for job_id, delay in zip(taken.expiries[::2], taken.expiries[1::2], strict=True):
-                delivery.expires[decode_id(job_id)] = self._asked_at + delay / 1e6
-            items, jobs, load_payload = iter(taken.items), delivery.jobs, self.load_payload
-            for item in items:
-                if type(item) is list:
-                    jobs.append(self._decode(item, delivery))
-                    continue
-                # A fresh job with an inline payload, which most are.
-                perform_at, inline = next(items), next(items)
-                score, _, payload = inline.partition(b" ")
-                raw = (item, perform_at, b"-1", payload, score)
-                if payload[:3] == APPENDED:
-                    payload = original_payload(payload)
-                try:
-                    jobs.append(TakenJob(decode_id(item), [load_payload(payload)], -1, raw))
-                except Exception:
-                    jobs.append(self._decode(raw, delivery))
-            self.in_hand.update(dict.fromkeys([job.id for job in jobs], number))
+            self._read_items(taken, delivery)
+            self.in_hand.update(dict.fromkeys([job.id for job in delivery.jobs], number))
             if self.events.follows_jobs:
-                self._emit_taken(delivery)
+                self._job_events.taken(delivery.jobs, delivery.undecodable)
         return delivery
+
+    def _read_items(self, taken: TakeReply, delivery: Delivery) -> None:
+        """Decodes the jobs, and notes when their payloads expire."""
+        items, jobs, load_payload = iter(taken.items), delivery.jobs, self.load_payload
+        expires, ahead, ends_at = delivery.expires, 0.0, b""
+        if taken.expiries:
+            at_server, *expiries = taken.expiries
+            ahead = self._asked_at - float(at_server)
+            for job_id, at in zip(expiries[::2], expiries[1::2], strict=True):
+                expires[decode_id(job_id)] = ahead + float(at)
+        for item in items:
+            if type(item) is list:
+                jobs.append(self._decode(item, delivery))
+                continue
+            # A fresh job with an inline payload, which most are.
+            perform_at, inline = next(items), next(items)
+            score, _, payload = inline.partition(b" ")
+            if taken.expiries:
+                score, _, ends_at = score.partition(b",")
+            raw = (item, perform_at, b"-1", payload, score)
+            if payload[:3] == APPENDED:
+                payload = original_payload(payload)
+            try:
+                if ends_at:
+                    expires[decode_id(item)] = ahead + float(ends_at)
+                jobs.append(TakenJob(decode_id(item), [load_payload(payload)], -1, raw))
+            except Exception:
+                jobs.append(self._decode(raw, delivery))
 
     def _decode(self, raw: Sequence[bytes], delivery: Delivery) -> TakenJob:
         job_id, payloads, sound = decode_id(raw[0]), [], [*raw[:3]]
@@ -283,7 +291,7 @@ class InFlight:
         return reply
 
     def has_expired(self, job_id: str) -> bool:
-        """Whether a payload of an id of the delivery in hand may have expired; see `Delivery.has_expired`."""
+        """Whether a payload of an id of the delivery in hand may have expired; see `Delivery.take_out_expired`."""
         return bool(self._expires) and self._expires.get(job_id, inf) <= self._clock()
 
     def traces_of(self, job_id: str) -> tuple[str, ...]:
@@ -292,6 +300,10 @@ class InFlight:
         return tuple(line for line in text.split("\n") if line)
 
     # --- reports ---
+
+    def _cited(self, delivery: int) -> int | str:
+        """A delivery as reports of outcomes cite it."""
+        return f"{delivery} {self._keeps}" if self._keeps else delivery
 
     def finish(self, ids: Iterable[str]) -> None:
         """These ids were performed; the next take acknowledges them."""
@@ -307,8 +319,8 @@ class InFlight:
 
     def ack_report(self, ids: Sequence[str], delivery: int, now: float | None = None) -> Report:
         """Acknowledges ids of a delivery. For holders with several deliveries in hand; see `finish`."""
-        encoded = map(_bytes, ids)
-        call = self._scripts.ack_and_take(self.token, self.delivery, self._no_jobs, delivery, encoded, now)
+        encoded = [job_id.encode("utf-8", "surrogateescape") for job_id in ids]
+        call = self._scripts.ack_and_take(self.token, self.delivery, self._no_jobs, self._cited(delivery), encoded, now)
         return Report(call, "acked", list(ids), delivery)
 
     def fail_report(
@@ -319,7 +331,7 @@ class InFlight:
         for job_id, verdict, retry_count, delay, error in failures:
             args += [_bytes(job_id), verdict, retry_count, repr(float(delay)), error]
         number = self.delivery if delivery is None else delivery
-        call = self._scripts.fail(self.token, number, args, now)
+        call = self._scripts.fail(self.token, self._cited(number), args, now)
         return Report(call, "failed", [item.id for item in failures], number, failures)
 
     def release_report(
@@ -345,24 +357,26 @@ class InFlight:
         for job_id, reason, payloads in reasons:
             args += [_bytes(job_id), reason, len(payloads), *payloads]
         number = self.delivery if delivery is None else delivery
-        call = self._scripts.bury_taken(self.token, number, args, now)
+        call = self._scripts.bury_taken(self.token, self._cited(number), args, now)
         ids = [job_id for job_id, _, payloads in reasons if not payloads]
         return Report(call, "buried", ids, number, burials=reasons)
 
-    def write(self, reports: Sequence[Report]) -> None:
-        """Sends reports in one write. May be repeated as a whole.
+    def write(self, reports: Sequence[Report]) -> list[str]:
+        """Sends reports in one write. May be repeated as a whole. Returns what `note_written` does.
 
         Raises:
             LeaseLost, RedisUnavailable
         """
-        self.note_written(reports, self._lease.client.run_many([report.call for report in reports]))
+        return self.note_written(reports, self._lease.client.run_many([report.call for report in reports]))
 
-    def note_written(self, reports: Sequence[Report], replies: Sequence[Any]) -> None:
-        """Takes note of the replies to reports: their jobs are in hand no more.
+    def note_written(self, reports: Sequence[Report], replies: Sequence[Any]) -> list[str]:
+        """Takes note of the replies to reports: their jobs are in hand no more. Returns the ids that failed, and were
+        cancelled before that was written: nothing of them is left.
 
         Raises:
             The first error among the replies.
         """
+        cancelled = list[str]()
         for report, reply in zip(reports, replies, strict=True):
             if isinstance(reply, LeaseLost):
                 self._lose_lease()
@@ -372,20 +386,27 @@ class InFlight:
             for job_id in report.ids:
                 if self.in_hand.get(job_id) == report.delivery:
                     del self.in_hand[job_id]
+            if report.kind == "failed" and CANCELLED in reply:
+                gone = [item.id for item, state in zip(report.failures, reply, strict=True) if state == CANCELLED]
+                if self.events.follows_jobs:
+                    self._job_events.emit("cancelled", gone)
+                report = report._replace(failures=[item for item in report.failures if item.id not in gone])
+                cancelled += gone
             if self.events.follows_jobs:
-                self._emit_report(report, reply)
+                self._job_events.reported(report, reply)
             if report.kind == "released":
                 states = zip(report.ids, reply, strict=True)
                 self.note_poisoned([job_id for job_id, state in states if state == POISONED], report.delivery)
             elif report.kind != "acked":
                 failed = [(_bytes(item.id), item.error) for item in report.failures if item.verdict != "solo"]
                 self.events.jobs_failed(failed + [(_bytes(job_id), reason) for job_id, reason, _ in report.burials])
+        return cancelled
 
     def drop_delivery(self) -> None:
         """Reports nothing more of the delivery in hand: the lease was lost, and its next owner restores the jobs."""
         self.in_hand.clear()
         self.unacknowledged.clear()
-        self._counts.clear()
+        self._job_events.forget()
         self.found_no_redis.clear()
 
     def _lose_lease(self) -> None:
@@ -403,35 +424,6 @@ class InFlight:
         log_poisoned(self._lease.queue, self._index, ids, {} if delivery is None else {"delivery": delivery})
         reason = _POISON % self._lease.max_crash_count
         self.events.jobs_failed([(_bytes(job_id), reason) for job_id in ids])
-
-    def _emit_taken(self, delivery: Delivery) -> None:
-        counts = {job.id: (len(job.raw) - 3) // 2 for job in delivery.jobs}
-        # What can't be decoded is buried by itself, and then no longer in hand.
-        self._counts.update((job_id, count) for job_id, count in counts.items() if count)
-        for item in delivery.undecodable:
-            counts[item.id] += 1
-        self.events.jobs_changed("taken", [*counts], [*counts.values()])
-
-    def _emit(self, kind: JobEventKind, ids: Sequence[str]) -> None:
-        """They are in hand no more."""
-        self.events.jobs_changed(kind, ids, [self._counts.pop(job_id, None) for job_id in ids])
-
-    def _emit_report(self, report: Report, reply: Any) -> None:
-        if report.kind == "failed":
-            self._emit("failed", [item.id for item in report.failures if item.verdict != "solo"])
-            self.events.jobs_changed("buried", [item.id for item in report.failures if item.verdict == "exhausted"], 1)
-            self._emit("released", [item.id for item in report.failures if item.verdict == "solo"])
-        elif report.kind == "released":
-            states: dict[JobEventKind, list[str]] = {}
-            for job_id, state in zip(report.ids, reply, strict=True):
-                states.setdefault(_RELEASED.get(state, "released"), []).append(job_id)
-            for kind, ids in states.items():
-                self._emit(kind, ids)
-        else:
-            self._emit(report.kind, report.ids)
-            for job_id, _, payloads in report.burials:
-                if payloads:
-                    self.events.jobs_changed("buried", [job_id], len(payloads))
 
 
 def _bytes(job_id: str) -> bytes:

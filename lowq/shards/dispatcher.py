@@ -25,7 +25,7 @@ from math import inf
 from lowq.clock import LONGEST_WAIT, Clock
 from lowq.clock import now as clock_now
 from lowq.shards.delivery import Delivery
-from lowq.shards.limits import Demand, QueuePermits, Share
+from lowq.shards.permits import Demand, QueuePermits, Share
 from lowq.shards.scheduler import (
     Entry,
     LagScheduler,
@@ -38,6 +38,7 @@ from lowq.shards.scheduler import (
     place,
 )
 from lowq.shards.shard import Shard, urgent_level
+from lowq.store.shard import SentTake
 
 #: The claim on a shard that no thread may pick: an event loop works it, or its lease is being replaced.
 _NOBODY = -1
@@ -58,32 +59,26 @@ class Dispatcher:
     """
 
     def __init__(
-        self,
-        shards: Iterable[Shard],
-        schedules: Sequence[Schedules],
-        shares: Mapping[str, Share],
-        on_left: Callable[[Shard], object] = lambda _shard: None,
-        *,
-        permits: Mapping[str, QueuePermits] | None = None,
-        clock: Clock = clock_now,
-    ) -> None:
+        self, shards: Iterable[Shard], schedules: Sequence[Schedules], shares: Mapping[str, Share],
+        on_left: Callable[[Shard], object] = lambda _shard: None, *,
+        permits: Mapping[str, QueuePermits] | None = None, clock: Clock = clock_now,
+    ) -> None:  # fmt: skip
         self._clock = clock
         self._by_queue: dict[str, list[Shard]] = {}
         self._schedules = list(schedules)
         # lowq's own choose one of those that are ready whenever there is one.
         own = (LagScheduler, SeqScheduler)
         self._may_decline = any(type(made) not in own for each in schedules for made in each.values())
-        self._shares = Shares(shares, permits or {}, clock)
-        self._uses = self._shares.uses
-        for use in self._shares.bounded.values():
+        self.shares = Shares(shares, permits or {}, clock)
+        self._uses = self.shares.uses
+        for use in self.shares.bounded.values():
             if use.permits is not None:
                 use.permits.changing = partial(self._changing_permits, use, use.permits)
         #: Of the only queue, when all threads are for it: then nothing is counted.
-        self._only_use = next(iter(self._uses.values())) if len(shares) == 1 and not self._shares.bounded else None
+        self._only_use = next(iter(self._uses.values())) if len(shares) == 1 and not self.shares.bounded else None
         #: Of the shards that there are: their places in order. Of equals in a heap the first one is next.
         self._places: dict[Shard, int] = {}
-        #: Numbers the entries of the heaps.
-        self._entries = count_up()
+        self._entries = count_up()  # numbers those of the heaps
         #: The shard that a thread was given last.
         self._latest: dict[int, Shard] = {}
         self._on_left = on_left
@@ -91,9 +86,14 @@ class Dispatcher:
         #: How many are asleep, and the thread among them that wakes up when the next job is due.
         self._idle = 0
         self._leader: int | None = None
+        #: Sends the take of a shard that is claimed for a thread which is being woken, outside of the lock. None: each
+        #: thread sends its own. And those shards, until a thread is awake.
+        self.send_take: Callable[[Shard, SentTake], object] | None = None
+        self._given: list[Shard] = []
         #: Whether nothing is handed out any more.
-        self.closed = False
-        self._nudged = False
+        self.closed = self._nudged = False
+        #: Whether nothing is handed out for now.
+        self._is_quiet = False
         self.assign(shards)
 
     # --- for threads ---
@@ -103,28 +103,28 @@ class Dispatcher:
         with self._changed:
             latest = self._latest.get(thread)
             mine = () if latest is None or latest.dispatch.claimed_by != thread else (latest,)
-            picked = self._pick(thread, 1, mine, thread, self._clock())
-            return picked[0] if picked else None
+            return next(iter(self._pick(thread, 1, mine, thread, self._clock())), None)
 
     def wait(self, thread: int) -> Shard | None:
         """Sleeps until there is a shard to work; claimed for the caller. None: no more is taken."""
         with self._changed:
-            while not self.closed:
+            while self._given or not self.closed:
                 now = self._clock()
-                picked = self._pick(thread, 1, (), thread, now)
+                picked = [self._given.pop(0)] if self._given else self._pick(thread, 1, (), thread, now)
                 if picked:
-                    # Whoever leaves the idle ones wakes another: to look for further work, and to lead if nobody does.
+                    self._latest[thread], picked[0].dispatch.claimed_by = picked[0], thread
+                    # Whoever leaves the idle ones when nobody leads wakes another: to lead, or to work if more is due.
                     if self._leader == thread:
                         self._leader = None
-                    if self._idle:
+                    if self._idle and self._leader is None:
                         self._changed.notify()
                     return picked[0]
                 if self._leader is None:
                     self._leader = thread
                 due = inf
-                if self._leader == thread or self._may_decline:
+                if (self._leader == thread or self._may_decline) and not self._is_quiet:
                     due = min([use.next_due for use in self._uses.values()], default=inf)
-                for use in self._shares.bounded.values():
+                for use in self.shares.bounded.values():
                     if use.permits is not None and use.awaits_answer(now):
                         due = min(due, use.permits.answer_until)
                 self._idle += 1
@@ -155,7 +155,7 @@ class Dispatcher:
                     self._nudged = False
                     return picked
                 due = until
-                if count and not self.closed:
+                if count and not (self.closed or self._is_quiet):
                     due = min([until, *(use.next_due for use in self._uses.values())])
                 self._idle += 1
                 self._changed.wait(min(max(due - now, 0.0), LONGEST_WAIT))
@@ -175,7 +175,7 @@ class Dispatcher:
         again.
         """
         picked: list[Shard] = []
-        if self.closed or not count:
+        if self.closed or self._is_quiet or not count:
             return picked
         for shard in mine:
             due = shard.dispatch.next_due
@@ -194,7 +194,7 @@ class Dispatcher:
     def _pick_fairly(self, thread: int, count: int, mine: Collection[Shard], now: float) -> list[Shard]:
         """Each of the queue whose turn it is; of another queue if its scheduler declines."""
         # What the caller comes from doesn't count: it may go on with that.
-        left = {self._uses[shard.queue] for shard in mine if self._shares.end(shard, now)}
+        left = {self._uses[shard.queue] for shard in mine if self.shares.end(shard, now)}
         found: dict[QueueUse, list[Shard]] = {}
         for use in self._uses.values():
             if not use.heap or use.heap[0][0] > now:  # most have nothing due
@@ -203,12 +203,12 @@ class Dispatcher:
                 found[use] = use.ready(thread, count, now)
         picked: list[Shard] = []
         try:
-            picked = self._shares.share_out(
+            picked = self.shares.share_out(
                 found, lambda use: self._choices(use.queue, thread, found[use], now), count, self._idle, now
             )
             return picked
         finally:
-            for use in self._shares.bounded.values():
+            for use in self.shares.bounded.values():
                 if use.is_full:  # for what is due whoever leaves it wakes a thread
                     use.next_due = min((entry[0] for entry in use.heap if entry[0] > now), default=inf)
             for use in left - {self._uses[shard.queue] for shard in picked}:
@@ -226,26 +226,34 @@ class Dispatcher:
             return iter(found)
         return schedule.in_turn(list(filter(ready, shards)), now)
 
-    def _enter(self, shard: Shard) -> None:
-        """The shard may be ready when its next job is due, or is by now: has it looked at then."""
+    def _enter(self, shard: Shard, *, gives: bool = False) -> tuple[Shard, SentTake] | None:
+        """The shard may be ready when its next job is due, or is by now: has it looked at then. ``gives``: returns one
+        that was claimed for a thread which is being woken.
+        """
         state = shard.dispatch
         due, at = state.next_due, self._places.get(shard)
         if due is None or at is None or state.claimed_by is not None or state.paused or state.leaving:
-            return
+            return None
         use = self._uses[shard.queue]
         heappush(use.heap, (due, at, next(self._entries), shard))
         if len(use.heap) > 4 * len(self._by_queue[shard.queue]) + 100:  # most of them say something old
             use.heap = self._all_entries(use.queue)
         if not self._idle:
-            return
+            return None
         # Due now: anyone may take it; if its queue is full, whoever leaves that wakes a thread. Due later: the leader
         # must set its alarm anew.
         if max(due, state.rests_until) > self._clock() or self._may_decline:
             self._changed.notify_all()
-        elif use.queue not in self._shares.bounded or not use.is_full:
-            self._changed.notify()
+        elif use.queue in self.shares.bounded and use.is_full:
+            self.shares.ask_for_permits(use, 1)
         else:
-            self._shares.ask_for_permits(use, 1)
+            self._changed.notify()
+            if gives and self._leader is not None and self._idle > len(self._given):
+                for given in self._pick(self._leader, 1, (), _NOBODY, self._clock()):
+                    self._given.append(given)
+                    given.in_flight.sent = SentTake()
+                    return given, given.in_flight.sent
+        return None
 
     def _all_entries(self, queue: str) -> list[Entry]:
         dues = [(shard.dispatch.next_due, shard) for shard in self._by_queue.get(queue, ())]
@@ -254,13 +262,13 @@ class Dispatcher:
 
     def _leave_queue(self, shard: Shard) -> None:
         """Counts one thread less for the queue of the shard."""
-        if self._shares.end(shard, self._clock()):
+        if self.shares.end(shard, self._clock()):
             self._wake_for_place(self._uses[shard.queue])
 
     def _wake_for_place(self, use: QueueUse) -> None:
         # If the queue was full, nobody was woken for its shards, and no alarm is set for them: this is what makes up
-        # for it. One thread, as there is room for one.
-        if self._idle and (use.running + 1 == use.max_threads or (use.permits is not None and not use.is_full)):
+        # for it. One thread, as there is room for one more; also when the one for the last place is not awake yet.
+        if self._idle and (use.max_threads is not None or use.permits is not None) and not use.is_full:
             self._changed.notify()
 
     # --- limits over all nodes ---
@@ -269,6 +277,7 @@ class Dispatcher:
     def _changing_permits(self, use: QueueUse, permits: QueuePermits) -> Iterator[Demand]:
         """See `QueuePermits.changing`."""
         with self._changed:
+            self.shares.note_began()
             now = self._clock()
             ready = 0
             if permits.wanted and not self.closed:
@@ -289,24 +298,18 @@ class Dispatcher:
         """
         now, state = self._clock(), shard.dispatch
         with self._changed:
+            state.takes += 1
             is_older = state.wakes != wakes
             if delivery.levels is not None or state.levels is not None:
                 state.level = urgent_level(state.levels, now)
-                self._note_levels(shard, wakes, delivery.levels, now)
+                state.note_levels(delivery.levels, now, is_older=is_older)
             if is_older:
                 state.next_due = now
             else:
                 state.next_due = None if delivery.delay is None else now + delivery.delay
             state.paused = delivery.paused and not is_older
             if state.allowance is not None:
-                self._shares.settle(shard, len(delivery.jobs))
-
-    def _note_levels(self, shard: Shard, wakes: int, levels: Mapping[int, float] | None, now: float) -> None:
-        known = {level: now + delay for level, delay in (levels or {}).items()}
-        if shard.dispatch.wakes != wakes:  # what a wake-up has said since may be newer than the reply
-            for level, due in (shard.dispatch.levels or {}).items():
-                known[level] = min(due, known.get(level, inf))
-        shard.dispatch.levels = known or None
+                self.shares.settle(shard, len(delivery.jobs))
 
     def look_again(self, shard: Shard) -> None:
         """Has the caller's shard looked at again: jobs went back to it."""
@@ -384,8 +387,10 @@ class Dispatcher:
                 shard.dispatch.leaving = False
                 self._enter(shard)
 
-    def wake(self, shard: Shard, delay: float = 0.0, level: int = 0) -> None:
-        """Notes work of that priority that is due in ``delay`` seconds, if it is due earlier than was known."""
+    def wake(self, shard: Shard, delay: float = 0.0, level: int = 0, *, sends: bool = False) -> None:
+        """Notes work of that priority that is due in ``delay`` seconds, if it is due earlier than was known. ``sends``:
+        the caller may wait for a connection, and so sends the take of a shard that a thread is woken for.
+        """
         state = shard.dispatch
         with self._changed:
             state.wakes += 1
@@ -398,37 +403,43 @@ class Dispatcher:
                 state.next_due = due
             if delay == 0.0:
                 state.paused = False
-            self._enter(shard)
+            given = self._enter(shard, gives=sends and self.send_take is not None)
+        if given is not None and self.send_take is not None:
+            self.send_take(*given)
 
     def note_state(
-        self,
-        shard: Shard,
-        wakes: int,
-        delay: float | None,
-        *,
-        paused: bool,
+        self, shard: Shard, version: int, delay: float | None, *, paused: bool,
         levels: Mapping[int, float] | None = None,
-    ) -> None:
-        """Takes note of the state of an unclaimed shard, unless it was claimed or woken meanwhile."""
+    ) -> None:  # fmt: skip
+        """Takes note of the state of an unclaimed shard, unless it was worked or woken since `unclaimed` has said that
+        ``version``: then what is known may be newer.
+        """
         state = shard.dispatch
         with self._changed:
-            if state.claimed_by is None and state.wakes == wakes:
+            if state.claimed_by is None and state.wakes + state.takes == version:
                 now = self._clock()
                 state.next_due = None if delay is None else now + delay
                 if levels is not None or state.levels is not None:
-                    self._note_levels(shard, wakes, levels, now)
+                    state.note_levels(levels, now, is_older=False)
                 state.paused = paused
                 self._enter(shard)
 
     def unclaimed(self, shards: Sequence[Shard]) -> list[tuple[Shard, int]]:
-        """The unclaimed ones among the shards, with their wake-up counts."""
+        """The unclaimed ones among the shards, each with the version of what is known of it, for `note_state`."""
         with self._changed:
-            return [(shard, shard.dispatch.wakes) for shard in shards if shard.dispatch.claimed_by is None]
+            states = [(shard, shard.dispatch) for shard in shards]
+            return [(shard, state.wakes + state.takes) for shard, state in states if state.claimed_by is None]
 
     def resting(self, shards: Sequence[Shard]) -> list[Shard]:
         """The shards that are unclaimed and have no jobs in hand."""
         with self._changed:
             return [shard for shard in shards if shard.dispatch.claimed_by is None and not shard.dispatch.is_in_hand]
+
+    def quiet(self, is_quiet: bool) -> None:
+        """Hands out nothing for now, or something again; those who wait go on waiting."""
+        with self._changed:
+            self._is_quiet, self._nudged = is_quiet, True
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Hands out nothing any more."""

@@ -24,7 +24,8 @@ class Lease:
     """A time-limited, fenced right to work a shard."""
 
     token: str
-    #: Grows with every change of owner.
+    #: Grows with every change of owner, and whenever the lease is resumed, as others may have had the shard meanwhile.
+    #: What was taken before has the fence of then.
     fence: int
     #: How it was got: anew, or resumed by the same process after it had run out unnoticed.
     resumed: bool = False
@@ -45,6 +46,8 @@ class LeaseDenied:
     is_sealed: bool = False
     #: For a caller that moves its jobs: it has to be sealed first.
     is_unsealed: bool = False
+    #: Not all jobs that belong to it have come in a reshard, or Redis has lost that they have.
+    is_fed: bool = False
     #: Nobody has it, and one call could not restore all that is in flight: ask again at once. What this call has done
     #: is below, as in `Lease`.
     is_restoring: bool = False
@@ -99,8 +102,10 @@ class ShardLease:
         #: Of a consumer: the beginning of its nonce.
         self._session = session
         self.reshard: Reshard = reshard
-        #: Of the last lease.
+        #: The last fence.
         self._fence = 0
+        #: The call that renews it, and with which token and lease_ttl: it is sent as it is, every few seconds.
+        self._renewal: tuple[tuple[str, float], Call[RenewReply | None]] | None = None
 
     def acquire_call(self, lease_ttl: float, now: float | None = None, *, charge: bool = True) -> Call[AcquireReply]:
         """``charge``: what is found in flight counts as a crash of its owner; not so when Redis was away."""
@@ -124,6 +129,7 @@ class ShardLease:
         if got.state in ("acquired", "restoring"):
             self.events.jobs_changed("restored", got.restored_ids)
             self.events.jobs_changed("buried", got.poisoned)
+            self.events.jobs_changed("cancelled", got.cancelled)
         ids = tuple(map(decode_id, got.poisoned))
         if got.state not in ("acquired", "resumed", "adopted"):
             self.lose()
@@ -131,16 +137,16 @@ class ShardLease:
                 math.inf if got.state in ("sealed", "fed") else got.held_for / 1000,
                 is_sealed=got.state == "sealed",
                 is_unsealed=got.state == "unsealed",
+                is_fed=got.state == "fed",
                 is_restoring=got.state == "restoring",
                 restored=got.restored,
                 poisoned=ids,
             )
         fence = self._fence = int(got.fence)
         is_resumed, is_adopted = got.state == "resumed", got.state == "adopted"
-        lease = Lease(f"{self._nonce}:{fence}", fence, is_resumed, is_adopted, got.restored, ids)
-        if self.current is None or self.current.token != lease.token:
-            self.current, self.token = lease, lease.token
-        self.deadline = deadline
+        token = f"{self._nonce}:{int(got.token_fence or fence)}"
+        self.current = lease = Lease(token, fence, is_resumed, is_adopted, got.restored, ids)
+        self.token, self.deadline = token, deadline
         return lease
 
     def acquire(self, lease_ttl: float, now: float | None = None, *, charge: bool = True) -> Lease | LeaseDenied:
@@ -162,7 +168,11 @@ class ShardLease:
                 return replace(got, restored=restored, poisoned=tuple(poisoned))
 
     def renew_call(self, lease_ttl: float) -> Call[RenewReply | None]:
-        return self.scripts.renew(self.token, _milliseconds(lease_ttl), is_consumer=bool(self._session))
+        of = self.token, lease_ttl
+        if self._renewal is None or self._renewal[0] != of:
+            call = self.scripts.renew(self.token, _milliseconds(lease_ttl), is_consumer=bool(self._session))
+            self._renewal = of, call
+        return self._renewal[1]
 
     def detach_call(self, lease_ttl: float) -> Call[int]:
         """Leaves it, with what is in flight, to a consumer with the same session."""

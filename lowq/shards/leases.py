@@ -9,7 +9,8 @@
     to be replaced              given up, wanted or not, and got anew if wanted; no thread picks it meanwhile
 
 The holder counts a lease from *before* its last renewal was sent. After its end the threads begin nothing more of the
-shard. A lease that ran out while Redis was away, and that nobody took, is resumed with the same token.
+shard until it is acquired again. If nobody has it, it is resumed: with the same token, for what is in hand, and a
+higher fence for what begins, as a failover may have lost that somebody had the shard meanwhile.
 
 A replica that becomes the primary may lack the last renewals: there a lease ends before its holder stops. So when
 another server serves a shard than before, it is left to its holder for a whole lease. By then the holder has stopped,
@@ -23,12 +24,13 @@ from typing import Any
 
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
+from lowq.codec import decode_id
 from lowq.errors import LeaseLost, RedisUnavailable, ShardsCountError
 from lowq.logs import get_log
 from lowq.shards.dispatcher import Dispatcher
 from lowq.shards.lease import Lease, LeaseDenied, seconds_since_outage
 from lowq.shards.shard import Shard, log_restored
-from lowq.shards.wakeups import Listener
+from lowq.shards.wakeups import Listener, MissedWakeUps
 from lowq.store import Address, Call, Client
 
 log = get_log("lowq.shards")
@@ -41,16 +43,9 @@ class Leases:
     """Who holds what, of the shards that this node serves. Belongs to the maintenance loop."""
 
     def __init__(
-        self,
-        client: Client,
-        shards: Sequence[Shard],
-        dispatchers: Mapping[str, Dispatcher],
-        listener: Listener,
-        lease_ttl: float,
-        *,
-        resumes: bool = False,
-        clock: Clock = clock_now,
-    ) -> None:
+        self, client: Client, shards: Sequence[Shard], dispatchers: Mapping[str, Dispatcher], listener: Listener,
+        lease_ttl: float, *, poll_interval: float, resumes: bool = False, clock: Clock = clock_now,
+    ) -> None:  # fmt: skip
         """``resumes``: the process has leases from before an exec: they are resumed, or given up if not wanted."""
         self._clock = clock
         #: The first error that concerned only some shards, since `clear_trouble`.
@@ -62,14 +57,18 @@ class Leases:
         self._dispatchers = dispatchers
         self._listener = listener
         self._lease_ttl = lease_ttl
+        self._missed = MissedWakeUps(poll_interval, clock)
         self._wanted: set[Shard] = set()
         #: Monotonic time at which to try for a wanted shard that is not held, or whose lease is in doubt.
         self._tries: dict[Shard, float] = dict.fromkeys(shards, 0.0) if resumes else {}
         #: When Redis was last known to be away, monotonic.
         self._away_at = -float("inf")
         #: Shards that this node held last, and those that others were seen to hold.
-        self._mine: set[Shard] = set()
-        self._theirs: set[Shard] = set()
+        self._mine, self._theirs = set[Shard](), set[Shard]()
+        #: Shards whose lease is to be renewed now, for what that says of jobs that are to end.
+        self.asked: set[Shard] = set()
+        #: Whether a renewal has named such jobs, since `MaintenanceLoop` has looked.
+        self.names_stopping = False
         #: Shards to be surrendered, with the tokens of the leases that it is about.
         self._to_replace: dict[Shard, str] = {}
         #: Which server serves the shards, where that may change, and since when it is known to.
@@ -169,33 +168,42 @@ class Leases:
                 except Exception as error:
                     self.trouble = self.trouble or error
 
-    def renew(self) -> None:
-        """Lengthens all leases held.
+    def renew(self, *, only_asked: bool = False) -> None:
+        """Lengthens all leases held, or those that were asked for.
 
         Raises:
-            RedisUnavailable
+            RedisUnavailable: the next renewal of all does it.
         """
-        # Shards whose lease ran out, or was lost, go to `acquire`: its reply says which of the two, and it resumes when
-        # nobody came between.
-        for shard in self._wanted:
-            if shard.lease.current is None and shard not in self._tries:
-                self._tries[shard] = 0.0
-        # Of all: a shard may be wanted only when its holder is gone, with the primary.
-        for shard in self._shards:
-            self._free_at(shard)
-        self._ask_all(self.held, lambda shard: shard.lease.renew_call(self._lease_ttl), self._renewed)
+        # The set stays the same one: what another thread asks for meanwhile is added to it.
+        asked = set(self.asked)
+        self.asked.clear()
+        if not only_asked:
+            # Those whose lease ran out, or was lost, go to `acquire`, which resumes it when nobody came between.
+            for shard in self._wanted:
+                if shard.lease.current is None and shard not in self._tries:
+                    self._tries[shard] = 0.0
+            # Of all: a shard may be wanted only when its holder is gone, with the primary.
+            for shard in self._shards:
+                self._free_at(shard)
+        shards = [shard for shard in self.held if not only_asked or shard in asked]
+        self._ask_all(shards, lambda shard: shard.lease.renew_call(self._lease_ttl), self._renewed)
 
     def _renewed(self, shard: Shard, reply: Any, sent: float) -> None:
         if self._is_lost(shard, reply):
             return
-        late = shard.lease.deadline <= self._clock()
-        shard.lease.deadline = sent + self._lease_ttl
+        if shard.lease.deadline > self._clock():
+            shard.lease.deadline = sent + self._lease_ttl
+        else:
+            self._tries[shard] = 0.0  # as if it had run out
+        if shard.stopping or (reply is not None and reply.stopping):
+            named = {} if reply is None else reply.stopping
+            shard.stopping = {decode_id(job_id): mark for job_id, mark in named.items()}
+            self.names_stopping = True
         if reply is not None:
             shard.inflow.note(shard.lease.token, reply.pushed, reply.backlog)
             if reply.sealed and not shard.is_sealed:
                 shard.in_flight.on_sealed()
-        if late:  # the threads have left it alone since
-            self._dispatchers[shard.queue].wake(shard)
+            self._missed.note_renewal(shard, reply)
 
     def _is_lost(self, shard: Shard, reply: Any) -> bool:
         """Whether the reply says that the lease is lost. Then it is tried for at once."""
@@ -229,14 +237,14 @@ class Leases:
                 self._tries[shard] = free_at
         shards = [shard for shard in shards if self._tries[shard] <= now]
         charge = back > self._lease_ttl and age > self._lease_ttl
-        gained: list[Shard] = []
-        waiting: list[Shard] = []
+        gained, waiting = list[Shard](), list[Shard]()
 
         def note(shard: Shard, reply: Any, sent: float) -> None:
             self._tries[shard] = self._clock() + 1.0  # should the reply be an error
             had = shard.lease.current
             lease = shard.lease.acquired(reply, sent + self._lease_ttl)
             shard.is_miscounted = False
+            shard.is_fed = isinstance(lease, LeaseDenied) and lease.is_fed
             log_restored(shard, lease)
             if isinstance(lease, LeaseDenied):
                 if lease.is_restoring:
@@ -254,7 +262,7 @@ class Leases:
         def call_for(shard: Shard) -> Call[Any]:
             call = shard.lease.acquire_call(self._lease_ttl, charge=charge)
             if shard not in self._mine:  # when it is sent it may be known that another server serves the shard
-                call.only_if = lambda: self._free_at(shard) <= now
+                call.only_if = lambda _: self._free_at(shard) <= now
             return call
 
         try:
@@ -279,9 +287,7 @@ class Leases:
 
     def _stand_by(self, shard: Shard, lease: LeaseDenied, had: Lease | None) -> None:
         if had is not None:
-            log.warning(
-                "%r: the lease was lost to another node", shard, extra={"event": "lease_lost", **_of(shard)}
-            )  # fmt: skip
+            log.warning("%r: the lease was lost to another node", shard, extra={"event": "lease_lost", **_of(shard)})
         self._mine.discard(shard)
         if lease.is_sealed:
             shard.is_sealed = True
@@ -309,14 +315,21 @@ class Leases:
         # No thread can claim them any more, so nobody here performs anything of them. Jobs in flight there may be
         # all the same, after an outage: they are left to the next owner, and not charged.
         resting = [shard for dispatcher, some in self._dispatched(unwanted) for shard in dispatcher.resting(some)]
+        self._end(resting, self._forget)
+        return bool(resting)
+
+    def _end(
+        self, shards: list[Shard], then: Callable[[Shard], object] = lambda _shard: None, *, repeats: int = 0,
+        call: Callable[[Shard], Call[Any]] = lambda shard: shard.lease.surrender_call(0.0),
+    ) -> None:  # fmt: skip
+        """Ends their leases by such a call; an error of Redis ends none. ``then``: called with each that has ended."""
 
         def note(shard: Shard, reply: Any, _sent: float) -> None:
             _raise_error(shard, reply)
             shard.lease.lose()
-            self._forget(shard)
+            then(shard)
 
-        self._ask_all(resting, lambda shard: shard.lease.surrender_call(0.0), note)
-        return bool(resting)
+        self._ask_all(shards, call, note, repeats=repeats)
 
     def surrender_replaced(self) -> bool:
         """Surrenders the leases that are to be replaced, and lets threads have their shards when they come back.
@@ -334,13 +347,7 @@ class Leases:
         for shard, token in list(self._to_replace.items()):
             if shard.lease.token != token:  # lost meanwhile, and perhaps got again
                 self._surrendered(shard)
-
-        def note(shard: Shard, reply: Any, _sent: float) -> None:
-            _raise_error(shard, reply)
-            shard.lease.lose()
-            self._surrendered(shard)
-
-        self._ask_all(list(self._to_replace), lambda shard: shard.lease.surrender_call(0.0), note)
+        self._end(list(self._to_replace), self._surrendered)
         return True
 
     def _surrendered(self, shard: Shard) -> None:
@@ -358,27 +365,27 @@ class Leases:
         self._mine.discard(shard)
         self._listener.ignore([shard])
 
-    def refresh(self) -> None:
-        """Asks the idle shards when their next job is due, should a wake-up have been lost.
+    def refresh(self, now: float) -> float:
+        """Asks idle shards when their next job is due, where wake-ups may have been missed. Returns the monotonic time
+        at which it is to be called again.
 
         Raises:
             RedisUnavailable
         """
-        wakes: dict[Shard, int] = {}  # of those that nobody works just now
-        for dispatcher, some in self._dispatched(self.held):
-            wakes.update(dispatcher.unclaimed(some))
+        asked = self._dispatched(self._missed.to_be_asked(now, lambda: self.held))
+        versions = {shard: version for dispatcher, some in asked for shard, version in dispatcher.unclaimed(some)}
 
         def note(shard: Shard, reply: Any, _sent: float) -> None:
-            if self._is_lost(shard, reply):
-                return
-            state = shard.in_flight.read_state(reply)
-            # As of `Dispatcher.rest_for_failover`.
-            delay = 0.0 if shard.in_flight.unacknowledged else state.delay
-            self._dispatchers[shard.queue].note_state(
-                shard, wakes[shard], delay, paused=state.paused, levels=state.levels
-            )
+            if not self._is_lost(shard, reply):
+                state = shard.in_flight.read_state(reply)
+                self._missed.note(shard, state.delay, paused=state.paused)
+                # As of `Dispatcher.rest_for_failover`.
+                delay = 0.0 if shard.in_flight.unacknowledged else state.delay
+                dispatcher = self._dispatchers[shard.queue]
+                dispatcher.note_state(shard, versions[shard], delay, paused=state.paused, levels=state.levels)
 
-        self._ask_all(list(wakes), lambda shard: shard.in_flight.refresh_call(), note)
+        self._ask_all(list(versions), lambda shard: shard.in_flight.refresh_call(), note)
+        return self._missed.next_look(now)
 
     def leave(self, seconds: float) -> None:
         """Gives up all leases. Shards with jobs in flight are left to run out in ``seconds``, and their jobs are not
@@ -397,13 +404,8 @@ class Leases:
         Raises:
             RedisUnavailable
         """
-
-        def note(shard: Shard, reply: Any, _sent: float) -> None:
-            _raise_error(shard, reply)
-            shard.lease.lose()
-
         self.clear_trouble()
-        self._ask_all(self.held, lambda shard: shard.lease.detach_call(self._lease_ttl), note, repeats=1)
+        self._end(self.held, repeats=1, call=lambda shard: shard.lease.detach_call(self._lease_ttl))
         if self.trouble is not None:
             raise self.trouble
 
@@ -416,10 +418,8 @@ class Leases:
             RedisUnavailable
         """
         kept = [shard for shard in self.held if shard in self._wanted and shard.lease.has_nonce(nonce)]
-        others = [shard for shard in self.held if shard not in set(kept)]
-
         self._ask_all(kept, lambda shard: shard.lease.renew_call(self._lease_ttl), _raise_error)
-        self._ask_all(others, lambda shard: shard.lease.surrender_call(0.0), _raise_error)
+        self._end([shard for shard in self.held if shard not in set(kept)])
 
     # --- the log ---
 

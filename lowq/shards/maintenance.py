@@ -2,10 +2,12 @@
 
 One thread per node, with a connection of its own::
 
-    every lease_ttl / 3     renew all leases; send a heartbeat, whose reply names the other nodes
+    every lease_ttl / 3     renew all leases: the replies say when the next job of each shard is due; send a
+                            heartbeat, whose reply names the other nodes
+    when jobs are cancelled renew the lease of their shard, whose reply names them; interrupt what runs of them
     when nodes come or go   send a heartbeat; want other shards, give up some
     when a lease runs out   try for a wanted shard of another node
-    every poll_interval     refresh the idle shards, should a wake-up have been lost
+    when wake-ups get lost  ask the idle shards every poll_interval
     every second            sweep the shards whose payloads or buried jobs may expire
     every 10 ms             acknowledge finished jobs of a delivery while another job of it is being performed
 """
@@ -20,97 +22,28 @@ from typing import Any
 
 from lowq.clock import LONGEST_WAIT, Clock
 from lowq.clock import now as clock_now
-from lowq.codec import decode_id
 from lowq.errors import ConfigError, RedisUnavailable
 from lowq.logs import describe, get_log
-from lowq.options import QueueOptions
 from lowq.shards.leases import Leases
 from lowq.shards.membership import Membership, details_of
 from lowq.shards.outage import Outage
-from lowq.shards.shard import Activity, Shard
+from lowq.shards.shard import Activity, Shard, Sweeper
 from lowq.shards.splitter import Members
 from lowq.store import Call, Client
 from lowq.store.registry import Registration
-from lowq.store.shard import SweepReply
 
 log = get_log("lowq.shards")
 
 #: Seconds between two looks at deliveries with finished, unacknowledged jobs.
 EARLY_ACK_INTERVAL = 0.01
+#: Seconds beyond its time after which the loop hangs. A call to a Redis that is away takes a few at most.
+HANGS_SECONDS = 60.0
 #: Window, in seconds, over which a heartbeat reports the worst lateness of the maintenance loop.
 LATE_SECONDS = 600.0
-#: Bounds the time that a script may take, and Lua's arguments.
-MAX_SCAN_SIZE = 2000
-#: Seconds between two sweeps of a shard.
-SWEEP_INTERVAL = 1.0
-#: Shards that are swept in one write: between two writes Redis serves others.
-_WRITE = 10
-#: Writes after which the maintenance loop does what else is due.
-_ROUNDS = 20
 
 #: Periodic work of a node or a consumer. Called with a client and the monotonic time; returns the monotonic time of the
 #: next call, at the latest. It must not wait for other threads.
 Chore = Callable[[Client, float], float]
-
-
-class Sweeper:
-    """Removes what has expired from Redis, also of shards that nobody takes from. ``queues``: options of the queues.
-
-    The holder of a shard sweeps it. Every second it looks at what expires first. If that has expired, it removes
-    ``scan_size`` jobs at a time until no more have. A take never hands out what has expired, swept or not.
-    """
-
-    def __init__(self, held: Callable[[], Sequence[Shard]], queues: Iterable[QueueOptions], scan_size: int) -> None:
-        self._held = held
-        #: The bounds of a morgue, as the script has them: seconds, and jobs of a shard.
-        self._morgues = {
-            options.queue_name: (
-                "" if options.morgue_ttl is None else repr(options.morgue_ttl),
-                "" if options.morgue_max is None else str(-(-options.morgue_max // options.shards_count)),
-            )
-            for options in queues
-            if options.morgue_ttl is not None or options.morgue_max is not None
-        }
-        self._scan_size = min(scan_size, MAX_SCAN_SIZE)
-        self._next = 0.0
-        #: When there will be something to look at: `_next`, or never, as far as is known.
-        self._due = inf
-        #: Shards of which there is more to be swept at once.
-        self._unfinished: list[Shard] = []
-
-    def sweep(self, client: Client, now: float) -> float:
-        """Does what is due; returns the monotonic time at which it is to be called again.
-
-        Raises:
-            RedisUnavailable
-        """
-        shards = self._unfinished
-        if now >= self._next:
-            self._next = now + SWEEP_INTERVAL
-            shards = [shard for shard in self._held() if shard.in_flight.has_ttl or shard.queue in self._morgues]
-            # Mostly there are none. That there are some is learnt when idle shards are asked anew, or from a take.
-            self._due = self._next if shards else inf
-        for _ in range(_ROUNDS):
-            if not shards:
-                self._unfinished = []
-                return self._due
-            some, shards = shards[:_WRITE], shards[_WRITE:]
-            none, size = ("", ""), self._scan_size
-            calls = [shard.lease.scripts.sweep(size, *self._morgues.get(shard.queue, none)) for shard in some]
-            replies = client.run_many(calls)
-            for shard, reply in zip(some, replies, strict=True):
-                if isinstance(reply, RedisUnavailable):
-                    self._unfinished = []
-                if isinstance(reply, Exception):
-                    raise reply
-                swept: SweepReply = reply
-                if swept.more:
-                    shards.append(shard)
-                events = shard.in_flight.events
-                events.jobs_changed("expired", [*map(decode_id, swept.expired_of)], [*swept.expired_of.values()])
-                events.jobs_changed("deleted", [*map(decode_id, swept.removed_ids)])
-        self._unfinished = shards
-        return now
 
 
 class MaintenanceLoop:
@@ -124,7 +57,7 @@ class MaintenanceLoop:
 
     def __init__(
         self, client: Client, membership: Membership, leases: Leases, activities: Callable[[], Sequence[Activity]],
-        outage: Outage, *, divide: Callable[[Members], Iterable[Shard]], lease_ttl: float, poll_interval: float,
+        outage: Outage, *, divide: Callable[[Members], Iterable[Shard]], lease_ttl: float, renewal_interval: float,
         on_registered: Callable[[Registration, Any], Mapping[str, int] | None] = lambda _call, _reply: None,
         more_details: Callable[[], Mapping[str, Any]] = dict, on_ready: Callable[[], object],
         on_fatal: Callable[[BaseException], object], sweeper: Sweeper, chore: Chore = lambda _client, _now: inf,
@@ -141,7 +74,7 @@ class MaintenanceLoop:
         self._outage = outage
         self._divide = divide
         self._lease_ttl = lease_ttl
-        self._poll_interval = poll_interval
+        self._renewal_interval = renewal_interval
         self._on_registered = on_registered
         #: Whether shards were found sealed that may still be wanted.
         self._has_sealed = False
@@ -154,10 +87,11 @@ class MaintenanceLoop:
         self._members_asked = False
         self._divided = False
         self._next_renewal = 0.0
-        self._next_refresh = 0.0
         self._next_look = 0.0
         #: The worst lateness of the maintenance loop lately, and when that was.
         self._late = (0.0, 0.0)
+        #: When the loop is to run again, at the latest.
+        self._due_at = inf
         self._armed = False
         self._nudge = threading.Event()
         self._closed = threading.Event()
@@ -165,11 +99,27 @@ class MaintenanceLoop:
 
     def start(self) -> None:
         """Starts the thread."""
+        self._due_at = self._clock()
         self._thread.start()
 
     def is_alive(self) -> bool:
         """Whether the thread runs."""
         return self._thread.is_alive()
+
+    def hang(self) -> float:
+        """The seconds since the loop should have run again, if it hangs; 0: it does not. From any thread."""
+        late = self._clock() - self._due_at
+        return late if late > max(HANGS_SECONDS, 4 * self._lease_ttl) else 0.0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the node is a member, and has asked for its shards."""
+        return self._ready
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the node takes no jobs any more."""
+        return self._quiet
 
     # --- from other threads ---
 
@@ -199,6 +149,10 @@ class MaintenanceLoop:
             shard.is_sealed = True
             self._has_sealed = True
             self._nudge.set()
+
+    def jobs_are_to_end(self, shard: Shard) -> None:
+        """Has its lease renewed, as the reply names the jobs in flight that are to end."""
+        self._request(partial(self._leases.asked.add, shard))
 
     def members_changed(self) -> None:
         """Has a heartbeat sent: nodes came or went."""
@@ -252,6 +206,7 @@ class MaintenanceLoop:
                     said = text
                     log.exception("keeping the leases failed; trying again")
                 wait = 1.0
+            self._due_at = self._clock() + wait
             self._nudge.wait(wait)
             self._nudge.clear()
             # The GIL may be taken while the loop sleeps, or while it waits for a reply: both count.
@@ -270,6 +225,12 @@ class MaintenanceLoop:
         renewing = now >= self._next_renewal
         if renewing:
             leases.renew()
+        elif leases.asked:
+            leases.renew(only_asked=True)
+        if leases.names_stopping:
+            leases.names_stopping = False
+            for activity in self._activities():
+                activity.interrupt_stopping()
         away: RedisUnavailable | None = None
         if renewing or self._members_asked or now >= self._next_look:
             try:
@@ -291,18 +252,16 @@ class MaintenanceLoop:
             self._on_ready()
         trouble = leases.clear_trouble() or away
         if renewing:
-            self._next_renewal = now + self._lease_ttl / 3
+            self._next_renewal = now + self._renewal_interval
             if trouble is None:
                 self._outage.end(begun)
-        if now >= self._next_refresh:
-            leases.refresh()
-            trouble = trouble or leases.clear_trouble()
-            self._next_refresh = now + self._poll_interval
+        refresh_due = leases.refresh(now)
+        trouble = trouble or leases.clear_trouble()
         sweep_due = self._sweeper.sweep(self._client, now)
         chore_due = self._chore(self._client, now)
         if trouble is not None:
             raise trouble
-        due = min(chore_due, sweep_due, self._next_renewal, self._next_refresh, self._next_look, leases.next_try)
+        due = min(chore_due, sweep_due, self._next_renewal, refresh_due, self._next_look, leases.next_try)
         return min(max(due - self._clock(), 0.0), LONGEST_WAIT)
 
     # --- membership ---
@@ -399,6 +358,12 @@ class MaintenanceLoop:
         self._membership.leave()
         self._quiet = True
         self._divided = False
+        self.members_changed()
+
+    def unquiet(self, queues: Mapping[str, int]) -> None:
+        """Ends `quiet`, as a member that serves these queues: name of a layout -> shards_count."""
+        self._membership.join(queues)
+        self._quiet = self._divided = False
         self.members_changed()
 
     def stop(self) -> None:

@@ -95,13 +95,19 @@ class Membership:
         self.first_silent = inf
         self._identity = identity
         self._silence = silence
-        self._part = json.dumps({"queues": dict(identity.queues)}) if shares else ""
-        self._shares = shares
+        self._part = ""
+        self._shares = self._may_share = shares
+        self.serve(identity.queues)
 
     def leave(self) -> None:
         """Ends this node's part in the work, with the next heartbeat."""
         self._part = ""
         self._shares = False
+
+    def join(self, queues: Mapping[str, int]) -> None:
+        """Ends `leave`, with the next heartbeat. ``queues``: as of `serve`."""
+        self._shares = self._may_share
+        self.serve(queues)
 
     def serve(self, queues: Mapping[str, int]) -> None:
         """Sets what this node serves, with the next heartbeat: name of a layout -> shards_count."""

@@ -26,6 +26,7 @@ Nothing here holds a lock: all of it belongs to the lock of the dispatcher.
 """
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from math import inf, nextafter
@@ -33,8 +34,8 @@ from operator import attrgetter
 from typing import Protocol, TypeAlias, TypeVar
 
 from lowq.clock import Clock
-from lowq.shards.limits import QueuePermits, Share
-from lowq.shards.shard import Shard, urgent_level
+from lowq.shards.permits import QueuePermits, Share
+from lowq.shards.shard import NO_JOBS, Begun, Shard, urgent_level
 
 #: Of a heap of shards: when the next job is due, the shard's place among all, a number of its own, and the shard.
 Entry = tuple[float, int, int, Shard]
@@ -251,12 +252,12 @@ class QueueUse:
         self.count_until(now)
         self.running += 1
 
-    def end(self, now: float) -> None:
+    def end(self, now: float, begun: Begun) -> None:
         """One thread less works it."""
         self.count_until(now)
         self.running -= 1
         if self.permits is not None:
-            self.permits.end()
+            self.permits.end(begun)
 
     def ready(self, thread: int, most: int, now: float) -> list[Shard]:
         """Its shards that are ready for the thread and whose jobs have waited longest, up to so many."""
@@ -313,6 +314,8 @@ class Shares:
         self.bounded = {
             queue: use for queue, use in self.uses.items() if use.max_threads is not None or use.permits is not None
         }
+        #: Shards of whose batches another id has begun. Entered without the lock, see `next_id_began`.
+        self.began: deque[Shard] = deque()
         #: Shards that count in `running` of their queues.
         self._at_work: set[Shard] = set()
 
@@ -384,8 +387,10 @@ class Shares:
         if shard not in self._at_work:
             return False
         self._at_work.remove(shard)
+        self.note_began()
         self.settle(shard, 0)
-        self.uses[shard.queue].end(now)
+        begun, shard.dispatch.begun = shard.dispatch.begun, NO_JOBS
+        self.uses[shard.queue].end(now, begun)
         return True
 
     def settle(self, shard: Shard, used: int) -> None:
@@ -393,7 +398,26 @@ class Shares:
         allowance, shard.dispatch.allowance = shard.dispatch.allowance, None
         permits = self.uses[shard.queue].permits
         if allowance is not None and permits is not None:
-            permits.settle(allowance, used)
+            shard.dispatch.begun = permits.settle(allowance, used)
+
+    def next_id_began(self, shard: Shard) -> None:
+        """The next id of the caller's batch begins, and the one before it has ended. Without the dispatcher's lock: an
+        interrupt of the handler could leave it locked.
+        """
+        self.began.append(shard)
+        permits = self.uses[shard.queue].permits
+        if permits is not None:
+            permits.ask()
+
+    def note_began(self) -> None:
+        """Takes note of the ids that have begun after others of their batches."""
+        while self.began:
+            shard = self.began.popleft()
+            now, later = shard.dispatch.begun
+            permits = self.uses[shard.queue].permits
+            if later and permits is not None:
+                shard.dispatch.begun = Begun(now, later - 1)
+                permits.next_began()
 
     def ask_for_permits(self, use: QueueUse, batches: int) -> None:
         """Asks for permits for so many batches of the queue."""

@@ -1,4 +1,5 @@
-"""A shard of a queue that this process works, or waits to work: its name, and its state by owner.
+"""A shard of a queue that this process works, or waits to work: its name, and its state by owner. And the sweeper of
+what has expired in the shards that are held.
 
 ::
 
@@ -8,13 +9,18 @@
     in_flight   InFlight       belongs to whoever has claimed the shard, one at a time
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, NamedTuple
 
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
+from lowq.codec import decode_id
+from lowq.codec.payloads import dump_error
 from lowq.codec.types import PayloadType
+from lowq.errors import RedisUnavailable
 from lowq.logs import get_log
 from lowq.observe.events import QueueEvents
 from lowq.options import QueueOptions
@@ -23,8 +29,18 @@ from lowq.sharding import Layout
 from lowq.shards.delivery import InFlight
 from lowq.shards.lease import Lease, LeaseDenied, ShardLease
 from lowq.store import Client
+from lowq.store.shard import SweepReply
 
 log = get_log("lowq.shards")
+
+#: Bounds the time that a script may take, and Lua's arguments.
+MAX_SCAN_SIZE = 2000
+#: Seconds between two sweeps of a shard.
+SWEEP_INTERVAL = 1.0
+#: Shards that are swept in one write: between two writes Redis serves others.
+_WRITE = 10
+#: Writes after which the maintenance loop does what else is due.
+_ROUNDS = 20
 
 
 class Inflow(NamedTuple):
@@ -76,12 +92,24 @@ class Allowance(NamedTuple):
     parts: list[list[tuple[int, int]]]
 
 
+class Begun(NamedTuple):
+    """The jobs of a running batch that don't count yet in rates that count them later than when they were granted:
+    those that are performed, and those that begin later, one after the other.
+    """
+
+    now: int
+    later: int
+
+
+NO_JOBS = Begun(0, 0)
+
+
 class DispatchState:
     """The state of a shard for its dispatcher. Read and written under the dispatcher's lock."""
 
     __slots__ = (
-        "allowance", "claimed_by", "is_in_hand", "leaving", "level", "levels", "next_due", "paused", "rests_until",
-        "wakes",
+        "allowance", "begun", "claimed_by", "is_in_hand", "leaving", "level", "levels", "next_due", "paused",
+        "rests_until", "takes", "wakes",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -104,8 +132,22 @@ class DispatchState:
         self.is_in_hand = False
         #: Number of wake-ups: shows whether one came while a take was under way.
         self.wakes = 0
+        #: Number of takes: with `wakes` it shows whether a reply about the shard is older than what is known.
+        self.takes = 0
         #: Jobs that the next take may bring, of a queue with rates over all nodes; None: any number.
         self.allowance: Allowance | None = None
+        #: The jobs of the batch that runs.
+        self.begun = NO_JOBS
+
+    def note_levels(self, delays: Mapping[int, float] | None, now: float, *, is_older: bool) -> None:
+        """Notes in how many seconds the oldest job of each level is due, as a reply says. ``is_older``: a wake-up has
+        come since it was asked for, and may know more.
+        """
+        known = {level: now + delay for level, delay in (delays or {}).items()}
+        if is_older:
+            for level, due in (self.levels or {}).items():
+                known[level] = min(due, known.get(level, inf))
+        self.levels = known or None
 
 
 class Shard:
@@ -124,6 +166,7 @@ class Shard:
         load_payload: Callable[[bytes], Any],
         max_payloads: int = 1000,
         max_crash_count: int = 3,
+        keeps: str = "",
         session: str = "",
         events: QueueEvents | None = None,
         clock: Clock = clock_now,
@@ -138,6 +181,8 @@ class Shard:
         self.prefix = layout.prefix(namespace, queue, index)
         #: Its jobs belong to another layout: it is given up once nothing of it is in flight, and never held again.
         self.is_sealed = False
+        #: Nobody gets it, as not all jobs have come that belong to it, or Redis has lost that they have.
+        self.is_fed = False
         #: It was made for another number of shards than the registry says, which was logged once.
         self.is_miscounted = False
         self.lease = ShardLease(
@@ -152,9 +197,12 @@ class Shard:
             reshard="prepared" if epoch else "",
             clock=clock,
         )
+        #: Jobs in flight that are to end: id -> the delivery that they were taken under, and whether they are removed
+        #: then; otherwise they wait again. As of the last renewal of the lease; the maintenance loop replaces it whole.
+        self.stopping: Mapping[str, tuple[int, bool]] = {}
         self.inflow = ShardInflow()
         self.dispatch = DispatchState()
-        self.in_flight = InFlight(self.lease, index, load_payload=load_payload, max_payloads=max_payloads)
+        self.in_flight = InFlight(self.lease, index, load_payload=load_payload, max_payloads=max_payloads, keeps=keeps)
 
     def __repr__(self) -> str:
         return self.name
@@ -198,6 +246,69 @@ class Activity:
     #: jobs it has acknowledged.
     early: tuple[Shard, int, int] | None = None
 
+    def interrupt_stopping(self) -> None:
+        """Interrupts the batch if a job of it is to end. Called by the maintenance loop."""
+
+
+class Sweeper:
+    """Removes what has expired from Redis, also of shards that nobody takes from. ``queues``: options of the queues.
+
+    The holder of a shard sweeps it. Every second it looks at what expires first. If that has expired, it removes
+    ``scan_size`` jobs at a time until no more have. A take never hands out what has expired, swept or not.
+    """
+
+    def __init__(self, held: Callable[[], Sequence[Shard]], queues: Iterable[QueueOptions], scan_size: int) -> None:
+        self._held = held
+        #: The bounds of a morgue, as the script has them: seconds, and jobs of a shard.
+        self._morgues = {
+            options.queue_name: (
+                "" if options.morgue_ttl is None else repr(options.morgue_ttl),
+                "" if options.morgue_max is None else str(-(-options.morgue_max // options.shards_count)),
+            )
+            for options in queues
+            if options.morgue_ttl is not None or options.morgue_max is not None
+        }
+        self._scan_size = min(scan_size, MAX_SCAN_SIZE)
+        self._next = 0.0
+        #: When there will be something to look at: `_next`, or never, as far as is known.
+        self._due = inf
+        #: Shards of which there is more to be swept at once.
+        self._unfinished: list[Shard] = []
+
+    def sweep(self, client: Client, now: float) -> float:
+        """Does what is due; returns the monotonic time at which it is to be called again.
+
+        Raises:
+            RedisUnavailable
+        """
+        shards = self._unfinished
+        if now >= self._next:
+            self._next = now + SWEEP_INTERVAL
+            shards = [shard for shard in self._held() if shard.in_flight.has_ttl or shard.queue in self._morgues]
+            # Mostly there are none. That there are some is learnt when idle shards are asked anew, or from a take.
+            self._due = self._next if shards else inf
+        for _ in range(_ROUNDS):
+            if not shards:
+                self._unfinished = []
+                return self._due
+            some, shards = shards[:_WRITE], shards[_WRITE:]
+            none, size = ("", ""), self._scan_size
+            calls = [shard.lease.scripts.sweep(size, *self._morgues.get(shard.queue, none)) for shard in some]
+            replies = client.run_many(calls)
+            for shard, reply in zip(some, replies, strict=True):
+                if isinstance(reply, RedisUnavailable):
+                    self._unfinished = []
+                if isinstance(reply, Exception):
+                    raise reply
+                swept: SweepReply = reply
+                if swept.more:
+                    shards.append(shard)
+                events = shard.in_flight.events
+                events.jobs_changed("expired", [*map(decode_id, swept.expired_of)], [*swept.expired_of.values()])
+                events.jobs_changed("deleted", [*map(decode_id, swept.removed_ids)])
+        self._unfinished = shards
+        return now
+
 
 def shards_of(
     client: Client,
@@ -206,17 +317,22 @@ def shards_of(
     nonce: str,
     *,
     layout: Layout | None = None,
+    node: str = "",
     session: str = "",
     events: QueueEvents | None = None,
     payload_type: PayloadType | None = None,
     clock: Clock = clock_now,
 ) -> list[Shard]:
     """All shards of a queue in a layout, for a process with that nonce; none of them leased yet. ``layout``: None is
-    that of a queue that was never resharded. ``session``: of a consumer.
+    that of a queue that was never resharded. ``node``: the name of the process. ``session``: of a consumer.
     ``events``: where to emit what is done to jobs. ``payload_type``: how payloads are decoded; None: as the settings
     say.
     """
     layout = layout or Layout(queue.shards_count)
+    keeps = ""
+    if queue.keep_finished is not None:
+        form = "text" if config.dump_error is dump_error else "data"
+        keeps = f"{math.ceil(queue.keep_finished * 1000)} {form} {''.join(node.split()) or '-'}"
     return [
         Shard(
             client,
@@ -229,6 +345,7 @@ def shards_of(
             load_payload=config.load_payload if payload_type is None else payload_type.load,
             max_payloads=queue.max_payloads,
             max_crash_count=queue.max_crash_count,
+            keeps=keeps,
             session=session,
             events=events,
             clock=clock,

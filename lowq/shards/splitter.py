@@ -100,7 +100,7 @@ class MembershipSplitter(Protocol):
 
 
 @dataclass(frozen=True)
-class BalancedSplitter:
+class BalancedSplitter(DefaultSplitter):
     """Shares the shards out among the nodes that are alive now, then deals this node's over its threads.
 
     The shards of one queue go evenly, to within one, to the nodes that serve it; when a node joins n others, or
@@ -109,14 +109,6 @@ class BalancedSplitter:
     Raises:
         ValueError: `threads_per_node` is no integer of 1 or more.
     """
-
-    threads_per_node: int
-
-    def __post_init__(self) -> None:
-        _require_count("threads_per_node", self.threads_per_node)
-
-    def __call__(self, shards: Sequence[S]) -> list[list[S]]:
-        return DefaultSplitter(self.threads_per_node)(shards)
 
     def among(self, shards: Sequence[P], members: Members, me: str) -> list[list[P]]:
         """The lists of the node ``me``, one per thread that has a shard."""

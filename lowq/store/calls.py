@@ -136,7 +136,8 @@ R_co = TypeVar("R_co", covariant=True)
 class Call(Generic[R_co]):
     """One run of a script. ``key`` routes it; ``args`` may still be changed until it is sent. ``data`` are further
     arguments, encoded: a push has thousands, which need not be looked at one by one. ``read`` names the fields of the
-    reply; None: the reply stays as it is. ``only_if`` tells whether it is still wanted; None: it is.
+    reply; None: the reply stays as it is. ``only_if``: called with the call right before each time that it is sent, it
+    tells whether the call is still wanted, and may change it; None: it is.
     """
 
     __slots__ = ("args", "data", "key", "only_if", "read", "script")
@@ -155,19 +156,26 @@ class Call(Generic[R_co]):
         self.args = list(args)
         self.data = data or []
         self.read = read
-        self.only_if: Callable[[], bool] | None = None
-
-    def is_wanted(self) -> bool:
-        """Whether it is still wanted. Called right before each time that it is sent, and may change it."""
-        return self.only_if is None or self.only_if()
+        self.only_if: Callable[[Any], bool] | None = None
 
     def pack(self, scripts: Mapping[str, tuple[bytes, bytes]]) -> bytes:
         """The bytes to send. ``scripts``: name -> source and SHA1, as the server has them."""
-        args = [
-            item if type(item) is bytes else item.encode() if isinstance(item, str) else repr(item).encode()
-            for item in self.args
-        ]
+        args = encode(self.args) if self.args else ()
         return pack((b"EVALSHA", scripts[self.script][1], b"1", self.key.encode(), *args, *self.data))
+
+
+class Repeated(Call[R_co]):
+    """A call that is sent again and again as it is, and packed once."""
+
+    __slots__ = ("_packed",)
+
+    def pack(self, scripts: Mapping[str, tuple[bytes, bytes]]) -> bytes:
+        """The bytes to send, as of `Call`."""
+        sha = scripts[self.script][1]
+        packed: tuple[bytes, bytes] | None = getattr(self, "_packed", None)
+        if packed is None or packed[0] != sha:
+            packed = self._packed = sha, super().pack(scripts)
+        return packed[1]
 
 
 class Command(Call[Any]):
@@ -217,8 +225,8 @@ class Rights:
                 self._refused = refused
             if commands := refused.get(call.script):
                 raise RedisRefused(
-                    f"Redis does not allow what lowq needs (docs/rights.md): {call.script} on {call.key} needs "
-                    f"{' '.join(f'+{name.lower()}' for name in commands)}; nothing was written"
+                    f"Redis does not allow what lowq needs (docs/operations.md#rights): {call.script} on {call.key} "
+                    f"needs {' '.join(f'+{name.lower()}' for name in commands)}; nothing was written"
                 )
 
     def _ask(self, connection: Any, key: str) -> dict[str, list[str]]:
@@ -251,6 +259,16 @@ class Limited(Protocol):
     @property
     def deadline(self) -> float | None:
         """``time.monotonic``; None: it may take as long as it likes."""
+        ...
+
+    @property
+    def thread(self) -> int:
+        """The thread that may be interrupted in it at any instruction, as ``threading.get_ident``; 0: none."""
+        ...
+
+    @property
+    def at_end(self) -> dict[object, Callable[[], object]]:
+        """What that thread calls when it ends, for what an interrupt may have kept from being given up."""
         ...
 
 
@@ -373,7 +391,7 @@ def refusal_of(wait: Wait, reply: Any) -> RedisRefused | None:
     elif "appendonly is disabled" in text:
         why = "it has no append-only file: set appendonly yes"
     elif is_forbidden(reply):
-        why = f"its user may not do that (docs/rights.md): {text}"
+        why = f"its user may not do that (docs/operations.md#rights): {text}"
     else:
         why = text
     return RedisRefused(f"the server can't confirm {what}, so nothing was written: {why}")

@@ -396,14 +396,15 @@ class Client:
 
     def _translate(self, error: Exception, call: Call[Any] | None) -> Exception:
         translated = translate(error, call, self.url)
-        what_to_do = f"; {START_REDIS.format('redis_url')}"
-        if "does not answer" in (text := str(translated)) and not text.endswith(what_to_do):
+        never_answered = False
+        if "does not answer" in str(translated) and not hasattr(translated, "__notes__"):
             pool = self._topology.known_pool("" if call is None else call.key)
-            if not (self.is_known or (pool is not None and pool.is_prepared)):
-                translated = RedisUnavailable(text.rstrip(".") + what_to_do)
+            never_answered = not (self.is_known or (pool is not None and pool.is_prepared))
+        if never_answered:
+            translated.add_note(START_REDIS.format("redis_url"))  # the last line that a script prints
         if translated is not error:
             # Without its traceback: the frames of the connection are many, and tell the caller nothing.
-            translated.__cause__, error.__context__ = error.with_traceback(None), None
+            translated.__cause__, error.__context__ = None if never_answered else error.with_traceback(None), None
         if isinstance(translated, ScriptError) and call is not None:
             translated.key = call.key or None
         return translated

@@ -47,9 +47,7 @@ def memory_store(url: str) -> Any:
     name = url.removeprefix("memory://")
     if not name:
         return new_store()
-    if name not in _stores:
-        _stores[name] = new_store()
-    return _stores[name]
+    return _stores.get(name) or _stores.setdefault(name, new_store())  # several threads may be the first
 
 
 def memory_pool(store: Any, size: int, timeout: float) -> Pool:

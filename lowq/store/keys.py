@@ -70,7 +70,7 @@ SHARD_KEYS: tuple[Key, ...] = (
         "id -> retry_count, of waiting ids that failed at least once",
         ("shards", "operate"), "until the id is performed, buried or deleted", has_ids=True),
     Key("errors", ("hash",),
-        "id -> last error, of ids that failed",
+        "id -> last error, of ids that failed; with `keep_finished`, and the last attempts: `lib/kept.lua`",
         ("shards", "operate"), "as `retries`", has_ids=True),
     Key("solo", ("set",),
         "ids that must be taken alone",
@@ -79,7 +79,7 @@ SHARD_KEYS: tuple[Key, ...] = (
         "id -> until when it may be put off by more payloads (Unix time, seconds): of a queue with `debounce`",
         EVERYBODY, "while the id waits for more", has_ids=True),
     Key("taken", ("hash",),
-        'id -> "delivery perform_at retry_count level[,expires] taken_at": what is in flight. See below',
+        'id -> "delivery perform_at retry_count level[mark] taken_at": what is in flight. See below',
         ("shards", "operate"), "while a job is in flight", has_ids=True),
     Key("taken:payloads:<id>", ("zset",),
         "payload bytes -> score: what is in flight for the id, unless `taken` holds it",
@@ -94,12 +94,13 @@ SHARD_KEYS: tuple[Key, ...] = (
     Key("morgue:payloads:<id>", ("zset", "string"),
         "payload bytes -> score",
         ("shards", "operate"), "until the id is kicked or deleted"),
-    Key("morgue:errors", ("hash",), "id -> why it was buried", ("shards", "operate"), "as `morgue`", has_ids=True),
+    Key("morgue:errors", ("hash",), "id -> why it was buried; as `errors`", ("shards", "operate"),
+        "as `morgue`", has_ids=True),
     Key("expires", ("zset",),
-        "id -> when the first of its payloads that wait expires (Unix time, seconds): those with a ttl",
+        "id -> when the first of its payloads that wait expires (Unix time, seconds): an index of those with a ttl",
         EVERYBODY, "while such a payload waits", has_ids=True),
     Key("expires:<id>", ("zset",),
-        "payload bytes -> when it expires: where several payloads wait for the id, or a long one",
+        "payload bytes -> when it expires, where what waits for the id is a ZSET",
         EVERYBODY, "as `expires`"),
     Key("taken:expires:<id>", ("zset",),
         "payload bytes -> when it expires, unless `taken` says it",
@@ -123,18 +124,25 @@ SHARD_KEYS: tuple[Key, ...] = (
     Key("schedules", ("hash",),
         "schedule -> its record: JSON, percent-encoded where it has spaces or equals signs. `table` is its time "
         "table, `settled` the moment up to which all ticks were pushed or skipped, `last` the tick that was pushed "
-        "last (Unix time, seconds); `paused_at`, `paused_by`, and `unknown_since` when no node knows it",
+        "last (Unix time, seconds), `missed` how many were not pushed in time; `paused_at`, `paused_by`, and "
+        "`unknown_since` when no node knows it",
         ("push", "node", "operate"), "an entry until no node has known the schedule for an hour"),
+    Key("finished", ("hash",),
+        'id -> "finished_at seconds payloads node" of a queue with `keep_finished`: when it finished last (Unix time, '
+        "seconds), how long it was in flight, with how many payloads, and where. At most 5,500",
+        ("shards",), "twice `keep_finished` at most; then, or when it has 5,000 ids, it becomes `finished:before`"),
+    Key("finished:before", ("hash",), "the same, of what finished before", ("shards",), "for `keep_finished`"),
     Key("meta", ("hash",), "",
         EVERYBODY, "for good", fields={
             "shards_count": "", "clock": "of default scores", "server_time": "the server's time at the last push",
-            "server_time_since": "since when it had come there without a jump", "fence": "", "owner": "",
+            "server_time_since": "since when it had come there without a jump", "fence": "of the lease's token",
+            "resumed_fence": "the last fence, of a lease that was resumed: of what is taken since", "owner": "",
             "lease_ttl": "milliseconds", "leased_until": "", "delivery": "", "paused": "", "paused_by": "",
             "uncharged": "1: the last owner has stopped with jobs in flight, and twice in a row that is charged to "
                 "nobody; 2: what is still in flight is charged to nobody",
             "detached": "1: a consumer has left and may come back, with the session that `owner` begins with",
             "pushed": "payloads that came in", "processed": "", "failed": "", "buried": "", "expired": "",
-            "released": "", "kicked": "", "deleted": "", "repeated": "1: there is such a key",
+            "released": "", "kicked": "", "deleted": "", "cancelled": "", "repeated": "1: there is such a key",
             "slot": "in which `pushed` and `repeated` are remembered: `lib/repeated_calls.lua`",
             "features": "what the shard uses that most don't: `lib/features.lua`",
             "scores": '"explicit": payloads have versions as scores; "clock": there is one with the time as its score',
@@ -153,7 +161,8 @@ SHARD_KEYS: tuple[Key, ...] = (
         "1: a consumer holds the shard, which is woken also while something is in flight",
         ("shards",), "expires (PX) if not renewed with the lease"),
     Key("wake", ("channel",),
-        "the shard may have work earlier than its owner believes: delay, seconds, and a priority above 0",
+        "the shard may have work earlier than its owner believes: delay, seconds, and a priority above 0; or a word: "
+        "sealed, or cancelled",
         EVERYBODY, ""),
     Key("lease_released", ("channel",),
         "the lease was given up: those who wait may try, in so many milliseconds",
@@ -175,7 +184,7 @@ NODES = Key("nodes", ("hash",),
     ("shards", "operate"), "an entry until its node ends, or an hour after others have found it dead")
 NODES_CHANNEL = Key("nodes", ("channel",),
     'what a node has a part in has changed: the node that noticed; or a command to a node: JSON {"to": node, "do": '
-    '"quiet", "stop" or "reload"}',
+    '"quiet", "unquiet", "stop" or "reload"}, or "stack" with the queue, the id and the request that it answers',
     ("shards", "application"), "")
 HISTORY = Key("history:<queue>", ("hash",),
     '"width:slot" -> "number processed failed lag" of a stretch of time (lag -1: not known), three rings; '
@@ -203,17 +212,22 @@ CONFIRMATIONS = Key("confirmations", ("hash",),
     'slot -> "token JSON fingerprints": the jobs that a question of the dashboard is about and that were not due, 8 '
     "bytes each; `next` counts. At most 10 of up to 2 MB",
     ("lowq_web",), "expires an hour after the latest")
+STACK = Key("stack:<request>", ("string",),
+    'JSON {"thread": number or null, "text": lines}: where the performer of an id is in its code; 64 KiB at most, "" '
+    "when none performs it. The request in the name is random",
+    ("node",), "expires 30 seconds after its node has answered")
 SESSION = Key("session:<session>", ("string",),
     "which consumer has the session: random, one for each start of one. The session in the name is a digest of it",
     ("shards",), "expires (PX) if not renewed")
 LIMIT = Key("limit:<limit>", ("hash",),
     '"holder:name" -> "call held granted slot since waits_until asked ttl": what a queue of a node has of a limit '
-    'over all nodes; "slot:number" -> how many permits of a rate were granted in that 400th of its time',
-    ("shards",), "expires (PX) after twice the time of the rate, or of a lease")
+    'over all nodes; "slot:number" -> how many permits of a rate count from that 400th of its time on; "deferred" -> '
+    '"ends seconds": until when nobody gets any (Unix time), and for how long that was asked for',
+    ("shards", "call_limit"), "expires (PX) after twice the time of the rate, or of a lease, or after a deferral")
 LIMIT_CHANNEL = Key("limit:<limit>", ("channel",),
     'there may be permits for these holders, parted by spaces; "? holder": that one waits, so what is not needed is '
-    "to be given back",
-    ("shards",), "")
+    'to be given back; "! seconds": nobody gets any for so long',
+    ("shards", "call_limit"), "")
 # fmt: on
 #: Below the namespace.
 NAMESPACE_KEYS: tuple[Key, ...] = (
@@ -226,6 +240,7 @@ NAMESPACE_KEYS: tuple[Key, ...] = (
     TASKS,
     NOTICES,
     CONFIRMATIONS,
+    STACK,
     SESSION,
     LIMIT,
     LIMIT_CHANNEL,
@@ -297,6 +312,11 @@ def notices_key(namespace: str) -> str:
 def confirmations_key(namespace: str) -> str:
     """What the questions of the dashboard are about."""
     return _key(namespace, CONFIRMATIONS)
+
+
+def stack_key(namespace: str, request: str) -> str:
+    """The answer of a node to whoever has asked where it is in its code."""
+    return _key(namespace, STACK) + request
 
 
 def session_key(namespace: str, digest: str) -> str:

@@ -362,7 +362,7 @@ class Pipeline:
             if wait is not None:
                 pool.check_wait(connection, wait)
             # Only now that there is a connection: that may have taken long.
-            wanted = [item for item in self._calls if item[1].is_wanted()]
+            wanted = [item for item in self._calls if (only_if := item[1].only_if) is None or only_if(item[1])]
             if len(wanted) < len(self._calls):
                 for position in {position for position, _ in self._calls}.difference(at for at, _ in wanted):
                     self._results[position] = RedisUnavailable("it was given up before it was sent")

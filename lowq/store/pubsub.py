@@ -21,14 +21,23 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 from redis import exceptions
 
 from lowq.errors import LowqError
-from lowq.store.connection import encode, pack, speaks_resp3, start_thread
+from lowq.store.connection import (
+    READ_SIZE,
+    TcpConnection,
+    encode,
+    fits_loop,
+    pack,
+    reader_of,
+    speaks_resp3,
+    start_thread,
+)
 from lowq.store.keys import slot_of
 from lowq.store.pool import Pool
 from lowq.store.topology import Topology
@@ -44,7 +53,7 @@ PAUSE = 0.1
 LOOK_AGAIN = 1.0
 #: The same for changes of the channels, where there is no socket to wait for: the embedded store.
 LOOK_AT_CHANGES = 0.05
-#: Events that are read before the first of them is handled.
+#: Events that are read before the first of them is handled, where redis-py reads.
 MOST_EVENTS = 1000
 #: Windows has no other.
 _Selector: Any = getattr(selectors, "PollSelector", selectors.SelectSelector)
@@ -60,7 +69,7 @@ class _Link:
         self.pool = pool
         self.connection = connection
         #: Reads the next event. Of RESP3, redis-py hands a push to its own callback unless it is told that one is read.
-        self.read: Callable[[], Any] = (
+        self._read: Callable[[], Any] = (
             partial(connection.read_response, push_request=True)
             if speaks_resp3(connection)
             else connection.read_response
@@ -69,11 +78,43 @@ class _Link:
         self.socket: Any = getattr(connection, "_sock", None)  # redis-py has no public way to it
         if not isinstance(self.socket, socket.socket):
             self.socket = None
+        #: Parses what the socket has. None: redis-py reads, and asks the system five times for each event.
+        self._reader: Any = None
+        if fits_loop(connection):
+            self._reader = reader_of(connection)
+            self.socket.settimeout(0)
+        elif isinstance(connection, TcpConnection):
+            connection._reader = None  # TLS: `can_read` knows nothing of what that has read
         self.channels: set[str] = set()
         #: The channels of each command that is not answered yet, and whether it was to subscribe to them.
         self.pending: deque[tuple[bool, set[str]]] = deque()
         self.made = self.heard = time.monotonic()
         self.asked = False
+
+    def replies(self) -> Iterator[Any]:
+        """What has come, error replies as exceptions. It does not wait.
+
+        Raises:
+            redis-py's errors, OSError: the connection broke.
+        """
+        if self._reader is None:
+            for _ in range(MOST_EVENTS):
+                if not self.connection.can_read(0):
+                    return
+                try:
+                    yield self._read()
+                except exceptions.ResponseError as error:
+                    yield error
+            return
+        try:
+            data = self.socket.recv(READ_SIZE)
+        except BlockingIOError:
+            return
+        if not data:
+            raise exceptions.ConnectionError("Connection closed by server.")
+        self._reader.feed(data)
+        while (reply := self._reader.gets()) is not False:  # there is none yet
+            yield reply
 
     def send(self, command: bytes, channels: Iterable[str]) -> None:
         """One command for each slot: the server takes no more at once."""
@@ -81,8 +122,14 @@ class _Link:
         for name in channels:
             by_slot.setdefault(slot_of(name), set()).add(name)
         self.pending.extend((command == b"SSUBSCRIBE", group) for group in by_slot.values())
-        packed = b"".join([pack((command, *encode(group))) for group in by_slot.values()])
+        self._write(b"".join([pack((command, *encode(group))) for group in by_slot.values()]))
+
+    def _write(self, packed: bytes) -> None:
+        if self._reader is not None:
+            self.socket.settimeout(self.connection.socket_timeout)
         self.connection.send_packed_command([packed], check_health=False)
+        if self._reader is not None:
+            self.socket.settimeout(0)
 
     def answered(self, channel: str) -> None:
         if self.pending:
@@ -94,7 +141,7 @@ class _Link:
         """Asks a connection that has been silent for ``SILENCE`` whether it still lives."""
         if not self.asked:
             self.asked = True
-            self.connection.send_packed_command([pack((b"PING",))], check_health=False)
+            self._write(pack((b"PING",)))
         elif time.monotonic() - self.heard > SILENCE + GRACE:
             raise exceptions.ConnectionError("no answer on the connection for wake-ups")
 
@@ -168,11 +215,18 @@ class Subscription:
                 # While one primary is away, other calls to it report that.
                 if error is not None and (not self._links or isinstance(error, exceptions.ResponseError)):
                     raise self._fail(error) from error
-                now = time.monotonic()
-                if now >= until:
+                if (left := until - time.monotonic()) <= 0:
                     break
                 # A thread that connects may hang, while other calls have found another primary.
-                self._wait(min(until - now, PAUSE if self._homeless else LOOK_AGAIN))
+                seconds, links = min(left, PAUSE if self._homeless else LOOK_AGAIN), list(self._links.values())
+                if links and links[0].socket is None:
+                    links[0].connection.can_read(min(seconds, LOOK_AT_CHANGES))
+                    continue
+                with _Selector() as selector:
+                    for readable in (self._woken, *[link.socket for link in links]):
+                        selector.register(readable, selectors.EVENT_READ)
+                    if any(key.fileobj is self._woken for key, _ in selector.select(seconds)):
+                        self._woken.recv(4096)
             return None
         finally:
             self._reading.release()
@@ -181,28 +235,15 @@ class Subscription:
 
     # --- reading ---
 
-    def _wait(self, seconds: float) -> None:
-        """Waits until there may be something to read or to settle."""
-        links = list(self._links.values())
-        if links and links[0].socket is None:
-            links[0].connection.can_read(min(seconds, LOOK_AT_CHANGES))
-            return
-        with _Selector() as selector:
-            selector.register(self._woken, selectors.EVENT_READ)
-            for link in links:
-                selector.register(link.socket, selectors.EVENT_READ)
-            if any(key.fileobj is self._woken for key, _ in selector.select(seconds)):
-                self._woken.recv(4096)
-
     def _read(self, link: _Link) -> None:
         try:
-            while len(self._events) < MOST_EVENTS and link.connection.can_read(0):
+            for reply in link.replies():
                 link.heard, link.asked = time.monotonic(), False
-                try:
-                    reply = link.read()
-                except exceptions.ResponseError as error:
-                    self._refused(link, error)
+                if isinstance(reply, exceptions.ResponseError):
+                    self._refused(link, reply)
                     continue
+                if isinstance(reply, Exception):
+                    raise reply
                 if not isinstance(reply, list) or len(reply) != 3:
                     continue  # the answer to a PING
                 name, channel, data = reply[0].decode(), reply[1].decode(), reply[2]
@@ -342,8 +383,7 @@ class Subscription:
             self._attempt_at = now + _pause()
         if pool is None:
             self._is_asking, self._ask_at = False, now + _pause()
-            if error is None:
-                self._is_outdated = False
+            self._is_outdated = self._is_outdated and error is not None
             return
         self._connecting.discard(pool)
         if error is None:

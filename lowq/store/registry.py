@@ -102,26 +102,38 @@ class PermitsReply(NamedTuple):
     delay: float | None
     #: Of a rate: the slot that they count in.
     slot: int
+    #: Seconds for which somebody has put it off for all; None: nobody has.
+    deferred: float | None
 
     @classmethod
     def of(cls, reply: Sequence[Any]) -> "PermitsReply":
-        granted, waiting, delay, slot = reply
-        return cls(granted, waiting, None if delay is None else delay / 1e6, slot)
+        granted, waiting, delay, slot, deferred = reply
+        seconds = [None if each is None else each / 1e6 for each in (delay, deferred)]
+        return cls(granted, waiting, seconds[0], slot, seconds[1])
 
 
 class TakePermits(Call[PermitsReply]):
     """Asks for permits. ``per``: seconds, of a rate; ``number``: of the call, a repeat has the same; ``has``: permits
-    that the holder still needs, or of a rate those that it gives back unused, "slot count" for each slot.
+    that the holder still needs, or of a rate those that it gives back unused, "slot count" for each slot; ``counted``:
+    of a rate whose permits the holder still needs, how many others count from now on.
     """
 
-    __slots__ = ("has", "want")
+    __slots__ = ("counted", "has", "want")
 
     def __init__(
-        self, key: str, most: int, per: float | None, holder: str, number: int, has: int | str, want: int, ttl: float
-    ) -> None:
+        self, key: str, most: int, per: float | None, holder: str, number: int, has: int | str, want: int, ttl: float,
+        counted: int | None = None,
+    ) -> None:  # fmt: skip
         args: list[Argument] = ["", most, "" if per is None else repr(per), holder, number, has, want, repr(ttl)]
+        if counted is not None:
+            args.append(counted)
         super().__init__("take_permits", key, args, read=PermitsReply.of)
-        self.has, self.want = has, want
+        self.has, self.want, self.counted = has, want, counted
+
+
+def defer_limit(key: str, seconds: float) -> Call[int]:
+    """Has nobody begin anything of a limit for so long; 0: from now on it may begin again."""
+    return Call("defer_limit", key, ["", repr(float(seconds))])
 
 
 # --- histories ---

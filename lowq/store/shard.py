@@ -9,22 +9,23 @@ concerns jobs in flight, it also cites the ``delivery`` that they were taken und
 of a former holder changes anything.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
+from queue import SimpleQueue
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from lowq.store.calls import Argument, Call, time_argument
+from lowq.store.calls import Argument, Call, Repeated, time_argument
 
 Id = bytes
 #: The script that takes jobs in. `lowq.push.calls.push_arguments` packs its arguments.
 PUSH = "push"
-#: The outcomes of a release, besides 0 and 1: the job is buried as poison, or nothing is left of it.
-POISONED, EXPIRED = 2, 3
+#: The outcomes of a release, besides 0 and 1: the job is buried as poison, or nothing is left of it. Also of a failure:
+#: it was cancelled.
+POISONED, EXPIRED, CANCELLED = 2, 3, 4
 #: The part of a reshard in a lease. "prepared": a reshard has made the layout of the shard, which has no holder before
-#: all of its jobs have come. "opened": and the registry says that the reshard has ended. "moves": the caller moves the
-#: jobs to another layout.
-Reshard = Literal["", "prepared", "opened", "moves"]
+#: all of its jobs have come. "moves": the caller moves the jobs to another layout.
+Reshard = Literal["", "prepared", "moves"]
 #: Bits of the state that `ack_and_take` answers.
 _PAUSED, _HAS_TTL, _HAS_TRACES, _SEALED, _HAS_EXPIRIES, _SOLO, _HAS_LEVELS, _FULL = 1, 2, 4, 8, 16, 32, 64, 128
 
@@ -33,27 +34,33 @@ class AcquireReply(NamedTuple):
     """The outcome of an attempt to get a lease."""
 
     state: Literal["acquired", "resumed", "adopted", "held", "restoring", "sealed", "unsealed", "fed"]
-    #: Of the lease, as Redis wrote it; empty: there is none.
+    #: Of what is taken under the lease, as Redis wrote it; empty: there is none.
     fence: bytes = b""
     #: Of "held": how many milliseconds its lease still runs.
     held_for: int = 0
     #: How many jobs of a dead holder wait again; which ones, if that was asked for.
     restored: int = 0
     restored_ids: Sequence[bytes] = ()
-    #: Those that were buried, as their holders kept dying.
+    #: Those that were buried, as their holders kept dying; and those that were cancelled, of which nothing is left.
     poisoned: Sequence[bytes] = ()
+    cancelled: Sequence[bytes] = ()
+    #: Of "resumed": the fence in its token, with which the lease was got.
+    token_fence: bytes = b""
 
     @classmethod
     def of(cls, reply: Sequence[Any]) -> "AcquireReply":
         state = reply[0].decode()
         if state == "held":
             return cls(state, held_for=max(reply[1], 0))
+        if state == "resumed":
+            return cls(state, reply[2], token_fence=reply[1])
         if len(reply) < 3:
             return cls(state, reply[1] if len(reply) == 2 else b"")
         _, fence, restored, *poisoned = reply
+        cancelled = poisoned.pop() if poisoned and isinstance(poisoned[-1], list) else ()
         ids = restored if isinstance(restored, list) else ()
         count = len(ids) if isinstance(restored, list) else restored
-        return cls(state, fence if state == "acquired" else b"", 0, count, ids, poisoned)
+        return cls(state, fence if state == "acquired" else b"", 0, count, ids, poisoned, cancelled)
 
 
 class RenewReply(NamedTuple):
@@ -62,13 +69,31 @@ class RenewReply(NamedTuple):
     #: Payloads that have come in since it was made, and jobs that are due or in flight.
     pushed: int
     backlog: int
+    in_flight: int
+    #: Seconds until the oldest waiting job is due, negative when it is overdue; None: nothing waits.
+    delay: float | None
+    paused: bool
+    #: Its payloads have a ttl, so that it wants to be swept.
+    has_ttl: bool
     #: Its jobs belong to another layout.
     sealed: bool
+    #: The jobs in flight that are to end: id -> the delivery that they were taken under, and whether they are removed
+    #: then; otherwise they wait again.
+    stopping: Mapping[bytes, tuple[int, bool]] = MappingProxyType({})
 
     @classmethod
     def of(cls, reply: Any) -> "RenewReply | None":
-        """None: a consumer isn't told, or it can't be read."""
-        return cls(reply[0], reply[1], bool(reply[2])) if isinstance(reply, list) else None
+        """None: it can't be read."""
+        if not isinstance(reply, list):
+            return None
+        pushed, backlog, in_flight, delay, state, *marks = reply
+        flat = marks[0] if marks else ()
+        found = zip(flat[::3], flat[1::3], flat[2::3], strict=True)
+        return cls(
+            pushed, backlog, in_flight, None if delay is None else delay / 1e6, bool(state & _PAUSED),
+            bool(state & _HAS_TTL), bool(state & _SEALED),
+            {item: (int(number), mark == b"x") for item, number, mark in found},
+        )  # fmt: skip
 
 
 class TakeLimits(NamedTuple):
@@ -99,8 +124,9 @@ class TakeReply(NamedTuple):
     items: list[Any]
     #: Of a shard with priorities: level -> as `delay`.
     levels: dict[int, float] | None
-    #: Id, microseconds until the first of its payloads expires, id, ...: of those that have a ttl.
-    expiries: Sequence[Any]
+    #: Of jobs with a ttl: the time, then id, when the first of its payloads expires, id, ...: of those in a list. Of
+    #: others it is in the item: "score,expires payload".
+    expiries: Sequence[bytes]
     #: Id -> trace contexts, each followed by a newline, of those that have any.
     traces: Mapping[bytes, bytes]
 
@@ -108,7 +134,7 @@ class TakeReply(NamedTuple):
     def of(cls, reply: list[Any]) -> "TakeReply":
         delivery, delay, state, _, *items = reply
         levels: dict[int, float] | None = None
-        expiries: Sequence[Any] = ()
+        expiries: Sequence[bytes] = ()
         traces: Mapping[bytes, Any] = _NOTHING
         if state & _HAS_LEVELS:
             levels = {level: micros / 1e6 for level, micros in _pairs(items.pop())}
@@ -132,10 +158,13 @@ class TakeReply(NamedTuple):
                 continue
             _, inline = next(items), next(items)
             score, _, payload = inline.partition(b" ")
-            yield item, [(payload, float(score))]
+            yield item, [(payload, float(score.partition(b",")[0]))]
 
 
 _NOTHING: Mapping[bytes, Any] = MappingProxyType({})
+#: Gets a take that was sent for another thread: the shard's wake-ups before it, the call, and what waits for the reply;
+#: or None, when it could not be sent.
+SentTake = SimpleQueue[tuple[int, Call[TakeReply], Callable[[], list[Any]]] | None]
 
 
 class SweepReply(NamedTuple):
@@ -240,9 +269,9 @@ class ShardScripts:
         return Call("acquire", self.prefix, args, read=AcquireReply.of)
 
     def renew(self, token: str, lease_ttl: int, *, is_consumer: bool = False) -> Call[RenewReply | None]:
-        """``lease_ttl``: milliseconds. The reply is None for a consumer."""
+        """``lease_ttl``: milliseconds."""
         more = ["1"] if is_consumer else []
-        return Call("renew", self.prefix, ["", token, lease_ttl, *more], read=RenewReply.of)
+        return Repeated("renew", self.prefix, ["", token, lease_ttl, *more], read=RenewReply.of)
 
     def detach(self, token: str, lease_ttl: int) -> Call[int]:
         """Leaves the shard, and its jobs in flight, to a consumer with the same session."""
@@ -255,10 +284,10 @@ class ShardScripts:
     # --- jobs of the holder ---
 
     def ack_and_take(
-        self, token: str, last: int, limits: TakeLimits, delivery: int, ids: Iterable[Id], now: float | None = None
+        self, token: str, last: int, limits: TakeLimits, delivery: Argument, ids: Iterable[Id], now: float | None = None
     ) -> Call[TakeReply]:
         """``last``: the last delivery that reached the caller and is not reported whole, 0: none; ``ids``: performed,
-        taken under that ``delivery``.
+        taken under that ``delivery``, as of ``lib/kept.lua``.
         """
         return Call(
             "ack_and_take",
@@ -267,7 +296,9 @@ class ShardScripts:
             read=TakeReply.of,
         )
 
-    def fail(self, token: str, delivery: int, items: Iterable[Argument], now: float | None = None) -> Call[list[int]]:
+    def fail(
+        self, token: str, delivery: Argument, items: Iterable[Argument], now: float | None = None
+    ) -> Call[list[int]]:
         """``items``: id, verdict, retry_count, delay (seconds), error, of each job."""
         return Call("fail", self.prefix, [time_argument(now), token, delivery, *items])
 
@@ -278,7 +309,7 @@ class ShardScripts:
         return Call("release", self.prefix, [time_argument(now), token, delivery, max_crash_count, *items])
 
     def bury_taken(
-        self, token: str, delivery: int, items: Iterable[Argument], now: float | None = None
+        self, token: str, delivery: Argument, items: Iterable[Argument], now: float | None = None
     ) -> Call[list[int]]:
         """``items``: id, reason, n, n payloads (0: the whole job), of each job."""
         return Call("bury", self.prefix, [time_argument(now), token, delivery, "", "", *items])
@@ -312,9 +343,12 @@ class ShardScripts:
         return Call("move_in", self.prefix, (), data, read=MoveInReply)
 
     def open(
-        self, clock: bytes, server_time: bytes, server_time_since: bytes, fence: bytes, step: bytes
-    ) -> Call[OpenReply]:
-        """Opens a shard of the next layout: all that belongs to it has come."""
+        self, clock: bytes = b"", server_time: bytes = b"", server_time_since: bytes = b"", fence: bytes = b"",
+        step: bytes = b"0",
+    ) -> Call[OpenReply]:  # fmt: skip
+        """Opens a shard of the next layout: all that belongs to it has come. Without more, Redis has lost that it was
+        opened before.
+        """
         return Call("open_shard", self.prefix, ["", clock, server_time, server_time_since, fence, step], read=OpenReply)
 
     # --- schedules ---

@@ -5,6 +5,7 @@ jobs cite an ``attempt``, which supersedes the earlier attempts that it names. A
 nothing, or as 0.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -70,18 +71,19 @@ class StatsReply(NamedTuple):
     sealed: bool = False
     moved: bool = False
     fed: bool = False
+    cancelled: int = 0
 
     @classmethod
     def of(cls, reply: Sequence[Any]) -> "StatsReply":
         (
             length, due, retries, taken, morgue_length, lag, processed, failed, buried, paused, lease, ttl, oldest_id,
-            oldest_at, expired, pushed, sealed, moved, fed,
+            oldest_at, expired, pushed, sealed, moved, fed, cancelled,
         ) = reply  # fmt: skip
         return cls(
             length, due, retries, taken, morgue_length, untrusted.finite(lag, 0.0), untrusted.count(processed),
             untrusted.count(failed), untrusted.count(buried), paused is not None, lease, max(ttl, 0) / 1000, oldest_id,
             None if oldest_at is None else float(oldest_at), untrusted.count(expired), untrusted.count(pushed),
-            sealed is not None, moved is not None, fed is not None,
+            sealed is not None, moved is not None, fed is not None, untrusted.count(cancelled),
         )  # fmt: skip
 
 
@@ -141,6 +143,46 @@ class Flight(NamedTuple):
         return cls(number, untrusted.finite(since), tuple(ids))
 
 
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last time that an id was performed, of a queue with ``keep_finished``."""
+
+    #: Unix time, seconds: when it was acknowledged.
+    at: float
+    #: How long it was in flight, with all of its batch.
+    seconds: float
+    payloads: int
+    #: The name of the node, or of the consumer.
+    node: str
+
+    @classmethod
+    def of(cls, entry: bytes | None) -> "Finished | None":
+        """None: nothing is known, or it can't be read."""
+        at, seconds, payloads, node, *_ = *(entry or b"").split(b" ", 3), b"", b"", b"", b""
+        finished_at = untrusted.finite(at)
+        if finished_at is None:
+            return None
+        name = node.decode("utf-8", "replace")
+        return cls(finished_at, untrusted.finite(seconds, 0.0), untrusted.count(payloads), name)
+
+
+def split_attempts(error: bytes) -> tuple[bytes, list[tuple[float, float, str, bytes]]]:
+    """An error without the attempts that are kept behind it (``lib/kept.lua``), and these: time, seconds, node and
+    error, oldest first; none, if they can't be read.
+    """
+    size = untrusted.count(error[-17:-9]) if error.endswith(b"\0attempts") else 0
+    begin = len(error) - 17 - size
+    if not size or begin < 0:
+        return error, []
+    attempts, rest = [], error[begin:-17]
+    while (head := re.match(rb"(\S+) (\S+) (\S+) (\d{1,9})\n", rest)) and (at := untrusted.finite(head[1])) is not None:
+        end = head.end() + int(head[4])
+        node = head[3].decode("utf-8", "replace")
+        attempts.append((at, untrusted.finite(head[2], 0.0), node, rest[head.end() : end]))
+        rest = rest[end:]
+    return error[:begin], attempts
+
+
 class WhyReply(NamedTuple):
     """All that decides whether an id is performed now."""
 
@@ -163,6 +205,8 @@ class WhyReply(NamedTuple):
     lease: bytes | None
     #: When the last lease ends or has ended; now if that can't be read.
     leased_until: float
+    #: What is in flight is to end: it was cancelled.
+    cancelled: bool
     #: It is to be taken alone.
     solo: bool
     flight: Flight
@@ -179,18 +223,17 @@ class WhyReply(NamedTuple):
     sealed: bool = False
     moved: bool = False
     fed: bool = False
+    finished: Finished | None = None
 
     @classmethod
     def of(cls, reply: Sequence[Any]) -> "WhyReply":
         (
             now, due_cutoff, record, perform_at, retry_count, rank, buried_at, paused, lease, _ttl, solo, paused_by,
-            leased_until, flight, level, expires, expired, debounced, full, sealed, moved, fed,
+            leased_until, flight, level, expires, expired, debounced, full, sealed, moved, fed, finished,
         ) = reply  # fmt: skip
         at = float(now)
-        taken_at = None
-        if record is not None:
-            *_, taken = record.split() or [b""]  # without parts: a record that is none of ours
-            taken_at = untrusted.finite(taken, at)
+        parts = [] if record is None else record.split()  # without any: a record that is none of ours
+        taken_at = None if record is None else untrusted.finite(parts[-1] if parts else b"", at)
         return cls(
             now=at,
             due_cutoff=float(due_cutoff),
@@ -203,6 +246,7 @@ class WhyReply(NamedTuple):
             paused_by=None if paused_by is None else paused_by.decode("utf-8", "replace"),
             lease=lease,
             leased_until=untrusted.finite(leased_until, at),
+            cancelled=parts[-2:-1] != [] and parts[-2][1:2] == b"x",
             solo=bool(solo),
             flight=Flight.of(flight),
             priority=level,
@@ -213,6 +257,7 @@ class WhyReply(NamedTuple):
             sealed=sealed is not None,
             moved=moved is not None,
             fed=fed is not None,
+            finished=Finished.of(finished),
         )
 
 
@@ -258,7 +303,7 @@ class ExamineReply(NamedTuple):
 #: The fields of `meta` that a snapshot shows.
 _META = (
     "shards_count", "clock", "owner", "fence", "delivery", "paused", "pushed", "processed", "failed", "buried",
-    "released", "kicked", "deleted", "expired", "sealed", "moved", "fed", "step",
+    "released", "kicked", "deleted", "cancelled", "expired", "sealed", "moved", "fed", "step",
 )  # fmt: skip
 
 
@@ -321,7 +366,7 @@ class ShardOperations:
     def delete(
         self, ids: Iterable[Id], attempt: str, where: str = "", not_after: str = "", now: str = ""
     ) -> Call[list[int]]:
-        """``where``: "waiting", "morgue", or "" for both."""
+        """``where``: "waiting", "morgue", or "" for both; "cancel": those that wait, and those in flight are to end."""
         return Call("delete", self.prefix, [now, attempt, where, not_after, *ids])
 
     def bury(

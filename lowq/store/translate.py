@@ -69,7 +69,7 @@ def translate(error: Exception, call: _Call | None, url: str) -> Exception:
             + (", those of the sentinels as ?sentinel_username=user&sentinel_password=password" if of_sentinels else "")
         )
     if is_forbidden(error) or text.startswith(_FORBIDDEN_IN_SCRIPT):
-        return RedisRefused(f"Redis at {where} does not allow what lowq needs (docs/rights.md): {text}")
+        return RedisRefused(f"Redis at {where} does not allow what lowq needs (docs/operations.md#rights): {text}")
     if isinstance(error, exceptions.InvalidResponse):
         return RedisRefused(f"what answers at {where} is no Redis: {text}")
     if "cluster support disabled" in text:

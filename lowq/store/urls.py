@@ -50,6 +50,7 @@ def topology_of(url: str, size: int, timeout: float, socket_timeout: float, stor
     }
     scheme, _, rest = url.partition("://")
     base, _, kind = scheme.partition("+")
+    base = base.replace("valkey", "redis")  # valkeys: rediss
     if scheme == "memory":
         return Topology(memory_pool(store if store is not None else memory_store(url), size, timeout))
     try:
@@ -70,7 +71,7 @@ def topology_of(url: str, size: int, timeout: float, socket_timeout: float, stor
             for seed in seeds:
                 make_pool(seed)  # raises now what is wrong with the URL
             return Cluster(seeds, make_pool)
-        return Topology(_plain_pool(url, options, size, timeout))
+        return Topology(_plain_pool(f"{base}://{rest}", options, size, timeout))
     except ValueError as error:
         if any(mark in rest.rpartition("@")[0] for mark in "/?#"):
             reason = "in a password write %2F for /, %3F for ?, %23 for #; in an option write %40 for @"

@@ -135,7 +135,7 @@ class DashboardProcess:
             log.info("the dashboard is back at %s", child.url, extra={"event": "dashboard_ready"})
         code = child.ended()
         if code is None:
-            child.say(health_line(self._health()))
+            child.say(health_line({"trouble": self._health()}))
             return
         how = f"the dashboard (pid {child.process.pid}) {how_it_ended(code)}"
         if child.reason:
@@ -168,7 +168,7 @@ class NodeWatcher(Supervised):
         return self._health.trouble()
 
     def heard(self, line: bytes) -> None:
-        self._health.note(json.loads(line)["trouble"])
+        self._health.note(json.loads(line))
 
     def orphaned(self) -> None:
         # At once: whoever is started next wants the same port. Here is nothing that an end in good order would save.

@@ -10,7 +10,7 @@ started for the same code.
     (lives)        --- life pipe: nothing, ever --->  its end: the supervisor has died, and the node stops too
 
 The first line is JSON: ``{"ready": true, "shutdown_timeout": 25.0}`` or ``{"failed": "...", "passing": false}``. The
-others are ``{"trouble": null}``, or why the node is not well.
+others are ``{"trouble": null}``, or why the node is not well; with ``--health`` its `Vitals`, too.
 
 `lowq.supervisor.dashboard` has the same of a node and its dashboard, with two differences: the first line has the
 ``url``, too, and is the only one; and on the life pipe the node reports how it is.
@@ -31,11 +31,15 @@ from math import inf
 from typing import Any, Self
 
 from lowq.logs import get_log
+from lowq.observe.health import Reading, Vitals
+from lowq.version import VERSION
 
 log = get_log("lowq.supervisor")
 
-#: The option that makes a node a supervisor's, with what it needs to know: label, report pipe, life pipe.
+#: The option that makes a node a supervisor's, with what it needs to know: label, report pipe, life pipe; and since
+#: when the supervisor runs (Unix time, seconds), and its version.
 OPTION = "--supervised"
+STARTED_AT = time.time()
 
 #: Seconds; the default of the setting, for a process that hasn't said what it has.
 SHUTDOWN_TIMEOUT = 25.0
@@ -47,6 +51,8 @@ READY_SECONDS = 60.0
 BEAT = 1.0
 #: Seconds without a report after which a node is not well.
 SILENCE = 10.0
+#: Seconds without a report after which a node counts as hanging for good.
+DEAD_SILENCE = 60.0
 #: Characters of a reason that are reported: the whole line has to fit into the pipe at once.
 _LONGEST_REASON = 1000
 
@@ -68,22 +74,31 @@ class Health:
 
     def __init__(self, trouble: str | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._last = clock(), trouble
+        self._last: tuple[float, Mapping[str, Any]] = clock(), {"trouble": trouble}
 
-    def note(self, trouble: str | None) -> None:
+    def note(self, report: Mapping[str, Any]) -> None:
         """Notes a report."""
-        self._last = self._clock(), trouble
+        self._last = self._clock(), report
 
     def trouble(self) -> str | None:
         """Why it is not well, or None."""
-        at, trouble = self._last
+        at, report = self._last
         silent = self._clock() - at
-        return trouble if silent < SILENCE else f"the node has said nothing for {silent:.0f} s"
+        return report["trouble"] if silent < SILENCE else f"the node has said nothing for {silent:.0f} s"
+
+    def vitals(self) -> Vitals:
+        """How it is, by its last report."""
+        at, report = self._last
+        silent = self._clock() - at
+        dead = report.get("dead") if silent < DEAD_SILENCE else f"the node has said nothing for {silent:.0f} s"
+        readings = {queue: Reading(*figures) for queue, figures in report.get("readings", {}).items()}
+        return Vitals(dead, report.get("unready") or self.trouble(), {"": readings})
 
 
-def health_line(trouble: str | None) -> bytes:
+def health_line(report: Mapping[str, Any]) -> bytes:
     """The line that reports a node's health."""
-    return json.dumps({"trouble": trouble and trouble[:_LONGEST_REASON]}).encode() + b"\n"
+    short = {name: value[:_LONGEST_REASON] if isinstance(value, str) else value for name, value in report.items()}
+    return json.dumps(short).encode() + b"\n"
 
 
 class Child:
@@ -134,7 +149,7 @@ class Child:
         report, reported = os.pipe()
         try:
             process = subprocess.Popen(
-                [*command, f"{OPTION}={label}:{reported}:{theirs}"],
+                [*command, f"{OPTION}={label}:{reported}:{theirs}:{STARTED_AT:.0f}:{VERSION}"],
                 cwd=folder, env=environment, stdin=subprocess.DEVNULL, pass_fds=(reported, theirs),
                 start_new_session=True,
             )  # fmt: skip
@@ -177,10 +192,10 @@ class Child:
                 self._close()  # there is nothing more to come
             elif "ready" in says:
                 self.shutdown_timeout, self.url = says["shutdown_timeout"], says.get("url")
-                self._health.note(None)
+                self._health.note({"trouble": None})
                 self.ready = became_ready = True
             else:
-                self._health.note(says["trouble"])
+                self._health.note(says)
         return became_ready
 
     def await_ready(self, seconds: float) -> str | None:
@@ -212,6 +227,10 @@ class Child:
     def trouble(self) -> str | None:
         """Why it is not well, or None. Only for a node that is ready. May be called from any thread."""
         return self._health.trouble()
+
+    def vitals(self) -> Vitals:
+        """How it is. Only for a node that is ready. May be called from any thread."""
+        return self._health.vitals()
 
     def send(self, number: signal.Signals) -> None:
         """Sends it a signal, if it still lives."""
@@ -353,7 +372,9 @@ class Supervised:
     def __init__(self, given: str) -> None:
         import multiprocessing
 
-        label, report, life = given.split(":")
+        label, report, life, started_at, version = given.split(":")
+        #: For people.
+        self.supervisor = {"pid": os.getppid(), "started_at": float(started_at), "version": version}
         self._report, self._life, self._parent = int(report), int(life), os.getppid()
         try:
             for descriptor in (self._report, self._life):
@@ -364,9 +385,11 @@ class Supervised:
         multiprocessing.current_process().name = label
         threading.Thread(target=self._watch, name="lowq-supervised", daemon=True).start()
 
-    def ready(self, shutdown_timeout: float, health: Callable[[], str | None] | None = None, **more: str) -> None:
-        """Reports that it works. May be called from any thread. ``health``: returns why it is not well, or None; it is
-        called once a second from then on, in a thread of its own. Without it nothing more is reported.
+    def ready(
+        self, shutdown_timeout: float, health: Callable[[], Mapping[str, Any]] | None = None, **more: str
+    ) -> None:  # fmt: skip
+        """Reports that it works. May be called from any thread. ``health``: returns its health; it is called once a
+        second from then on, in a thread of its own. Without it nothing more is reported.
         """
         self._say({"ready": True, "shutdown_timeout": shutdown_timeout, **more}, is_last=health is None)
         if health is not None:
@@ -389,7 +412,7 @@ class Supervised:
             return False  # nobody is there any more; `_watch` knows what to do
         return True
 
-    def _report_health(self, health: Callable[[], str | None]) -> None:
+    def _report_health(self, health: Callable[[], Mapping[str, Any]]) -> None:
         while self._write(health_line(health()), is_last=False):
             time.sleep(BEAT)
 

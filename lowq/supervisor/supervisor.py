@@ -30,6 +30,7 @@ from types import FrameType
 from lowq.clock import LONGEST_WAIT, duration
 from lowq.errors import EXIT_CUT_SHORT, EXIT_FAILED, EXIT_OK, EXIT_REPLACE, EXIT_USAGE
 from lowq.logs import get_log
+from lowq.observe.health import Vitals, worst
 from lowq.supervisor.dashboard import DashboardProcess
 from lowq.supervisor.process import READY_SECONDS, Child, Generation, ProcessPlace, how_it_ended
 
@@ -87,10 +88,8 @@ class Supervisor:
         had_terminal = has_terminal()
         restore = self._install_signals()
         try:
-            log.info(
-                "supervisor (pid %d) of %d %s", os.getpid(), self._processes, _processes(self._processes),
-                extra={"event": "start"},
-            )  # fmt: skip
+            count = self._processes
+            log.info("supervisor (pid %d) of %d %s", os.getpid(), count, _processes(count), extra={"event": "start"})
             while not (self._stopping and not any(self._children())):
                 self._wait()
                 now = time.monotonic()
@@ -119,10 +118,18 @@ class Supervisor:
         child, trouble = troubles[0]
         return f"none of the {processes} is well; {child}: {trouble}"
 
+    def vitals(self) -> Vitals:
+        """How its processes are together: it is dead when all of them hang. May be called from any thread."""
+        found = {child.label: child.vitals() for child in self._current.ready()}
+        readings = {label: figures for label, each in found.items() for figures in each.readings.values()}
+        unready = "the supervisor stops" if self._stopping else self.trouble()
+        return Vitals(
+            worst(each.dead for each in found.values()), unready or worst(each.unready for each in found.values()),
+            readings,
+        )  # fmt: skip
+
     def deploy(self, why: str) -> None:
-        """Starts a new generation; after the one that is being started, if there is one. May be called from any
-        thread.
-        """
+        """Starts a new generation, after the one that is being started, if any. May be called from any thread."""
         self._wanted = why
         with suppress(BlockingIOError):  # full of bytes that were not read yet: the reader wakes anyway
             os.write(self._wakeup_write, b"w")
@@ -244,14 +251,9 @@ class Supervisor:
         self._lost(generation, place, how, now, child, code)
 
     def _lost(
-        self,
-        generation: Generation,
-        place: ProcessPlace,
-        how: str,
-        now: float,
-        child: Child | None = None,
+        self, generation: Generation, place: ProcessPlace, how: str, now: float, child: Child | None = None,
         code: int = 1,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """A place has lost its process, or could not get one, and nobody has asked for that."""
         if generation is self._next:
             self._abandon(how, now)
@@ -264,10 +266,8 @@ class Supervisor:
             usage = code == EXIT_USAGE and child is not None and child.reason is not None
             self._give_up(how, EXIT_USAGE if usage else EXIT_FAILED, now)
             return
-        log.warning(
-            "%s; replaced %s", how, f"in {duration(delay)}" if delay else "at once",
-            extra={"event": "process_died"},
-        )  # fmt: skip
+        when = f"in {duration(delay)}" if delay else "at once"
+        log.warning("%s; replaced %s", how, when, extra={"event": "process_died"})
 
     def _left(self, child: Child, code: int) -> None:
         """A process that was to end has done so, or died of something else."""

@@ -11,10 +11,12 @@ For pytest `lowq_pytest` has fixtures.
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 from lowq.application import Lowq, default
 from lowq.job import Job
+from lowq.limits import no_limits
 from lowq.testing.drainer import Drained, adrain, drain, worker_of
 from lowq.testing.pushes import Pushed
 from lowq.testing.sandbox import Sandbox, SandboxClock, sandbox
@@ -48,9 +50,15 @@ def embedded(*workers: type) -> Iterator[None]:
 
 @contextmanager
 def execution(
-    worker: type, jobs: Mapping[str, Sequence[Any]] | Sequence[Job] = (), *, shard: int = 0, fence: int = 1
+    worker: type,
+    jobs: Mapping[str, Sequence[Any]] | Sequence[Job] = (),
+    *,
+    shard: int = 0,
+    fence: int = 1,
+    state: Any = None,
 ) -> Iterator[Execution]:
-    """Provides `lowq.current` to a direct call of ``perform``. ``jobs``: payloads by id, or `Job` values.
+    """Provides `lowq.current` to a direct call of ``perform``. ``jobs``: payloads by id, or `Job` values. ``state``:
+    what ``lowq.current().state`` is to be.
 
     ``deadline`` and ``touch`` work as in a node, but nothing happens when a limit passes.
     """
@@ -65,8 +73,12 @@ def execution(
     limits = time_limits_of(worker)
     value = Execution(worker, shard, fence, jobs)
     value._limits = TimeLimits(*limits) if any(limits) else None
+    if state is not None:
+        given: Any = SimpleNamespace(values=state)
+        value._state = given
     token = current_execution.set(value)
     try:
-        yield value
+        with no_limits():
+            yield value
     finally:
         current_execution.reset(token)

@@ -17,8 +17,9 @@ from typing import Any, Protocol, TypeVar
 
 from lowq import clock
 from lowq.application import Lowq
-from lowq.coroutines import at_once, run_first
+from lowq.coroutines import at_once, run_first, running_loop
 from lowq.errors import ConfigError, LowqError, QueueFull, QueueInUse
+from lowq.limits import no_limits
 from lowq.logs import describe
 from lowq.node.schedules import take_turn
 from lowq.observe.events import end_observed
@@ -26,7 +27,8 @@ from lowq.observe.tallies import SlowBatches, Tally
 from lowq.shards.delivery import Report, TakenJob
 from lowq.shards.lease import Lease, LeaseDenied
 from lowq.shards.shard import Shard, shards_of
-from lowq.work.handler import WorkerRuntime, has_life
+from lowq.work.handler import WorkerRuntime
+from lowq.work.lifecycle import LoopState, has_life
 from lowq.work.loop import BatchActivity, Loop
 from lowq.work.outcome import Outcome
 from lowq.work.time_limits import WrittenOff
@@ -86,11 +88,12 @@ def drain(*workers: type, now: float | None = None, limit: int | None = None, ra
     sees it, at the server's time.
 
     Raises:
-        QueueInUse: a node works the queue. ConfigError: an argument is no worker; a worker is async, and this is called
-        in a running event loop.
+        QueueInUse: a node works the queue.
+        ConfigError: an argument is no worker; or a worker is async, and an event loop runs here.
     """
     try:
-        return _drain_here(workers, now, limit, raises=raises)
+        with no_limits():
+            return _drain_here(workers, now, limit, raises=raises)
     finally:
         _flush_events(workers)
 
@@ -114,8 +117,10 @@ async def adrain(*workers: type, now: float | None = None, limit: int | None = N
     """As `drain`, in the running event loop: for async tests. Sync workers are performed in a thread; where Django is
     used, in that of the test's database connection, and so within the transaction of a ``TestCase``.
     """
+    running_loop()
     try:
-        return await _drain(workers, now, limit, raises=raises, in_thread=True)
+        with no_limits():
+            return await _drain(workers, now, limit, raises=raises, in_thread=True)
     finally:
         await asyncio.to_thread(_flush_events, workers)
 
@@ -142,8 +147,10 @@ async def _drain(
     workers: Sequence[type], now: float | None, limit: int | None, *, raises: bool, in_thread: bool = False
 ) -> Drained:
     drainers = [_Drainer(worker_of(item), now, in_thread=in_thread) for item in workers]
-    failed = batches = 0
-    errors: list[str] = []
+    states = {drainer.app: LoopState.of(drainer.app) for drainer in drainers if drainer.is_async}
+    for drainer in drainers:
+        drainer.state = states.get(drainer.app) if drainer.is_async else None
+    failed, batches, errors = 0, 0, list[str]()
     try:
         for drainer in drainers:
             drainer.push_ticks()
@@ -170,6 +177,8 @@ async def _drain(
     finally:
         for drainer in drainers:
             await drainer.tear_down()
+        for state in filter(None, states.values()):
+            await state.stop()
         for drainer in drainers:
             drainer.leave()
     performed = sum(drainer.tally.processed for drainer in drainers)
@@ -207,9 +216,9 @@ class _Drainer(Loop):
 
     def __init__(self, worker: type[Worker[Any]], now: float | None, *, in_thread: bool) -> None:
         assert isinstance(worker._app, Lowq)
-        self._app: Lowq = worker._app
+        self.app: Lowq = worker._app
         self.now = now
-        self._is_async = is_async(worker)
+        self.is_async = is_async(worker)
         #: Whether a sync worker is performed in a thread, so that the event loop goes on.
         self._in_thread = in_thread
         self._worker = worker
@@ -217,25 +226,26 @@ class _Drainer(Loop):
         self._to_push = [schedule.name for schedule in schedules_of(worker)]
         self._watcher = watchers[-1] if watchers else None
         self.tally = Tally(SlowBatches())
-        events = self._app.events_of(worker.queue_name)
+        events = self.app.events_of(worker.queue_name)
         self._events = events.counted_by(self.tally)
-        super().__init__(self._app.config, {worker.queue_name: self._new_runtime()}, clock.now, prefetch=False)
+        super().__init__(self.app.config, {worker.queue_name: self._new_runtime()}, clock.now, prefetch=False)
         self._activity = BatchActivity(None)
         #: The outcome of the last batch, if it did not simply finish.
         self._outcome = Outcome()
-        self._app.registrations.enter(worker.queue_name, worker.shards_count, worker)
+        self.app.registrations.enter(worker.queue_name, worker.shards_count, worker)
         #: Leased shards; `_others` are not leased yet.
         self.shards: list[Shard] = []
-        layouts = self._app.registrations.note_layouts(worker.queue_name, self._app.queue_of(worker).layouts).layouts
+        layouts = self.app.registrations.note_layouts(worker.queue_name, self.app.queue_of(worker).layouts).layouts
         self._others = [
             shard
             for layout in layouts.all
             for shard in shards_of(
-                self._app.client,
-                self._app.config,
+                self.app.client,
+                self.app.config,
                 queue_options_of(worker),
                 secrets.token_hex(8),
                 layout=layout,
+                node="drain",
                 events=events,
                 payload_type=payload_type_of(worker),
             )
@@ -245,9 +255,9 @@ class _Drainer(Loop):
         """The runtime of the worker; with a watcher its process may die between ``perform`` and the outcome."""
         watcher, in_thread = self._watcher, _call_in_thread if self._in_thread else None
         if watcher is None:
-            return WorkerRuntime.of(self._worker, self._app.config, events=self._events, in_thread=in_thread)
+            return WorkerRuntime.of(self._worker, self.app.config, events=self._events, in_thread=in_thread)
         runtime = WorkerRuntime.of(
-            self._worker, self._app.config, events=self._events, in_thread=in_thread,
+            self._worker, self.app.config, events=self._events, in_thread=in_thread,
             on_perform=partial(watcher.on_perform, self._worker),
         )  # fmt: skip
 
@@ -267,7 +277,7 @@ class _Drainer(Loop):
                 self._others.append(shard)
                 continue
             self.shards.append(shard)
-            if isinstance(shard.lease.acquire(self._app.config.lease_ttl, self.now), LeaseDenied):
+            if isinstance(shard.lease.acquire(self.app.config.lease_ttl, self.now), LeaseDenied):
                 raise QueueInUse(
                     f"queue {shard.queue!r}: shard {shard.index} is worked by a node, or by another drain; "
                     "drain only queues that nobody works"
@@ -281,7 +291,7 @@ class _Drainer(Loop):
 
     async def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine that calls the worker, in the thread that performs it."""
-        if self._in_thread and not self._is_async and has_life(self._worker):
+        if self._in_thread and not self.is_async and has_life(self._worker):
             return await _call_in_thread(at_once, coroutine)
         return await coroutine
 
@@ -308,8 +318,8 @@ class _Drainer(Loop):
             shard.in_flight.in_hand.clear()
         return self._outcome
 
-    async def write(self, shard: Shard, reports: Sequence[Report]) -> None:
-        shard.in_flight.write(reports)
+    async def write(self, shard: Shard, reports: Sequence[Report]) -> list[str]:
+        return shard.in_flight.write(reports)
 
     def ended(self, _shard: Shard, jobs: list[TakenJob], outcome: Outcome) -> None:
         self._outcome = outcome
@@ -320,13 +330,13 @@ class _Drainer(Loop):
         """Acts as if a node were killed now, and another one took the shard over once the lease has run out. The
         outcome of one batch is lost; the other shards stay as they are.
         """
-        client = self._app.client
+        client = self.app.client
         client.command("DEL", f"{shard.prefix}lease", key=shard.prefix)
         client.command("HSET", f"{shard.prefix}meta", "leased_until", 0, key=shard.prefix)
         shard.in_flight.drop_delivery()
         shard.lease.lose()
         shard.lease.renew_nonce()
-        lease = shard.lease.acquire(self._app.config.lease_ttl, self.now)
+        lease = shard.lease.acquire(self.app.config.lease_ttl, self.now)
         if isinstance(lease, Lease) and lease.poisoned:
             shard.in_flight.note_poisoned(lease.poisoned)
         self._runtimes[shard.queue] = self._new_runtime()
@@ -344,8 +354,8 @@ class _Drainer(Loop):
                 for now in dict.fromkeys([None, self.now]):
                     wait: float | None = 0.0
                     while wait == 0.0:  # there are more ticks
-                        queue = self._app.queue_of(self._worker)
-                        wait = take_turn(self._app, queue, name, lambda: own, now=now)
+                        queue = self.app.queue_of(self._worker)
+                        wait = take_turn(self.app, queue, name, lambda: own, now=now)
                 self._to_push.remove(name)
         return len(self._to_push) < before
 

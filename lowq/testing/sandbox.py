@@ -311,8 +311,8 @@ def sandbox() -> Iterator[Sandbox]:
     of the block. Those with the same ``redis_url`` share one.
 
     Raises:
-        ConfigError: fakeredis is not installed, or there is a sandbox already. AssertionError: at the end,
-        if an outcome was to be lost and nothing was performed.
+        ConfigError: fakeredis is not installed, or there is a sandbox already.
+        AssertionError: at the end, if an outcome was to be lost and nothing was performed.
     """
     if drainer.watchers:
         raise ConfigError("there is a sandbox already: one at a time in a process")

@@ -19,15 +19,16 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import import_module
 from types import FrameType
 from typing import Any
 
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
-from lowq.coroutines import run_first
+from lowq.coroutines import run_first, stack_of
 from lowq.errors import LeaseLost, RedisUnavailable
 from lowq.logs import get_log
 from lowq.shards.delivery import Delivery, Report
@@ -36,9 +37,10 @@ from lowq.shards.shard import Performing, Shard
 from lowq.store import Call
 from lowq.verdicts import TROUBLE_SECONDS, read_takes
 from lowq.work.handler import WorkerRuntime
+from lowq.work.lifecycle import LoopState
 from lowq.work.loop import BatchActivity
 from lowq.work.threads import NodeContext, NodeLoop, backoff
-from lowq.work.time_limits import Interrupt, WrittenOff, interrupt_of_this_task
+from lowq.work.time_limits import WrittenOff, interrupt_task
 
 log = get_log("lowq.node")
 
@@ -66,6 +68,7 @@ class EventLoop(NodeLoop):
     ) -> None:
         super().__init__(node, dispatcher, runtimes, clock)
         self.is_cancelled = lambda: self._cancelled
+        self.state = LoopState.of(node.app)
         self._concurrency = concurrency
         self._loop = new_event_loop()
         # Of our own, so that it is known which threads run what handlers have left there.
@@ -106,18 +109,23 @@ class EventLoop(NodeLoop):
 
     def is_alive(self) -> bool:
         """Whether anything is being performed, still to be written or to be torn down, or may be."""
-        return self._io.is_alive() or (bool(self._set_up) and self._thread.is_alive() and not self.hanging())
+        return self._io.is_alive() or (self._is_set_up and self._thread.is_alive() and not self.hanging())
+
+    @property
+    def _is_set_up(self) -> bool:
+        """Whether anything is to be torn down."""
+        return bool(self._set_up) or (self.state is not None and self.state.is_started)
 
     def activities(self) -> list[BatchActivity]:
         """The activities of the running tasks."""
         return list(self._running.values())
 
     def stacks(self) -> list[tuple[Performing | None, list[str]]]:
-        """The batch of each task, and the lines of its stack, outermost first."""
-        found = []
+        """The batch of each task, and the lines of its stack, outermost first; of one that blocks it, the loop's."""
+        found, current = [], asyncio.current_task(self._loop)
         for shard, task in list(self._tasks.items()):
-            activity = self._running.get(shard)
-            found.append((None if activity is None else activity.performing, stack_of(task)))
+            lines = traceback.format_stack(self._frame()) if task is current else stack_of(task)
+            found.append((getattr(self._running.get(shard), "performing", None), lines))
         return found
 
     def hanging(self) -> list["asyncio.Task[None]"]:
@@ -293,6 +301,7 @@ class EventLoop(NodeLoop):
             run_first(self._loop.run_until_complete, self.set_up_instances(instances))
         except BaseException as error:
             self.setup_error = error
+        lasting = asyncio.all_tasks(self._loop)
         self.is_set_up.set()
         while True:
             try:
@@ -303,16 +312,24 @@ class EventLoop(NodeLoop):
                 log.error("a task that a handler has started raised %r", error, exc_info=error)
             except BaseException as error:
                 self._node.fail(error)
+        self._reap(but=lasting)  # what the teardown closes may need them, to send what it has gathered
+        if self._is_set_up:
+            self._loop.run_until_complete(self._tear_down())
         self._reap()
-        if self._set_up:
-            self._loop.run_until_complete(self.tear_down_instances())
         self._executor.shutdown(wait=False, cancel_futures=True)
         self._loop.close()
         asyncio.set_event_loop(None)
 
-    def _reap(self) -> None:
-        """Cancels the tasks that are left: those that were written off, and what handlers have started."""
-        left = asyncio.all_tasks(self._loop)
+    async def _tear_down(self) -> None:
+        await self.tear_down_instances()
+        if self.state is not None:
+            await self.state.stop()
+
+    def _reap(self, but: Collection["asyncio.Task[Any]"] = ()) -> None:
+        """Cancels the tasks that are left: those that were written off, and what handlers, or the setup, have started.
+        ``but``: others.
+        """
+        left = asyncio.all_tasks(self._loop).difference(but)
         for task in left:
             task.cancel()
         if left:
@@ -337,6 +354,10 @@ class EventLoop(NodeLoop):
 
     async def _work(self, shard: Shard, delivery: Delivery) -> None:
         activity = self._running[shard]
+        task = asyncio.current_task()
+        assert task is not None
+        activity.interrupt = partial(interrupt_task, task, lambda: activity.limits)
+        activity.ident = threading.get_ident()
         try:
             await self.perform(shard, delivery, activity)
         except WrittenOff:
@@ -399,10 +420,7 @@ class EventLoop(NodeLoop):
 
     # --- as a driver of the loop ---
 
-    def interrupt(self, activity: BatchActivity) -> Interrupt:
-        return interrupt_of_this_task(lambda: activity.limits)
-
-    async def write(self, shard: Shard, reports: Sequence[Report]) -> None:
+    async def write(self, shard: Shard, reports: Sequence[Report]) -> list[str]:
         """Has reports written, however long Redis is away: only the end of the process or of the lease ends that.
 
         Raises:
@@ -414,25 +432,12 @@ class EventLoop(NodeLoop):
             self._writes.append((reports, future))
             self._dispatcher.nudge()
             try:
-                shard.in_flight.note_written(reports, await future)
-                return
+                return shard.in_flight.note_written(reports, await future)
             except RedisUnavailable as error:
                 self._node.broker.outage.begin(error)
                 failures += 1
                 await asyncio.sleep(backoff(failures))
-
-
-def stack_of(task: "asyncio.Task[None]") -> list[str]:
-    """The stack of a task, outermost first. `asyncio.Task.get_stack` knows only its outermost function."""
-    lines = []
-    awaited: Any = task.get_coro()
-    while isinstance(awaited, Coroutine):
-        frame: FrameType | None = getattr(awaited, "cr_frame", None)
-        if frame is not None:
-            code = frame.f_code
-            lines.append(f'  File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}\n')
-        awaited = getattr(awaited, "cr_await", None)
-    return lines
+        return []
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

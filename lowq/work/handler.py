@@ -4,9 +4,6 @@
 
     payloads_by_id -> middlewares -> merge function -> perform, or perform_one for each id
 
-An instance belongs to one thread, or to the event loop. ``setup`` and ``teardown`` are called there, once each. An
-instance that could not be set up is not torn down.
-
 In ``perform_one`` each id has its own outcome::
 
     waits again, uncharged --begin--> (nothing said) --> done | raised
@@ -20,31 +17,29 @@ When the batch ends early, what is done is acknowledged, and what has not begun 
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from types import CoroutineType
-from typing import Any, NoReturn, Self
+from types import CoroutineType, SimpleNamespace
+from typing import Any, Self
 
 from lowq import codec, options
 from lowq.codec import delay_seconds
 from lowq.codec.payloads import cut_error
 from lowq.coroutines import OwnContext, as_raised, at_once
-from lowq.errors import LowqError, TimeLimitExceeded
+from lowq.errors import JobCancelled, LowqError, TimeLimitExceeded
 from lowq.job import Job
-from lowq.logs import describe, flush, get_log
+from lowq.logs import describe
 from lowq.middleware import check_done, check_plain, wrap
 from lowq.observe.events import ObservedBatch, QueueEvents
 from lowq.settings import Config
 from lowq.shards.delivery import TakenJob
 from lowq.shards.shard import Shard
-from lowq.verdicts import STOPS
+from lowq.verdicts import STOPS, merged
+from lowq.work.lifecycle import LoopState, end_child
 from lowq.work.time_limits import TimeLimits
 from lowq.workers import Worker, handler_of, is_async, time_limits_of
-
-log = get_log("lowq.node")
 
 #: The outcome of an id that raised while nothing else was performed: the failure is its own.
 RAISED = "raised"
@@ -74,10 +69,20 @@ class Execution:
     _limits: TimeLimits | None = None
     #: The id that ``perform_one`` performs, in a batch of several.
     _running_id: str | None = None
+    #: What async workers share.
+    _state: LoopState | None = None
     #: The observers of the batch.
     _observed: ObservedBatch | None = None
     #: Whether another id may begin: not when the node stops, the shard is given up, or its lease is not surely held.
     _may_go_on: Callable[[], bool] = staticmethod(lambda: True)
+    #: Called when an id begins after others of the batch; None: nobody asks for it.
+    _next_began: Callable[[], object] | None = None
+    #: Whether it was not begun, as a job of it is to end.
+    _is_refused = False
+    #: Whether an interrupt may strike by now: from here on the loop takes it for what the handler raises.
+    _has_entered = False
+    #: Whether the handler has ended: set before `_limits` is read for the last time.
+    _has_left = False
     #: Whether the task was cancelled, and not something that it awaits.
     _is_cancelled: Callable[[], bool] = staticmethod(
         lambda: (task := asyncio.current_task()) is not None and task.cancelling() > 0
@@ -116,6 +121,21 @@ class Execution:
         has ended.
         """
         return None if self._limits is None else self._limits.deadline
+
+    @property
+    def state(self) -> SimpleNamespace:
+        """What the functions below ``@app.on_loop_start`` have opened, for all async workers of the process.
+
+        Raises:
+            LowqError: the application has none, or the worker is not async; or this is a fork of that process.
+        """
+        if self._state is None:
+            raise LowqError(
+                f"lowq.current().state is what async workers share: {self.worker.__name__} is a plain def, which has "
+                "its setup instead, or no async def below @app.on_loop_start fills it; in a test of a handler give "
+                "it to lowq.testing.execution(..., state=...)"
+            )
+        return self._state.values
 
     def touch(self, seconds: float | timedelta) -> None:
         """Gives the batch so many seconds from now: ``time_limit`` passes then, and ``ttr`` as much later as it is
@@ -159,6 +179,23 @@ class Execution:
     def _done_ids(self) -> list[str]:
         """The ids that are done whatever becomes of the rest. The handler may set outcomes meanwhile."""
         return [job_id for job_id, (verb, _) in dict(self._outcomes).items() if verb == "done"]
+
+    @property
+    def _was_told(self) -> bool:
+        """Whether the batch, or the id that it performs, was told to end, as a job is cancelled."""
+        return self._is_refused or (self._limits is not None and self._limits.raised is JobCancelled)
+
+    def _is_stopping(self) -> bool:
+        """Whether a job that is being performed is to end."""
+        running = self._running_id
+        return any(map(self._stops, [job.id for job in self._jobs] if running is None else [running]))
+
+    def _stops(self, job_id: str) -> bool:
+        """Whether the id is to end: it was cancelled, or a newer payload has cancelled its run."""
+        source = self._source
+        mark = None if source is None else source.stopping.get(job_id)
+        is_meant = mark is not None and source is not None and mark[0] == source.in_flight.delivery
+        return is_meant and self._outcomes.get(job_id, ("",))[0] != "done"
 
     def _begin(self, job_id: str | None) -> None:
         """In ``perform_one`` the id begins; None: all have ended."""
@@ -278,30 +315,17 @@ def _bounded(
                 returned = await returned
         except BaseException as raised:
             if os.getpid() != pid:
-                _end_child(raised)
+                end_child(raised)
             kind = type(raised)  # what an object says of its class is its own affair
             if issubclass(kind, STOPS) and not (is_async and issubclass(kind, asyncio.CancelledError)):
                 raise LowqError(f"{name} raised {describe(raised)}") from raised
             raise  # also a cancellation of the task, or of something that it awaited: see `Loop`
         if os.getpid() != pid:
-            _end_child(None)
+            end_child(None)
         if returned is not None:
             check_done(returned, worker, handler_of(worker))
 
     return bounded
-
-
-def _end_child(raised: BaseException | None) -> NoReturn:
-    """Ends a process that a handler forked and that has left the handler: what follows is the parent's."""
-    code: Any = 1
-    try:  # issubclass, as isinstance also asks what an object says of its class
-        said: Any = getattr(raised, "code", None) if issubclass(type(raised), SystemExit) else raised
-        code = said if issubclass(type(said), int) else int(said is not None)
-        text = "a process that a handler has forked has left the handler and ends with code %d%s"
-        log.warning(text, code, "" if raised is None else f": {describe(raised)}", extra={"event": "forked"})
-        flush()
-    finally:
-        os._exit(code & 0xFF)  # Python refuses a larger one, of which the system takes as much
 
 
 def _watched(on_perform: Callable[[dict[str, list[Any]]], object], call: Handler) -> Handler:
@@ -322,7 +346,7 @@ def _merging(merge: options.MergeFunction, call: Handler) -> Handler:
         left: dict[str, list[Any]] = {}
         for job_id, payloads in payloads_by_id.items():
             try:
-                left[job_id] = options.merged(merge, payloads)
+                left[job_id] = merged(merge, payloads)
                 if not left[job_id]:
                     del left[job_id]
                     execution.done(job_id)
@@ -353,10 +377,15 @@ def _one_by_one(perform_one: Handler, seconds: float | None) -> Handler:
             if has_begun:
                 if batch._source is not None and batch._source.in_flight.has_expired(job_id):
                     continue  # meanwhile, perhaps: it waits again
+                if batch._stops(job_id):
+                    continue
                 if not batch._may_go_on():
                     break
-                if batch._limits is not None and seconds is not None:
+                batch._running_id = job_id  # first: from here on no interrupt is meant for the last one
+                if batch._limits is not None:
                     batch._limits.renew(seconds)
+                if batch._next_began is not None:
+                    batch._next_began()
             has_begun = True
             errors += await _perform_id(perform_one, batch, job_id, payloads)
         batch._begin(None)
@@ -375,7 +404,7 @@ async def _perform_id(perform_one: Handler, batch: Execution, job_id: str, paylo
     """Performs one id of several, and sets its outcome, unless the handler itself has. Returns what it raised, or
     raises that if it ends the batch.
     """
-    outcomes, limits = batch._outcomes, batch._limits
+    outcomes = batch._outcomes
     if outcomes.get(job_id) is _NOT_BEGUN:
         del outcomes[job_id]
     batch._begin(job_id)
@@ -385,20 +414,19 @@ async def _perform_id(perform_one: Handler, batch: Execution, job_id: str, paylo
         return []
     except Exception as raised:
         error: Any = as_raised(raised)
-    except TimeLimitExceeded as raised:
-        outcomes.setdefault(job_id, (RAISED, raised))
+    except (TimeLimitExceeded, JobCancelled) as raised:
+        outcomes.setdefault(job_id, ("release", None) if batch._was_told else (RAISED, raised))
         raise
     except asyncio.CancelledError as cancelled:
+        limits = batch._limits
         if limits is not None and limits.cancelled:
-            overdue = TimeLimitExceeded(limits.exceeded()).with_traceback(cancelled.__traceback__)
-            outcomes.setdefault(job_id, (RAISED, overdue))
-            del overdue
+            outcomes.setdefault(job_id, ("release", None) if batch._was_told else (RAISED, limits.shown(cancelled)))
             raise
         if batch._is_cancelled():
             raise
         error = cancelled_inside(cancelled)
     try:
-        outcomes.setdefault(job_id, (RAISED, error))
+        outcomes.setdefault(job_id, ("release", None) if batch._was_told else (RAISED, error))
         return [error]
     finally:
         del error  # this frame is a part of its traceback
@@ -409,42 +437,3 @@ def cancelled_inside(cancelled: BaseException) -> LowqError:
     error = LowqError("what the handler awaited was cancelled")
     error.__cause__ = cancelled
     return error
-
-
-# --- the life of an instance ---
-
-
-def has_life(worker: object) -> bool:
-    """Whether the worker, a class or an instance, has a ``setup`` or a ``teardown`` of its own."""
-    kind: Any = worker if isinstance(worker, type) else type(worker)
-    return any(getattr(kind, name) is not getattr(Worker, name) for name in ("setup", "teardown"))
-
-
-async def set_up(instance: object) -> None:
-    """Calls its ``setup``, which may be an async def if the worker is async.
-
-    Raises:
-        What it raises, with a note that names the worker. ConfigError: it returned a coroutine.
-    """
-    try:
-        await _call(instance, "setup")
-    except BaseException as error:
-        name = type(instance).__name__
-        with suppress(Exception):  # what an exception says of itself is its own affair
-            error.add_note(f"raised by {name}.setup, before anything was performed by that instance")
-        raise
-
-
-async def tear_down(instance: object) -> None:
-    """Calls its ``teardown``. What that raises is logged."""
-    try:
-        await _call(instance, "teardown")
-    except BaseException:
-        log.exception("%s.teardown failed", type(instance).__name__)
-
-
-async def _call(instance: Any, method: str) -> None:
-    returned = getattr(instance, method)()
-    if returned is not None and is_async(type(instance)):
-        returned = await returned
-    check_done(returned, type(instance), method)

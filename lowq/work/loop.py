@@ -29,23 +29,16 @@ from typing import Any
 
 from lowq.clock import Clock
 from lowq.coroutines import OwnContext, as_raised
+from lowq.errors import JobCancelled
 from lowq.observe.events import end_observed
 from lowq.settings import Config
 from lowq.shards.delivery import MAX_DELIVERY_JOBS, Delivery, Report, TakenJob
 from lowq.shards.shard import Activity, Performing, Shard
 from lowq.verdicts import bury_undecodable
-from lowq.work.handler import (
-    RAISED,
-    Execution,
-    WorkerRuntime,
-    cancelled_inside,
-    current_execution,
-    has_life,
-    set_up,
-    tear_down,
-)
+from lowq.work.handler import RAISED, Execution, WorkerRuntime, cancelled_inside, current_execution
+from lowq.work.lifecycle import LoopState, has_life, set_up, tear_down
 from lowq.work.outcome import Outcome, notify_worker, outcome_of, reports_of
-from lowq.work.time_limits import Interrupt, TimeLimits, WrittenOff
+from lowq.work.time_limits import Interrupt, TimeLimits, WrittenOff, watch_thread
 
 #: Seconds of work that one delivery may take in advance of its acknowledgement: a crash repeats about that much.
 PREFETCH_SECONDS = 0.005
@@ -59,6 +52,26 @@ class BatchActivity(Activity):
 
     #: The batch that it performs. A batch that was written off stays here.
     batch: Execution | None = None
+    #: Interrupts the performer; None: nobody watches it. And the thread that it is in.
+    interrupt: Interrupt | None = None
+    ident: int = 0
+
+    def interrupt_stopping(self) -> None:
+        """Interrupts the batch if a job of it is to end. A batch without `TimeLimits` gets them now: its performer sets
+        `Execution._has_left` and then looks for limits, and this does the two the other way round. So one sees the
+        other.
+        """
+        batch = self.batch
+        if batch is None or self.interrupt is None or not (batch._has_entered and batch._is_stopping()):
+            return
+        limits = batch._limits
+        if limits is None:
+            limits = TimeLimits(None, None, interrupt=self.interrupt, running=True)
+            watch_thread(self.ident, limits)
+            batch._limits = limits
+            if batch._has_left:
+                return
+        limits.cancel(batch._is_stopping)
 
     @property
     def limits(self) -> TimeLimits | None:
@@ -77,6 +90,10 @@ class Loop:
     now: float | None = None
     #: Whether its tasks were cancelled, as their time is over; None: it cancels none.
     is_cancelled: Callable[[], bool] | None = None
+    #: What its workers share; None: nothing.
+    state: LoopState | None = None
+    #: The name of what is being set up.
+    setting_up = ""
 
     def __init__(
         self,
@@ -97,17 +114,13 @@ class Loop:
 
     # --- what a driver says ---
 
-    async def write(self, shard: Shard, reports: Sequence[Report]) -> None:
-        """Writes reports.
+    async def write(self, shard: Shard, reports: Sequence[Report]) -> list[str]:
+        """Writes reports. Returns what `InFlight.note_written` does.
 
         Raises:
             LeaseLost
         """
         raise NotImplementedError
-
-    def interrupt(self, _activity: BatchActivity) -> Interrupt | None:
-        """Returns how the batch that begins is interrupted; None: nobody watches the time."""
-        return None
 
     def on_earlier_limit(self) -> None:
         """Called when the deadline of a running batch has moved nearer."""
@@ -119,6 +132,9 @@ class Loop:
     def may_go_on(self, shard: Shard, _delivery: Delivery) -> bool:
         """Whether the next id of a batch may begin."""
         return not self.is_leaving(shard)
+
+    def next_id_began(self, shard: Shard) -> None:
+        """Called when an id of a batch begins after others of it, where limits over all nodes count that."""
 
     def look_again(self, shard: Shard) -> None:
         """Has the dispatcher look at the shard, of which something waits again."""
@@ -133,13 +149,20 @@ class Loop:
     # --- its instances ---
 
     async def set_up_instances(self, instances: Iterable[object]) -> None:
-        """Calls ``setup`` of those that have one.
+        """Calls ``setup`` of those that have one; before, what begins the state that they share.
 
         Raises:
-            As `set_up`.
+            As `set_up` and `LoopState.start`.
         """
+
+        def note(name: str) -> None:
+            self.setting_up = name
+
+        if self.state is not None and not self.state.is_started:
+            await self.state.start(note)
         for instance in instances:
             if has_life(instance):
+                note(f"{type(instance).__name__}.setup")
                 await set_up(instance)
                 self._set_up.append(instance)
 
@@ -239,12 +262,16 @@ class Loop:
         )
         if runtime.time_limit is not None or runtime.ttr is not None:
             batch._limits = TimeLimits(
-                runtime.time_limit, runtime.ttr, interrupt=self.interrupt(activity), on_earlier=self.on_earlier_limit
+                runtime.time_limit, runtime.ttr, interrupt=activity.interrupt, on_earlier=self.on_earlier_limit
             )
         if runtime.is_per_id:
             batch._may_go_on = partial(self.may_go_on, shard, delivery)
+            if shard.dispatch.begun.later:
+                batch._next_began = partial(self.next_id_began, shard)
         if self.is_cancelled is not None:
             batch._is_cancelled = self.is_cancelled
+        if self.state is not None:
+            batch._state = self.state
         performing = activity.performing = Performing(shard, ids, now)
         activity.batch = batch
         # Context variables that a batch sets do not reach the next batch. They are there for what is called and logged
@@ -282,19 +309,32 @@ class Loop:
         Raises:
             WrittenOff
         """
-        limits, events = batch._limits, runtime.events
+        limits, events, source = batch._limits, runtime.events, batch._source
         if events.follows_batches:
             began = partial(events.batch_began, is_per_id=runtime.is_per_id)
             batch._observed = context.run(began, batch.worker, batch._source, batch._jobs)
         context.run(current_execution.set, batch)
         error: BaseException | None = None
         try:
-            called = runtime.call(payloads_by_id, context=context)
-            await (called if limits is None else limits.run(called, context))
+            try:
+                batch._has_entered = True  # first: who sees it too late is seen by the next line
+                if source is not None and source.stopping and batch._is_stopping():
+                    batch._is_refused = True
+                    raise JobCancelled
+                called = runtime.call(payloads_by_id, context=context)
+                await (called if limits is None else limits.run(called, context))
+            finally:
+                # From here on no interrupt comes. One may strike within this: then the second `end` does the rest.
+                batch._has_left = True
+                if batch._limits is not None:
+                    batch._limits.end()
         except WrittenOff:
             raise
         except BaseException as raised:
-            error = as_raised(raised)
+            batch._has_left = True
+            if (limits := batch._limits) is not None:
+                limits.end()
+            error = as_raised(raised if limits is None else limits.shown(raised))
         finally:
             if batch._observed is not None:
                 context.run(batch._observed.left)
@@ -339,8 +379,7 @@ class Loop:
         """
         outcome.is_written = False
         try:
-            await self.write(shard, reports_of(shard, outcome, self.now))
-            outcome.is_written = True
+            outcome.note_written(await self.write(shard, reports_of(shard, outcome, self.now)))
             self.look_again(shard)
             await notify_worker(outcome, runtime.instance, self._config)
         finally:

@@ -6,18 +6,20 @@ catches everything. Neither worker nor log learns of an outcome before it is wri
 """
 
 import random
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from datetime import timedelta
+from typing import Any, cast
 
 from lowq.clock import duration
 from lowq.codec import MAX_TIME, original_payload
-from lowq.errors import LowqError, PushInterrupted, RedisNotReady, RedisUnavailable
+from lowq.errors import JobCancelled, LimitTimeout, LowqError, PushInterrupted, RedisNotReady, RedisUnavailable
 from lowq.job import Job
 from lowq.logs import describe, get_log, printable
 from lowq.middleware import check_done
 from lowq.observe.events import BatchResult, JobFailure, ObservedBatch, Verdict
 from lowq.retry import (
     MAX_RETRY_COUNT,
+    attempt_text,
     checked_retry_in,
     default_retry_in,
     find_policy,
@@ -46,6 +48,8 @@ class Outcome(Remarks):
     releases: Sequence[tuple[str, float | None]] = ()
     #: id, reason.
     buries: Sequence[tuple[str, bytes]] = ()
+    #: Those that were cancelled: nothing of them is left.
+    cancelled: Sequence[str] = ()
     #: Made the process stop: counted as crashes.
     crashed: Sequence[str] = ()
     #: Jobs whose oldest payload is given up.
@@ -71,6 +75,7 @@ class Outcome(Remarks):
         retries = {job.id: job.retry_count + 1 for job in jobs}
         verdicts: dict[str, Verdict] = {failure.id: failure.verdict for failure in self.failures}
         verdicts |= dict.fromkeys([job_id for job_id, _ in self.releases], "released")
+        verdicts |= dict.fromkeys(self.cancelled, "cancelled")
         verdicts |= dict.fromkeys([job_id for job_id, _ in self.buries], "buried")
         verdicts |= dict.fromkeys(self.crashed, "crashed")
         raised = self.raised or {}
@@ -80,6 +85,16 @@ class Outcome(Remarks):
         )
         error = None if type(self.error) is WrittenOff else self.error
         return BatchResult(tuple(self.finished), failures, error, self.is_written)
+
+    def note_written(self, cancelled: Collection[str]) -> None:
+        """What did not simply finish is written. ``cancelled``: ids that failed, and were cancelled before that: these
+        are neither charged nor given up.
+        """
+        self.is_written = True
+        if cancelled:
+            self.cancelled = [*self.cancelled, *cancelled]
+            self.failures = [failure for failure in self.failures if failure.id not in cancelled]
+            self.exhausted = [(job, failure) for job, failure in self.exhausted if job.id not in cancelled]
 
     def forget(self) -> None:
         """Drops the errors, once they are written and logged: they hold the frames of handlers, and so whatever these
@@ -127,7 +142,9 @@ def _decide(
     releases = outcome.releases = list[tuple[str, float | None]]()
     buries = outcome.buries = list[tuple[str, bytes]]()
     crashed = outcome.crashed = list[str]()
-    outcome.error = error
+    # Whatever an interrupted handler raises while it cleans up, nobody's job has failed.
+    was_told = error is not None and batch._was_told
+    outcome.error = None if was_told and type(error) is JobCancelled else error
     raised_by = outcome.raised = {}
     if error is not None and not is_failure(error):
         outcome.stop = error
@@ -137,7 +154,7 @@ def _decide(
     jobs: Sequence[Any] = batch._jobs
     expected = 0
     for job in jobs:
-        verb, detail = outcomes.get(job.id, ("", None))
+        verb, detail = outcomes.get(job.id, ("release" if was_told else "", None))
         pause = found_no_redis.pop(job.id, 0)
         raised: Any = error
         is_alone = len(jobs) == 1
@@ -160,6 +177,8 @@ def _decide(
         elif not verb and pause < len(NO_REDIS_PAUSES) and found_no_redis_in(raised):
             releases.append((job.id, NO_REDIS_PAUSES[pause]))
             found_no_redis[job.id] = pause + 1
+        elif type(raised) is LimitTimeout and raised.node_stops:
+            releases.append((job.id, None))
         elif (policy := find_policy(policies, raised)) is not None and (delay := policies[policy]) is not None:
             releases.append((job.id, delay))
             expected += 1
@@ -170,6 +189,9 @@ def _decide(
         else:
             data = data or error_bytes(outcome, raised, config)
             failures.append(Failure(job.id, "solo", job.retry_count, 0.0, data))
+    stopping = {} if batch._source is None else batch._source.stopping
+    if stopping:
+        outcome.cancelled = [job_id for job_id, _ in releases if stopping.get(job_id) == (batch.delivery, True)]
     others = failures or buries or crashed
     outcome.is_expected = expected > 0 and not others and expected == len(releases)
     return outcome
@@ -221,15 +243,16 @@ def _charge(
 def _retry_delay(
     outcome: Outcome, worker: Worker[Any], config: Config, job_id: str, retry_count: int, error: BaseException | str
 ) -> float:
-    kind, default = type(worker), config.retry_in
+    kind, default = type(worker), cast("Callable[..., Any] | None", config.retry_in)
     call = f"{kind.__name__}.retry_in({retry_count})"
 
     def ask() -> float:
         if default is not None and getattr(kind, "retry_in", None) is Worker.retry_in:
-            return float(default(retry_count, error) if checked_retry_in("", default) else default(retry_count))
-        if getattr(kind, "_retry_in_takes_error", False):
-            return float(worker.retry_in(retry_count, error))
-        return float(worker.retry_in(retry_count))
+            function, takes_error = default, checked_retry_in("", default)
+        else:
+            function, takes_error = worker.retry_in, getattr(kind, "_retry_in_takes_error", False)
+        result: Any = function(retry_count, error) if takes_error else function(retry_count)
+        return result.total_seconds() if isinstance(result, timedelta) else float(result)
 
     delay = outcome.ask(f"{call} failed for id {job_id!r}; the default is used", ask, None)
     if delay is not None:
@@ -292,6 +315,12 @@ def log_failure(shard: Shard, jobs: list[TakenJob], outcome: Outcome, worker: Wo
     """Logs the error, and what becomes of each id: one line if all are tried again, however often they fail; an error
     with its traceback if one goes to the morgue.
     """
+    if outcome.cancelled:
+        log.info(
+            "%r: cancelled: ids %s", shard, printable(", ".join(outcome.cancelled[:3])),
+            extra={"event": "job_cancelled", "queue": shard.queue, "shard": shard.index,
+                   "ids": outcome.cancelled[:100]},
+        )  # fmt: skip
     if outcome.error is None and not outcome.failures:
         return
     if outcome.is_expected:
@@ -324,7 +353,7 @@ def log_failure(shard: Shard, jobs: list[TakenJob], outcome: Outcome, worker: Wo
     raised = (outcome.error, *(outcome.raised or {}).values())
     error = next((one for one in raised if isinstance(one, BaseException)), None)
     gives_up = outcome.buries or outcome.exhausted or outcome.crashed
-    if gives_up or not (outcome.failures or outcome.releases):
+    if gives_up or not (outcome.failures or outcome.releases or outcome.cancelled):
         log.error("%s", printable(text), exc_info=error, extra=extra)
         return
     log.warning("%s", printable(text), extra=extra)
@@ -334,7 +363,8 @@ def log_failure(shard: Shard, jobs: list[TakenJob], outcome: Outcome, worker: Wo
 def _describe(failure: Failure, max_retry_count: int) -> str:
     """The verdict on an id that failed, for people."""
     if failure.verdict == "retry":
-        return f"id {failure.id}: retry {failure.retry_count + 1} of {max_retry_count} in {duration(failure.delay)}"
+        return f"id {failure.id}: {attempt_text(failure.retry_count, max_retry_count)} in {duration(failure.delay)}"
     if failure.verdict == "solo":
         return f"id {failure.id}: tried again alone"
-    return f"id {failure.id}: no retries left, its oldest payload is in the morgue now"
+    last = attempt_text(failure.retry_count - 1, max_retry_count)
+    return f"id {failure.id}: {last} failed, its oldest payload is in the morgue now"

@@ -40,11 +40,13 @@ from lowq.shards.delivery import Delivery, Report, TakenJob
 from lowq.shards.dispatcher import Dispatcher
 from lowq.shards.shard import Performing, Shard
 from lowq.store import Call, Client
+from lowq.store.shard import SentTake
 from lowq.verdicts import log_lost, read_takes
-from lowq.work.handler import Execution, WorkerRuntime, has_life
+from lowq.work.handler import Execution, WorkerRuntime
+from lowq.work.lifecycle import has_life
 from lowq.work.loop import BatchActivity, Loop
 from lowq.work.outcome import Outcome, log_failure, reports_of, write_off
-from lowq.work.time_limits import Interrupt, WrittenOff, interrupt_of_this_thread
+from lowq.work.time_limits import WrittenOff, interrupt_of_this_thread
 
 log = get_log("lowq.node")
 
@@ -95,11 +97,7 @@ class NodeLoop(Loop):
     """A loop of a node, which takes from the shards that its dispatcher hands out."""
 
     def __init__(
-        self,
-        node: NodeContext,
-        dispatcher: Dispatcher,
-        runtimes: dict[str, WorkerRuntime],
-        clock: Clock,
+        self, node: NodeContext, dispatcher: Dispatcher, runtimes: dict[str, WorkerRuntime], clock: Clock
     ) -> None:
         super().__init__(node.app.config, runtimes, clock, prefetch=node.prefetch)
         self._node = node
@@ -111,6 +109,9 @@ class NodeLoop(Loop):
 
     def may_go_on(self, shard: Shard, delivery: Delivery) -> bool:
         return delivery.is_held(shard.lease, self._clock()) and not self.is_leaving(shard)
+
+    def next_id_began(self, shard: Shard) -> None:
+        self._dispatcher.shares.next_id_began(shard)
 
     def on_earlier_limit(self) -> None:
         self._node.limit_moved()
@@ -132,8 +133,9 @@ class NodeLoop(Loop):
                 self._node.fail(outcome.stop)
             outcome.forget()
 
-    def until_written(self, write: Callable[[], object]) -> None:
-        """Repeats it, in a thread, while Redis is away: only the end of the process or of the lease ends that.
+    def until_written(self, write: Callable[[], Any]) -> Any:
+        """Repeats it, in a thread, while Redis is away: only the end of the process or of the lease ends that. Returns
+        what it does.
 
         Raises:
             LeaseLost
@@ -141,8 +143,7 @@ class NodeLoop(Loop):
         failures = 0
         while True:
             try:
-                write()
-                return
+                return write()
             except RedisUnavailable as error:
                 self._node.broker.outage.begin(error)
                 failures += 1
@@ -166,8 +167,7 @@ class NodeLoop(Loop):
         try:
             outcome = write_off(self._runtimes[shard.queue].instance, shard, batch, self._config)
             in_flight.finish(outcome.finished)
-            self.until_written(lambda: in_flight.write(reports_of(shard, outcome)))
-            outcome.is_written = True
+            outcome.note_written(self.until_written(lambda: in_flight.write(reports_of(shard, outcome))))
             self._dispatcher.look_again(shard)
             # Last: should the lease have been lost and got again, it begins a new delivery.
             self.until_written(lambda: in_flight.take(0))
@@ -264,6 +264,7 @@ class WorkerThread(NodeLoop):
         self.is_set_up.set()
         try:
             if self.setup_error is None:
+                self.activity.interrupt, self.activity.ident = interrupt_of_this_thread(), threading.get_ident()
                 self._take_turns()
         finally:
             at_once(self.tear_down_instances())
@@ -319,13 +320,9 @@ class WorkerThread(NodeLoop):
 
     def _turn(self) -> bool:
         """One round trip to Redis and the work it brought. False: nothing more is to be taken."""
-        held = self._held
-        if held is None:
-            shard = self._dispatcher.wait(self._number)
-            if shard is None:
-                return False
-        else:
-            shard = self._dispatcher.pick(self._number)
+        shard = (self._dispatcher.wait if self._held is None else self._dispatcher.pick)(self._number)
+        if shard is None and self._held is None:
+            return False
         delivery = self._exchange(shard)
         if shard is not None and delivery is not None:
             # What did not finish is in flight then, and no longer in hand: the next take, or the next owner, gets it.
@@ -383,11 +380,13 @@ class WorkerThread(NodeLoop):
             if leaving is not None and leaving.in_flight.unacknowledged:
                 takes.append((leaving, leaving.dispatch.wakes))
                 calls.append(leaving.in_flight.take_call(0))
-            if shard is not None:
+            begun = self._node.broker.outage.begun
+            replies = [] if shard is None else self._reply_to_sent(shard, takes)
+            if shard is not None and not replies:
                 takes.append((shard, shard.dispatch.wakes))
                 calls.append(shard.in_flight.take_call(self.limit(shard)))
-            begun = self._node.broker.outage.begun
-            replies = self._client.run_many(calls) if calls else ()
+            if calls:
+                replies = self._client.run_many(calls)
             trouble = read_takes(
                 self._client, self._dispatcher, takes, replies, deliveries.__setitem__, self.lost, drops_failed=True
             )
@@ -422,10 +421,27 @@ class WorkerThread(NodeLoop):
             raise trouble
         return deliveries[shard] if shard is not None and self._held is shard else None
 
+    def send_take(self, shard: Shard, sent: SentTake) -> None:
+        """Sends the take of a shard that is claimed for a thread which is being woken. By the listener."""
+        found = None
+        try:
+            wakes, call = shard.dispatch.wakes, shard.in_flight.take_call(self.limit(shard))
+            found = wakes, call, self._client.start([call])
+        finally:
+            sent.put(found)
+
+    def _reply_to_sent(self, shard: Shard, takes: list[tuple[Shard, int]]) -> list[Any]:
+        """The reply to the take that the listener has sent, which is added; empty: it has sent none."""
+        sent, shard.in_flight.sent = shard.in_flight.sent, None
+        if sent is None or (found := sent.get()) is None:
+            return []
+        wakes, call, receive = found
+        takes.append((shard, wakes))
+        replies = receive()
+        return self._client.run_many([call]) if isinstance(replies[0], RedisUnavailable) else replies
+
     # --- as a driver of the loop ---
 
-    async def write(self, shard: Shard, reports: Sequence[Report]) -> None:
-        self.until_written(lambda: shard.in_flight.write(reports))
-
-    def interrupt(self, _activity: BatchActivity) -> Interrupt:
-        return interrupt_of_this_thread()
+    async def write(self, shard: Shard, reports: Sequence[Report]) -> list[str]:
+        cancelled: list[str] = self.until_written(lambda: shard.in_flight.write(reports))
+        return cancelled

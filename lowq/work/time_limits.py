@@ -1,15 +1,20 @@
-"""Time limits of a batch: the ``time_limit`` and the ``ttr`` of its worker, and what holds when they have passed.
+"""Time limits of a batch: the ``time_limit`` and the ``ttr`` of its worker, and what holds when they have passed; and
+the interrupt when one of its jobs is cancelled.
 
 ::
 
     running ----------- the handler ends ------------------> ended
        |                                                       ^
        +-- time_limit passes: interrupted ---------------------+   a failure, as any other exception
+       |                                                       |
+       +-- cancelled: interrupted -----------------------------+   its jobs are released, see `outcome`
        |
        +-- ttr passes ---------------------------------------> written off: the batch is somebody else's
 
-The performer of the batch and the watchdog, which watches the time, decide under the lock of the batch which of the
-arrows it is. So neither an interrupt nor the end by ``ttr`` ever meets a batch that has ended, nor the one after it.
+The performer of the batch, the watchdog, which watches the time, and the maintenance loop, which hears of cancelled
+jobs, decide under the lock of the batch which of the arrows it is. So neither an interrupt nor the end by ``ttr`` ever
+meets a batch that has ended, nor the one after it. A batch without limits has no lock before it is cancelled: see
+`lowq.work.loop.BatchActivity.cancel`.
 
 A handler is interrupted once: one that catches it may clean up. An interrupt that strikes in a finalizer (``__del__``,
 a callback of the garbage collector), where Python drops every exception, has not reached the handler: it comes again.
@@ -25,7 +30,7 @@ from functools import cache
 from typing import Any
 
 from lowq.clock import Clock, duration
-from lowq.errors import LeaseLost, TimeLimitExceeded
+from lowq.errors import JobCancelled, LeaseLost, TimeLimitExceeded
 from lowq.store import caller_limit
 
 #: How soon it is noticed that an interrupt was dropped, in seconds.
@@ -44,7 +49,7 @@ class TimeLimits:
 
     Seconds of ``time.monotonic``, as handlers compare with that: time in which the machine was suspended does not
     count. ``interrupt``: made by the performer; None: nobody watches, so nothing is enforced. ``on_earlier``: called
-    when the deadline was moved nearer.
+    when the deadline was moved nearer. ``running``: whether the handler runs already.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class TimeLimits:
         *,
         interrupt: Interrupt | None = None,
         on_earlier: Callable[[], object] = lambda: None,
+        running: bool = False,
         clock: Clock = time.monotonic,
     ) -> None:
         self._time_limit = time_limit
@@ -63,11 +69,15 @@ class TimeLimits:
         self._clock = clock
         #: Guards all below. Whoever holds it calls nothing that waits.
         self._lock = threading.Lock()
-        self._running = self._ended = False
+        self._running, self._ended = running, False
         self._written_off = False
         self._interrupted = False
+        #: The exception of the last interrupt; None: there was none.
+        self.raised: type[BaseException] | None = None
         #: Whether the interrupt has cancelled the task.
         self.cancelled = False
+        #: See `lowq.store.calls.Limited`.
+        self.thread, self.at_end = 0, dict[object, Callable[[], object]]()
         now = clock()
         self._time_limit_at = None if time_limit is None else now + time_limit
         self._ttr_at = None if ttr is None else now + ttr
@@ -79,40 +89,53 @@ class TimeLimits:
         the handler; what waits for Redis there goes by these limits.
 
         Raises:
-            TimeLimitExceeded: the time limit has passed. WrittenOff. What the coroutine raises.
+            TimeLimitExceeded: the time limit has passed. JobCancelled. WrittenOff. What the coroutine raises.
         """
         if self._interrupt is None:
             await performing
             return
-        # The interrupt of a thread comes at most once, at any instruction from `_begin` on until `_end` has been
-        # carried out. When it strikes within `_end`, the second `_end` does the rest undisturbed. Then the batch has
+        # The interrupt of a thread comes at most once, at any instruction from `_begin` on until `end` has been
+        # carried out. When it strikes within `end`, the second `end` does the rest undisturbed. Then the batch has
         # exceeded its limit, although the handler may have returned just before: nobody can tell the two apart.
         #
         # That of a task cancels the task, in the thread of its event loop and only while the batch runs: so it strikes
         # where the handler waits, or not at all.
         context.run(caller_limit.set, self)
-        _here.limits = self
+        self.thread = threading.get_ident()
+        watch_thread(self.thread, self)
         try:
             try:
                 self._begin()
                 await performing
             finally:
-                self._end()
+                self.end()
         except BaseException as raised:
-            self._end()
+            self.end()
             performing.close()  # it may not have begun
-            kind = type(raised)
-            if self._time_limit is not None and self.cancelled and issubclass(kind, asyncio.CancelledError):
-                # With the handler's lines in its trace.
-                raise TimeLimitExceeded(self.exceeded()).with_traceback(raised.__traceback__) from None
-            if self._time_limit is not None and self._interrupted and kind is TimeLimitExceeded:
-                raised.args = (self.exceeded(),)
+            shown = self.shown(raised)
+            if shown is not raised:
+                raise shown from None
             raise
+
+    def shown(self, error: BaseException) -> BaseException:
+        """What the handler has raised; for the cancellation of its task by an interrupt, the exception of that."""
+        kind = type(error)
+        if self.cancelled and self.raised is not None and issubclass(kind, asyncio.CancelledError):
+            # With the handler's lines in its trace.
+            error, kind = self.raised().with_traceback(error.__traceback__), self.raised
+        if self._time_limit is not None and self.raised is TimeLimitExceeded and kind is TimeLimitExceeded:
+            error.args = (self.exceeded(),)
+        return error
 
     @property
     def running(self) -> bool:
         """Whether the handler runs."""
         return self._running
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the handler, or the id that it performs, was interrupted."""
+        return self._interrupted
 
     def exceeded(self) -> str:
         """The message of `TimeLimitExceeded`."""
@@ -127,7 +150,12 @@ class TimeLimits:
         with self._lock:
             self._running = True
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """The handler has ended. May be repeated.
+
+        Raises:
+            WrittenOff
+        """
         with self._lock:
             is_first, self._running, self._ended = not self._ended, False, True
         if self.cancelled and is_first and (task := asyncio.current_task()) is not None:
@@ -135,6 +163,8 @@ class TimeLimits:
         # From here on no interrupt is sent. One may be on its way.
         if self._interrupted and self._interrupt is not None:
             self._interrupt(None)
+        while self.at_end:
+            self.at_end.popitem()[1]()
         if self._written_off:
             raise WrittenOff
 
@@ -170,21 +200,23 @@ class TimeLimits:
         if before is not None and end < before:
             self._on_earlier()
 
-    def renew(self, seconds: float) -> None:
-        """The next id of a batch begins, and has so many seconds. An interrupt that the last one has swallowed is over.
+    def renew(self, seconds: float | None) -> None:
+        """The next id of a batch begins, and has so many seconds; None: any number. An interrupt that the last one has
+        swallowed is over.
 
         Raises:
             LeaseLost: as of `touch`.
         """
         with self._lock:
-            was_interrupted, self._interrupted = self._interrupted, False
+            was_interrupted, self._interrupted, self.raised = self._interrupted, False, None
         if was_interrupted and self._interrupt is not None:
             self._interrupt(None)
             if self.cancelled:
                 self.cancelled = False
                 if (task := asyncio.current_task()) is not None:
                     task.uncancel()
-        self.touch(seconds)
+        if seconds is not None:
+            self.touch(seconds)
         if was_interrupted:
             self._on_earlier()  # the watchdog looks for a dropped one at its own pace
 
@@ -195,7 +227,7 @@ class TimeLimits:
 
     def interrupt_dropped(self) -> bool:
         """Python has dropped an exception of the interrupt's type: whether it was the interrupt. If the batch still
-        runs, the watchdog sends it again.
+        runs, the watchdog sends it again, or the maintenance loop with the next renewal of the lease.
 
         Called by the performer, in the midst of anything, also where it holds the lock: so without that. No interrupt
         is sent meanwhile, as long as this one counts.
@@ -205,6 +237,20 @@ class TimeLimits:
         if not self._ended:
             self._interrupted = False
         return True
+
+    # --- for the maintenance loop ---
+
+    def cancel(self, is_meant: Callable[[], bool]) -> None:
+        """Interrupts the handler, unless that was done before. ``is_meant``: whether what runs now is to end."""
+        with self._lock:
+            if self._running and not (self._interrupted or self._written_off) and is_meant():
+                self._send(JobCancelled)
+
+    def _send(self, exception: type[BaseException]) -> None:
+        # Noted first: should this thread end between the two, `end` takes back one that was not sent.
+        self._interrupted, self.raised = True, exception
+        if self._interrupt is not None:
+            self._interrupt(exception)
 
     # --- for the watchdog ---
 
@@ -227,9 +273,7 @@ class TimeLimits:
                 if self._interrupted:
                     waits.append(DROPPED_AFTER)
                 elif now >= self._time_limit_at:
-                    # Noted first: should this thread end between the two, `_end` takes back one that was not sent.
-                    self._interrupted = True
-                    self._interrupt(TimeLimitExceeded)
+                    self._send(TimeLimitExceeded)
                     waits.append(DROPPED_AFTER)
                 else:
                     waits.append(self._time_limit_at - now)
@@ -239,24 +283,21 @@ class TimeLimits:
 # --- tasks ---
 
 
-def interrupt_of_this_task(limits: Callable[[], "TimeLimits | None"]) -> Interrupt:
-    """Cancels the task that calls this, where it waits. A handler that blocks its event loop is not reached.
-    ``limits``: those of the batch that the task performs just then.
+def interrupt_task(
+    task: "asyncio.Task[Any]", limits: Callable[[], "TimeLimits | None"], exception: type[BaseException] | None
+) -> None:
+    """Cancels the task, where it waits; with the first two arguments given it is an `Interrupt`. A handler that blocks
+    its event loop is not reached. ``limits``: those of the batch that the task performs just then.
     """
-    task, loop = asyncio.current_task(), asyncio.get_running_loop()
-    assert task is not None
-
-    def interrupt(exception: type[BaseException] | None) -> None:
-        if exception is not None:
-            loop.call_soon_threadsafe(cancel, limits())
 
     def cancel(meant: "TimeLimits | None") -> None:
         # In the thread of the loop, where no batch ends meanwhile: one that has ended is not hit.
-        if meant is not None and meant.running:
+        if meant is not None and meant.running and meant.interrupted:
             meant.cancelled = True
             task.cancel()
 
-    return interrupt
+    if exception is not None:
+        task.get_loop().call_soon_threadsafe(cancel, limits())
 
 
 # --- threads ---
@@ -276,10 +317,11 @@ def interrupt_of_this_thread() -> Interrupt:
     """Interrupts what the calling thread performs: between two instructions of Python. A call that waits, or computes,
     in C is not reached before it returns.
     """
-    ident, set_async_exc = threading.get_ident(), _set_async_exc()
-    _notice_dropped_interrupts()
+    ident = threading.get_ident()
 
     def interrupt(exception: type[BaseException] | None) -> None:
+        _notice_dropped_interrupts()
+        set_async_exc = _set_async_exc()
         set_async_exc(ident, exception)
         # Until an exception sent like this is raised in any thread, Python up to 3.12 stops at every call to look for
         # it: for ever, when it was taken back. It costs some 40 ns a call, and where calls are traced, as by a debugger
@@ -295,9 +337,14 @@ def interrupt_of_this_thread() -> Interrupt:
     return interrupt
 
 
-#: `limits`: those of the batch that the thread performs, or has performed last. Not by the context: a handler may have
+#: Thread -> the limits of the batch that it performs, or has performed last. Not by the context: a handler may have
 #: another one, or none, where the interrupt strikes.
-_here = threading.local()
+_watched: dict[int, TimeLimits] = {}
+
+
+def watch_thread(ident: int, limits: TimeLimits) -> None:
+    """From now on an interrupt that is dropped in that thread is one of these limits'."""
+    _watched[ident] = limits
 
 
 @cache
@@ -308,8 +355,9 @@ def _notice_dropped_interrupts() -> None:
     report = sys.unraisablehook
 
     def notice(dropped: "sys.UnraisableHookArgs") -> None:
-        limits: TimeLimits | None = getattr(_here, "limits", None)
-        if dropped.exc_type is TimeLimitExceeded and limits is not None and limits.interrupt_dropped():
+        limits = _watched.get(threading.get_ident())
+        kinds = TimeLimitExceeded, JobCancelled
+        if dropped.exc_type in kinds and limits is not None and limits.interrupt_dropped():
             return
         report(dropped)
 

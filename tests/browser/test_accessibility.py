@@ -70,9 +70,9 @@ PAGES: list[tuple[str, str, str]] = [
         "/", "/?span=month&sort=lag&dir=desc", "/?queue=zzz", QUEUE, f"{QUEUE}?state=morgue&error=timeout",
         f"{QUEUE}?match=*7&order_by=id", f"{QUEUE}?min=banana", "/queues/ImportCatalog", "/queues/Orders?state=taken",
         f"{QUEUE}/job?id=order-x", f"{QUEUE}/job?id=order-1", f"{QUEUE}/job?id=gone",
-        f"{QUEUE}/job?id={quote('ä ' * 40)}", "/search?id=nothing", "/search?id=order-1",
-        "/nodes", "/schedules", "/audit", "/nowhere",
-        "/jobs?list=dead&payload=version:1", "/jobs?list=running", f"{QUEUE}/shards#shard-3", f"{QUEUE}/reshard",
+        f"{QUEUE}/job?id={quote('ä ' * 40)}", "/?trouble=late", "/search?id=nothing", "/search?id=order-1",
+        "/nodes", "/schedules", "/limits", "/audit", "/nowhere",
+        "/jobs?state=morgue&payload=version:1", "/jobs?state=taken", f"{QUEUE}/shards#shard-3", f"{QUEUE}/reshard",
         "/queues/Moving", "/queues/Moving/reshard", "/queues/Moving/shards",
     )),
     ("/", "Keys", ""),
@@ -124,7 +124,7 @@ def test_every_page(busy: Stage, address: str, watched: Watched, scheme: str, si
 
 def test_an_empty_dashboard(address: str, watched: Watched) -> None:
     page = watched.page(address)
-    for path in ("/", "/nodes", "/schedules", "/audit", "/tasks", "/jobs"):
+    for path in ("/", "/nodes", "/schedules", "/limits", "/audit", "/tasks", "/jobs"):
         page.goto(address + path)
         add_axe(page)
         assert page.evaluate(AXE)[1] == []

@@ -13,9 +13,16 @@ import pytest
 from playwright.sync_api import FloatRect, Locator, Page, expect
 
 import lowq
+import lowq_web
+from lowq.observe.error_groups import error_fingerprint
+from lowq.operate import nodes
+from lowq.shards.shard import Inflow
+from lowq.store.keys import error_groups_key
 from tests.browser.conftest import Watched
 from tests.browser.stage import Stage
 from tests.recorded import record
+from tests.rules.support import run_script
+from tests.rules.web.hand import Hand, heartbeat
 from tests.waiting import until
 
 NARROW = {"width": 360, "height": 740}
@@ -196,6 +203,7 @@ def test_everything_without_javascript(stage: Stage, address: str, watched: Watc
     page.get_by_role("button", name="Retry selected now").click()
     expect(page.get_by_role("status")).to_contain_text("1 job queued again")
     page.get_by_label("Id like").fill("order-?")
+    page.get_by_text("Order, time, shard").click()
     page.locator("select[name=order_by]").select_option("id")
     page.get_by_role("button", name="Filter").click()
     expect(page).to_have_url(re.compile("order_by=id"))  # the page before shows the same two
@@ -213,9 +221,8 @@ def test_by_keyboard_alone(stage: Stage, address: str, watched: Watched) -> None
     page = watched.page(address)
     page.keyboard.press("Tab")
     expect(page.locator(":focus")).to_have_text("Skip to the content")
-    # A letter alone is nobody's shortcut: it may come from somebody's voice.
-    page.keyboard.press("/")
-    expect(page.locator(":focus")).to_have_text("Skip to the content")
+    page.keyboard.press("Tab")
+    expect(page.locator(":focus")).to_have_text("Skip to the queues")
     page.keyboard.press("Control+K")
     page.keyboard.type("order-5")
     page.keyboard.press("Enter")
@@ -230,6 +237,91 @@ def test_by_keyboard_alone(stage: Stage, address: str, watched: Watched) -> None
     assert page.locator("button, a, input, select").evaluate_all(
         "all => all.every(e => e.tabIndex >= 0)"
     )  # nothing that only a mouse reaches
+
+
+def test_rows_are_walked_and_ticked_by_single_keys_that_can_be_switched_off(
+    stage: Stage, address: str, watched: Watched
+) -> None:
+    queue = fill(stage)
+    page = watched.page(address)
+    page.keyboard.press("/")
+    expect(page.get_by_role("searchbox")).to_be_focused()
+    page.keyboard.type("jx")  # within a field they are letters
+    expect(page.get_by_role("searchbox")).to_have_value("jx")
+    page.goto(f"{address}/queues/Orders?state=morgue")
+    # The second link skips to the jobs: it is not far from there to the first tick box.
+    for key in ("Tab", "Tab", "Enter", *["Tab"] * 3):
+        page.keyboard.press(key)
+    assert page.evaluate("document.activeElement.name") == "id"
+    page.reload()
+    names = page.locator("tbody:last-of-type th a.id").all_text_contents()
+    for key, row in (("k", 0), ("j", 1), ("j", 2), ("j", 2), ("k", 1)):
+        page.keyboard.press(key)
+        expect(page.locator(":focus")).to_have_text(names[row])
+    page.keyboard.press("x")
+    expect(page.locator("[data-selected]")).to_have_text("1 selected")
+    page.keyboard.press("j")
+    page.keyboard.press("x")
+    page.keyboard.press("x")
+    expect(page.locator("[data-selected]")).to_have_text("1 selected")
+    page.get_by_role("button", name="Retry selected now").click()
+    expect(page.get_by_role("status")).to_contain_text("1 job")
+    assert {job.id for job in queue.jobs("due")} == {names[1]}
+    page.get_by_role("button", name="Keys").click()
+    page.get_by_label("Keys without Ctrl").uncheck()
+    page.get_by_role("button", name="Close").click()
+    page.keyboard.press("/")
+    expect(page.get_by_role("searchbox")).not_to_be_focused()
+
+
+def test_what_is_wrong_is_seen_without_a_click_and_leads_to_its_rows(
+    stage: Stage, address: str, watched: Watched
+) -> None:
+    for number in range(9):
+        stage.app.queue(f"nobody-{number}", 2).push({"id": n} for n in range(number + 1))
+    hand, now = Hand(stage.app, "Fails"), time.time()
+    hand.push("1", now)
+    hand.fail("1", now, now + 1800, error="out of stock")
+    record(stage.app, "Fails", now // 10 * 10 - 21, 10, 40, seconds=50.0, inflow=Inflow(0, 0))
+    page = watched.page(address, viewport=WIDE)
+    verdict = page.get_by_role("region", name="Is anything wrong?")
+    charts = box_of(page.locator("[data-charts]"))
+    for number, words in enumerate((
+        "9 queues wait, and no node is running: nobody-0",
+        "Fails fails: 80% of what it performed in the last 5 minutes. 1 job to be retried.",
+    )):  # fmt: skip
+        line = verdict.locator("li.red").nth(number)
+        expect(line).to_contain_text(words)
+        box = box_of(line)
+        assert box["y"] + box["height"] < charts["y"], "before any chart"
+    expect(verdict.locator("li.red").first).to_contain_text("45 jobs wait")
+    # The cells that it is about are marked, and what is counted leads to just these rows.
+    expect(page.locator("tr[data-queue=Fails] td.red")).to_have_text("1")
+    verdict.get_by_role("link", name="9 queues").click()
+    expect(page.locator("table.queues tbody tr")).to_have_count(9)
+    expect(page.locator("tr[data-queue=Fails]")).to_have_count(0)
+    page.locator("table.queues").get_by_role("link", name="nobody-3", exact=True).click()
+    expect(page.get_by_role("region", name="What is wrong with it")).to_contain_text("4 jobs wait")
+
+
+def test_a_shard_of_a_heat_map_is_told_to_a_finger_and_to_keys(stage: Stage, address: str, watched: Watched) -> None:
+    fill(stage)
+    page = watched.page(f"{address}/queues/Orders/shards", has_touch=True, viewport=NARROW)
+    readout, map_ = page.locator("[data-heat-readout]"), page.locator("[data-heat]")
+    map_.focus()
+    for key, shard in (("ArrowRight", 0), ("ArrowRight", 1), ("ArrowLeft", 0), ("ArrowLeft", 0)):
+        page.keyboard.press(key)
+        expect(readout).to_contain_text(f"shard {shard}: ")
+    # What is fetched anew does not take it away.
+    seen = page.locator("body").get_attribute("data-live")
+    until(lambda: page.locator("body").get_attribute("data-live") != seen, "fresh shards")
+    expect(readout).to_contain_text("shard 0: ")
+    expect(map_).to_be_focused()
+    page.keyboard.press("Tab")
+    expect(readout).to_have_text("")
+    third = box_of(map_.locator("g").nth(2))
+    page.touchscreen.tap(third["x"] + 8, third["y"] + 8)
+    expect(readout).to_contain_text("shard 2: ")
 
 
 def test_hostile_text_stays_text(stage: Stage, address: str, watched: Watched) -> None:
@@ -266,3 +358,128 @@ def test_other_sites_can_neither_post_nor_frame_it(stage: Stage, address: str, w
     page.set_content(f"<iframe src='{address}/queues/Orders'></iframe>")
     until(lambda: page.evaluate("1") and page.frames[1].url.startswith("chrome-error:"), "a refused frame")
     watched.complaints.clear()  # that it was refused is what the browser complains of
+
+
+def test_what_hangs_is_cancelled_in_two_clicks(
+    stage: Stage, address: str, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes, "STUCK_SECONDS", 0.0)  # nobody waits for a minute
+    begun, ended, over = threading.Event(), threading.Event(), threading.Event()
+
+    @stage.app.worker(shards_count=1, queue_name="Orders")
+    def hangs_here(payloads_by_id: dict[str, list[Any]]) -> None:
+        begun.set()
+        try:
+            while not over.wait(0.01):
+                pass
+        except lowq.JobCancelled:
+            ended.set()
+            raise
+
+    queue = stage.app.queue("Orders")
+    queue.push({"id": "order-7"})
+    stage.start_node()
+    try:
+        until(begun.is_set, "a job that hangs")
+        until(stage.app.stuck, "heartbeat that has it")
+        page = watched.page(address)
+        page.locator("#stuck").get_by_role("button", name="Cancel").click()
+        page.get_by_role("button", name="Cancel 1 job").click()
+        expect(page.get_by_role("status")).to_contain_text("1 running, told to end")
+        until(ended.is_set, "end of the handler")
+        until(lambda: queue.stats().taken == 0, "end of the job")
+        assert queue.peek("order-7") is None
+    finally:
+        over.set()
+
+
+def test_where_a_running_job_is_in_its_code_is_one_click_from_its_page(
+    stage: Stage, address: str, watched: Watched
+) -> None:
+    begun, over = threading.Event(), threading.Event()
+
+    @stage.app.worker(shards_count=1, queue_name="Orders")
+    def hangs_here(payloads_by_id: dict[str, list[Any]]) -> None:
+        begun.set()
+        over.wait(60)
+
+    stage.app.queue("Orders").push({"id": "order-7"})
+    stage.start_node()
+    try:
+        until(begun.is_set, "a job that hangs")
+        page = watched.page(f"{address}/queues/Orders/job?id=order-7")
+        page.get_by_role("link", name="Where it is in its code").click()
+        expect(page.locator("pre")).to_contain_text("over.wait(60)")
+        expect(page.get_by_role("button", name="Cancel")).to_be_visible()
+    finally:
+        over.set()
+
+
+def test_whether_a_deploy_is_safe_is_one_click_away(stage: Stage, address: str, watched: Watched) -> None:
+    batch = {"queue": "Orders", "shard": 0, "ids": ["order-7"], "count": 1, "seconds": 90.0}
+    supervisor = {"pid": 4711, "started_at": time.time() - 3600, "version": "1.0"}
+    heartbeat(
+        stage.app, "shop:1:aaaaaa", time.time(), host="shop", version="1.1", started_at=time.time() - 60, threads=1,
+        shutdown_timeout=25.0, performing=[batch], supervisor=supervisor,
+    )  # fmt: skip
+    page = watched.page(address)
+    page.get_by_role("link", name="1 node alive").first.click()
+    card = page.locator("#deploy")
+    expect(card).to_contain_text("Not quite")
+    expect(card).to_contain_text("order-7 on shop:1:aaaaaa: running for 1 min 30 s")
+    expect(card.locator("tbody tr", has_text="supervisor of 1")).to_contain_text("shop:4711")
+    card.get_by_role("link", name="Version").click()
+    expect(page.locator("#deploy tbody th").first).to_contain_text("supervisor of 1")
+
+
+def test_who_paused_a_queue_when_and_why_is_on_its_page(stage: Stage, watched: Watched) -> None:
+    fill(stage)
+    with stage.serving(auth=lambda _request: lowq_web.User("ann")) as address:
+        page = watched.page(f"{address}/queues/Orders")
+        page.get_by_label("Why it is paused").fill("the warehouse is closed")
+        page.get_by_role("button", name="Pause").click()
+        expect(page.get_by_role("status")).to_be_visible()
+        seen = watched.page(f"{address}/queues/Orders").locator("main")
+        expect(seen).to_contain_text(re.compile(r"Paused by ann .* ago: the warehouse is closed"))
+        watched.close()
+
+
+def test_an_error_is_retried_in_all_queues_in_two_clicks(stage: Stage, address: str, watched: Watched) -> None:
+    queues = [stage.app.queue(name, 2) for name in ("Bills", "Mails", "Orders")]
+    error = "TimeoutError: the bank did not answer"
+    for queue in queues:
+        queue.push({"id": n} for n in range(4))
+        queue.bury(range(2), error)
+        queue.bury(2, "KeyError: 'total'")
+        name, key = error_fingerprint(error), error_groups_key("lowq", queue.name)
+        run_script(stage.app.client, "record_errors", key, "", 200, 3600, name, 2, "0", error)
+    page = watched.page(f"{address}/errors")
+    page.locator("tbody tr", has_text="the bank").get_by_role("button", name="Retry the dead").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Retry 6 jobs now?")
+    page.get_by_role("button", name="Retry 6 jobs now").click()
+    expect(page.locator(".reason")).to_contain_text("6 of 6 jobs queued again")
+    assert [[job.id for job in queue.jobs("morgue")] for queue in queues] == [["2"]] * 3
+
+
+def test_all_jobs_of_a_customer_in_any_state_are_one_search_away(stage: Stage, address: str, watched: Watched) -> None:
+    bills, mails = stage.app.queue("Bills", 2), stage.app.queue("Mails", 2)
+    bills.push({"id": f"bill-{n}", "payload": {"customer": n % 9}, "delay": 60 * n} for n in range(18))
+    mails.push({"id": "mail-1", "payload": {"customer": 7}})
+    mails.bury("mail-1", "bounced")
+    mails.push([{"id": "runs", "payload": {"customer": 7}}, {"id": "other", "payload": {"customer": 8}}])
+    with mails.consumer() as consumer:
+        until(lambda: "runs" in {job.id for job in consumer.take(limit=1, timeout=1)}, "the job to be taken")
+        page = watched.page(address)
+        page.get_by_role("searchbox").fill("customer:7")
+        page.keyboard.press("Enter")
+        rows = page.locator("tbody:last-of-type tr")
+        expect(rows.locator("a.id")).to_have_text(["runs", "bill-7", "bill-16", "mail-1"])
+        expect(rows.nth(0)).to_contain_text("running")
+        expect(rows.nth(3)).to_contain_text("dead")
+    # Acted on where they are, over queues.
+    page.get_by_label("Select bill-7", exact=True).check()
+    page.get_by_label("Select mail-1", exact=True).check()
+    page.get_by_role("button", name="Delete selected").click()
+    page.get_by_role("button", name="Delete 2 jobs").click()
+    expect(page.get_by_role("status")).to_contain_text("2 jobs deleted")
+    assert (bills.peek("bill-7"), mails.peek("mail-1")) == (None, None)

@@ -151,6 +151,14 @@ def _dismiss(stage: Stage, node: NodeProcess) -> None:
 # --- another number of shards ---
 
 
+def cancel(stage: Stage, number: int) -> None:
+    """Somebody cancels some ids, most of which run or wait: those that change all the time."""
+    ids, name = [str(number % 40 + step) for step in range(0, 40, 7)], f"cancel {time.monotonic()}"
+    stage.history.cancelling(name, ids)
+    stage.app.queue(stage.queue_name, stage.shards_count).cancel(ids)
+    stage.history.cancelled(name)
+
+
 def reshard(stage: Stage, number: int) -> None:
     """`lowq reshard`, to one number of shards after the other; started anew whenever it is killed."""
     stage.reshard()
@@ -344,6 +352,7 @@ ACTIONS: dict[str, Callable[[Stage, int], None]] = {
     for action in (
         kill, freeze, freeze_in_take, blink, reattach, term, term_all, quiet, join, leave, roll, deploy, reload,
         kill_child,
+        cancel,
         reshard, kill_reshard, remake,
         redis_kill, redis_away, redis_power, redis_hangs, redis_read_only, memory_full, script_flush, client_kill,
         client_pause,

@@ -18,9 +18,8 @@ from lowq.push.target import ANEW, Target
 from lowq.shards import maintenance, scheduler
 from lowq.shards.delivery import Delivery, InFlight, TakenJob
 from lowq.shards.lease import ShardLease
-from lowq.shards.maintenance import Sweeper
 from lowq.shards.outage import Outage
-from lowq.shards.shard import Shard
+from lowq.shards.shard import Shard, Sweeper
 from lowq.store import Client
 from lowq.store.calls import load_scripts
 from lowq.work.loop import Loop
@@ -175,7 +174,11 @@ def late_reports() -> None:
 
 def late_takes() -> None:
     """A consumer hands out what it took without a look whether its lease has run out meanwhile."""
-    setattr(Taker, "_is_held", lambda self, receipt: receipt in self._hand.held)  # noqa: B010  # mypy and a method's type
+
+    def in_hand(self: Taker, jobs: Sequence[ConsumerJob]) -> list[ConsumerJob]:
+        return [job for job in jobs if job.receipt in self._hand.held]
+
+    Taker._surely_held = in_hand  # type: ignore[method-assign]
 
 
 def company() -> None:
@@ -198,6 +201,16 @@ def not_ready() -> None:
 def sessions() -> None:
     """Who comes back with a session doesn't go on with what was in hand."""
     setattr(Consumer, "_adopt", lambda *_: [])  # noqa: B010  # mypy and a method's type
+
+
+def revived() -> None:
+    """What was cancelled while it ran waits again."""
+    load_scripts().update(break_scripts(["fail", "release", "acquire"], function="local function mark_in() end"))
+
+
+def forgotten() -> None:
+    """An acknowledgement keeps nothing of what finished."""
+    load_scripts().update(break_scripts(["ack_and_take"], function="local function write_finished() end"))
 
 
 def _take_much() -> None:
@@ -228,6 +241,6 @@ BUILDS: dict[str, Callable[[], None]] = {
     for build in (
         fencing, exclusion, restore, order, ack_by_id, push_twice, ticks, claims, deadline, fence, leak, late_acks,
         expired, hasty, capacity, overdue, late_reports, late_takes, company, sessions, not_ready,
-        schedules, made_shards,
+        schedules, made_shards, revived, forgotten,
     )
 }  # fmt: skip

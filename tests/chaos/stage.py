@@ -23,7 +23,7 @@ from tests.chaos import clocks
 from tests.chaos.load import Load, expiring_ids, poisonous_ids
 from tests.chaos.proxy import Proxy
 from tests.chaos.replicated import KINDS, Replicated
-from tests.checker import Report, recovery, rests
+from tests.checker import Report, check_concurrency, recovery, rests
 from tests.history import Event, read
 from tests.processes.support import ROOT, NodeProcess, Rig
 from tests.redis_server import RedisServer
@@ -519,7 +519,20 @@ class Stage(Rig):
         allowed |= {f"lowq:v1:{name}" for name in (*LEFT_OF_ALL, *of_queue)}
         own = ("lowq:v1:{Ticks:", "lowq:v1:{lowq:schedules:Ticks:", "lowq:v1:history:Ticks")
         found = set(self.client.scan_iter(count=1000)) - allowed
+        # The figures of a limit stay until they count no more.
+        for_a_while = {key for key in found if key.startswith("lowq:v1:limit:") or key.endswith("}:finished")}
+        found -= {key for key in for_a_while if self.client.pttl(key) != -1}
         return sorted(key for key in found if not (self.has_ticks and key.startswith(own)))
+
+    def kept_problems(self, events: list[Event]) -> list[str]:
+        """Whether exactly those are kept that have finished."""
+        finished = {job_id for event in events if event["event"] == "acked" for job_id in event["ids"]}
+        performed = {job_id for event in events if event["event"] == "start" for job_id in event["jobs"]}
+        kept = {job_id for prefix in self.prefixes() for job_id in self.client.hkeys(f"{prefix}finished")}
+        lost, made_up = sorted(finished - kept), sorted(kept - performed)
+        return [f"{job_id} has finished, and is not kept" for job_id in lost] + [
+            f"{job_id} is kept, and was never performed" for job_id in made_up
+        ]
 
     @property
     def has_ticks(self) -> bool:
@@ -671,6 +684,10 @@ def _judge(stage: Stage, steps: int, seconds: float) -> Outcome:
     problems += [f"left in Redis: {key}" for key in stage.leftovers()]
     problems += stage.alarms()
     events = read(stage.history.path)
+    if "ORDERS_KEEP_FINISHED" in stage.fault.settings:
+        problems += stage.kept_problems(events)
+    at_once = stage.fault.settings.get("ORDERS_CALLS")
+    problems += check_concurrency(events, None if at_once is None else int(str(at_once)))
     refused = sum(event["event"] == "refused" for event in events)
     if stage.fault.refuses and not refused:
         problems.append("nothing was refused")

@@ -47,7 +47,11 @@ FREEZES_AND_MORE = [
 ]
 
 CASES = {
-    "fencing": Case(fault("freeze", 3.0, (0.3, "freeze")), lambda run: run.report.overlaps),
+    # A node that was frozen asks for its lease before it performs: what it may still write is what it had finished.
+    "fencing": Case(
+        fault("freeze", 8.0, *[(0.4 + number, "freeze") for number in range(7)]),
+        lambda run: run.report.returned or run.report.overlaps,
+    ),
     "exclusion": Case(
         much("membership", (0.3, "join"), (0.8, "join")),
         lambda run: run.report.overlaps or run.report.unexplained,
@@ -90,6 +94,8 @@ CASES = {
         fault("dropped", 3.0, (1.0, "remake")),
         lambda run: run.report.lost or any("left in Redis" in problem for problem in run.problems),
     ),
+    "forgotten": Case(fault("kept", 3.0), lambda run: any("is not kept" in problem for problem in run.problems)),
+    "revived": Case(fault("cancel-jobs", 3.0), lambda run: run.report.revived),
     "late_reports": Case(fault("consumer-ttr", 3.0), lambda run: run.report.late_acks),
     "late_takes": Case(fault("consumer-storm", 11.0, *FREEZES_AND_MORE), lambda run: run.report.overlaps),
     "company": Case(

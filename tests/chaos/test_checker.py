@@ -133,3 +133,18 @@ def test_what_is_pushed_again_when_it_was_performed_may_come_again() -> None:
     for more in ([], pushed(2, "a", 1)):
         (found,) = check([*history, *more, *third]).excess
         assert "was given 1 again, finished by again" in found
+
+
+def test_what_is_pushed_after_a_cancel_is_not_cancelled() -> None:
+    def without_a_score(at: float) -> list[Event]:
+        return [{**event, "jobs": [["a", 1, None]]} for event in pushed(at, "a", 1)]
+
+    start, end = performed(3, "a", 1, name="failed")
+    again = [start, {**end, "ok": False}, *performed(4, "a", 1, name="again")]
+    cancel: list[Event] = [
+        {"event": "cancelling", "at": 1.0, "pid": 3, "cancel": "one", "ids": ["a"]},
+        {"event": "cancelled", "at": 1.1, "pid": 3, "cancel": "one"},
+    ]
+    assert check([*cancel, *without_a_score(2), *again]).revived == []
+    (found,) = check([*without_a_score(0), *cancel, *again]).revived
+    assert "version 1 was cancelled at 1.000" in found

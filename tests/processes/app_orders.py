@@ -26,6 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,9 @@ SETTINGS = {
     "ORDERS_MAX_RETRIES": "3",
     "ORDERS_TTR": "",  # seconds; "": none
     "ORDERS_CAPACITY": "",  # ids; "": any number
+    "ORDERS_KEEP_FINISHED": "",  # seconds; "": nothing is kept
     "ORDERS_CONCURRENCY": "",  # batches at once over all nodes; "": any number
+    "ORDERS_CALLS": "",  # batches within a limit around their work at once, over all nodes; "": any number
     "ORDERS_WORK": "0",  # seconds that each perform takes at least
     "ORDERS_PREFETCH": "1",
     "ORDERS_ASYNC": "",  # "1": an async worker
@@ -71,6 +74,9 @@ def setting(name: str) -> str:
 log = logging.getLogger("app")
 history = History(setting("ORDERS_HISTORY"))
 app = lowq.Lowq()
+calls: Any = nullcontext()
+if setting("ORDERS_CALLS"):
+    calls = app.limit("orders", lowq.Concurrency(int(setting("ORDERS_CALLS"))))
 if setting("ORDERS_SPANS"):
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
@@ -181,13 +187,14 @@ def version_of(payload: object) -> int:
     max_retry_count=int(setting("ORDERS_MAX_RETRIES")),
     ttr=float(setting("ORDERS_TTR") or 0) or None,
     capacity=int(setting("ORDERS_CAPACITY") or 0) or None,
+    keep_finished=int(setting("ORDERS_KEEP_FINISHED") or 0) or None,
     limit=lowq.Concurrency(int(setting("ORDERS_CONCURRENCY"))) if setting("ORDERS_CONCURRENCY") else None,
 )
 class Orders(lowq.Worker[dict[str, Any]]):
     def perform_in_thread(self, payloads_by_id: dict[str, list[dict[str, Any]]]) -> None:
         batch = lowq.current()
         versions = {job_id: [*map(version_of, payloads)] for job_id, payloads in payloads_by_id.items()}
-        with history.performing(number_of(batch._source), batch.fence, versions):
+        with calls, history.performing(number_of(batch._source), batch.fence, versions):
             time.sleep(float(setting("ORDERS_WORK")))
             for job_id, payloads in payloads_by_id.items():
                 for payload in payloads:
@@ -197,18 +204,19 @@ class Orders(lowq.Worker[dict[str, Any]]):
     async def perform_in_loop(self, payloads_by_id: dict[str, list[dict[str, Any]]]) -> None:
         batch = lowq.current()
         versions = {job_id: [*map(version_of, payloads)] for job_id, payloads in payloads_by_id.items()}
-        with history.performing(number_of(batch._source), batch.fence, versions):
-            await asyncio.sleep(float(setting("ORDERS_WORK")))
-            for job_id, payloads in payloads_by_id.items():
-                for payload in payloads:
-                    if not is_to_be_done(job_id, payload):
-                        continue
-                    if payload["do"] in ("sleep", "stall"):
-                        await asyncio.sleep(payload.get("for", 0.0))
-                    elif payload["do"] in ("wait", "push"):
-                        await asyncio.to_thread(act, job_id, payload)
-                    else:
-                        act(job_id, payload)
+        async with calls:
+            with history.performing(number_of(batch._source), batch.fence, versions):
+                await asyncio.sleep(float(setting("ORDERS_WORK")))
+                for job_id, payloads in payloads_by_id.items():
+                    for payload in payloads:
+                        if not is_to_be_done(job_id, payload):
+                            continue
+                        if payload["do"] in ("sleep", "stall"):
+                            await asyncio.sleep(payload.get("for", 0.0))
+                        elif payload["do"] in ("wait", "push"):
+                            await asyncio.to_thread(act, job_id, payload)
+                        else:
+                            act(job_id, payload)
 
     perform = perform_in_loop if setting("ORDERS_ASYNC") else perform_in_thread
 

@@ -312,6 +312,14 @@ def test_a_batch_costs_one_trip(make_costs: MakeCosts) -> None:
             assert more(many, few) == _times(per_round_trip, 20)
 
 
+def test_keep_finished_costs_four_commands_a_trip_however_many_jobs(make_costs: MakeCosts) -> None:
+    costs = make_costs(batch_size=40, keep_finished=3600)
+    costs.start_node(prefetch=False)
+    few, many = (without_looks(costs.drain(batches * 40), batches + 1) for batches in (2, 22))
+    kept = {"hlen": 1, "exists": 1, "pttl": 1, "hset": 1}
+    assert more(many, few) == _times(Counter(TRIP) + _times(TAKEN_16, 3) + Counter(kept), 20)
+
+
 def test_with_prefetch_each_job_costs_the_same(make_costs: MakeCosts) -> None:
     # How many round trips there are depends on how fast the jobs are performed; what each job costs does not.
     costs = make_costs()

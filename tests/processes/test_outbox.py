@@ -1,5 +1,6 @@
 """`lowq outbox` as a process: commands, signals, and what is left when anybody is killed at any step."""
 
+import os
 import random
 import signal
 import sqlite3
@@ -14,7 +15,7 @@ import pytest
 
 import lowq
 from lowq.contrib import outbox
-from tests.postgres_server import PostgresServer, PostgresUnavailable
+from tests.postgres_server import PostgresServer
 from tests.processes.cli.support import Cli, Process, Start
 from tests.redis_server import RedisServer
 from tests.waiting import until
@@ -73,16 +74,6 @@ while True:
 
 
 @pytest.fixture
-def postgres() -> Iterator[PostgresServer]:
-    try:
-        server = PostgresServer()
-    except PostgresUnavailable as error:
-        pytest.skip(str(error))
-    with server:
-        yield server
-
-
-@pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     start = Start(tmp_path)
     yield start
@@ -105,7 +96,7 @@ def sqlite_url(tmp_path: Path, sqlite: sqlite3.Connection) -> str:
 def test_the_command_says_what_it_needs(redis_url: str, sqlite: sqlite3.Connection, sqlite_url: str) -> None:
     cli = Cli(redis_url)
     assert "set DATABASE_URL" in cli("outbox", code=2).stderr
-    assert "MySQL" in cli("outbox", "mysql://root@127.0.0.1/shop", code=2).stderr
+    assert "not with 'mysql'" in cli("outbox", "mysql://root@127.0.0.1/shop", code=2).stderr
     assert "CREATE TABLE lowq_outbox" in cli("outbox", "--sql", "postgresql").stdout
     assert "can't be used: OperationalError" in cli("outbox", sqlite_url + "x", "--once", code=1).stderr
     nobody = cli("outbox", "postgresql://lowq@127.0.0.1:1/shop", "--once", code=1).stderr
@@ -137,6 +128,56 @@ def test_it_relays_until_it_is_ended(redis_url: str, sqlite: sqlite3.Connection,
     app.close()
 
 
+class Handed:
+    """Versions of one order that are pushed one after the other, each when the one before was handed over."""
+
+    def __init__(self, redis_url: str, sqlite: sqlite3.Connection, path: Path) -> None:
+        self._sqlite, self._path = sqlite, path
+        self.environment = {"LOWQ_REDIS_URL": redis_url, "HANDED": str(path), "LOWQ_LEASE_TTL": "1"}
+        self.pushed: list[int] = []
+
+    def push(self, node: Process) -> None:
+        self.pushed.append(len(self.pushed) + 1)
+        outbox.push("OrderSync", 42, {"version": self.pushed[-1]}, connection=self._sqlite)
+        self._sqlite.commit()
+        node.until(lambda: self._path.exists() and self._path.read_text().endswith(f"42 {self.pushed[-1]}\n"))
+
+    def are_in_order(self) -> bool:
+        versions = [int(line.split()[1]) for line in self._path.read_text().splitlines()]
+        return list(dict.fromkeys(versions)) == self.pushed
+
+
+def test_a_node_relays_also_with_new_code(
+    redis_url: str, sqlite: sqlite3.Connection, sqlite_url: str, start: Start, tmp_path: Path
+) -> None:
+    handed = Handed(redis_url, sqlite, tmp_path / "handed")
+    node = start("run", "-r", "app.py", app=APP, environment={**handed.environment, "LOWQ_OUTBOX": sqlite_url})
+    handed.push(node)
+    node.process.send_signal(signal.SIGHUP)
+    node.until(lambda: " starts with new code: " in node.err)
+    handed.push(node)
+    assert node.ends_after(signal.SIGTERM) == 0
+    assert handed.are_in_order()
+
+
+@pytest.mark.slow
+def test_processes_of_a_supervisor_relay_whichever_of_them_dies(
+    redis_url: str, sqlite: sqlite3.Connection, sqlite_url: str, start: Start, tmp_path: Path
+) -> None:
+    handed = Handed(redis_url, sqlite, tmp_path / "handed")
+    options = ("--processes", "2", "--outbox", sqlite_url)
+    supervisor = start("run", "-r", "app.py", *options, app=APP, environment=handed.environment)
+    handed.push(supervisor)
+    supervisor.until(lambda: supervisor.err.count(" is ready") == 2)
+    children = Path(f"/proc/{supervisor.process.pid}/task/{supervisor.process.pid}/children").read_text().split()
+    assert len(children) == 2
+    for child in children:
+        os.kill(int(child), signal.SIGKILL)
+        handed.push(supervisor)
+    assert supervisor.ends_after(signal.SIGTERM) == 0
+    assert handed.are_in_order()
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_relay_that_is_killed_at_the_push_loses_nothing(
     redis_url: str, sqlite: sqlite3.Connection, sqlite_url: str, start: Start, when: str
@@ -163,9 +204,9 @@ LONG = (*SHORT, "pause", "relay", "relay", "redis", "database", "writer", "relay
 
 @pytest.mark.parametrize("harms", [SHORT, pytest.param(LONG, marks=pytest.mark.slow)], ids=["short", "long"])
 def test_nothing_committed_is_lost_or_out_of_order_whoever_is_killed(
-    own_server: RedisServer, postgres: PostgresServer, start: Start, tmp_path: Path, harms: Sequence[str]
+    own_server: RedisServer, own_postgres: PostgresServer, start: Start, tmp_path: Path, harms: Sequence[str]
 ) -> None:
-    url, handed = postgres.empty_database(), tmp_path / "handed"
+    url, handed = own_postgres.empty_database(), tmp_path / "handed"
     with psycopg.connect(url) as connection:
         outbox.create_table(connection)
         connection.execute("CREATE TABLE orders (id int PRIMARY KEY, version int NOT NULL)")
@@ -205,9 +246,9 @@ def test_nothing_committed_is_lost_or_out_of_order_whoever_is_killed(
             time.sleep(3)  # longer than a push waits for it
             own_server.cont()
         else:
-            postgres.kill()
+            own_postgres.kill()
             time.sleep(0.3)
-            postgres.start()
+            own_postgres.start()
         until(lambda size=before: progress(size + 100), f"work goes on after: {harm}")  # type: ignore[misc]
     for process in writers:
         process.close()

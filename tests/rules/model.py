@@ -43,6 +43,8 @@ class Flight:
     #: When they expire, those that do.
     expires: dict[bytes, float] = field(default_factory=dict)
     level: int = 0
+    #: It is to end: "x": nothing of it waits again; "s": it does.
+    mark: str = ""
 
 
 @dataclass
@@ -89,8 +91,8 @@ class Taken:
     acknowledged: int
     #: (id, perform_at, retry_count, [(payload, score)...])
     jobs: list[tuple[str, float, int, list[tuple[bytes, float]]]]
-    #: Id, microseconds until the first of its payloads expires, id...
-    ends: list[str | int] = field(default_factory=list)
+    #: Id, when the first of its payloads expires, id...
+    ends: list[str | float] = field(default_factory=list)
 
 
 def merge_into(target: dict[bytes, float], source: dict[bytes, float]) -> None:
@@ -137,6 +139,12 @@ def appended(payload: bytes, clock: float) -> bytes:
     return b"\0\0a%014x" % math.floor(clock * 2**22) + payload
 
 
+def _behind(attempts: list[str]) -> str:
+    """What is behind an error."""
+    text = "".join(attempts)
+    return f"{text}{len(text):08d}\0attempts" if text else ""
+
+
 def in_order(payloads: dict[bytes, float]) -> list[tuple[bytes, float]]:
     return sorted(payloads.items(), key=lambda item: (item[1], item[0]))
 
@@ -145,8 +153,14 @@ class Model:
     """A shard. `now` is explicit everywhere, so nothing but `clock` moves the shard's clock."""
 
     def __init__(
-        self, *, shards_count: int, max_payloads: int, max_bytes: int, max_crash_count: int, lease_ttl: float
-    ) -> None:
+        self, *, shards_count: int, max_payloads: int, max_bytes: int, max_crash_count: int, lease_ttl: float,
+        keeper: str = "",
+    ) -> None:  # fmt: skip
+        #: Who reports, as `keep_finished` has it; "": nothing is kept.
+        self.keeper = keeper
+        #: id -> what is kept of when it finished last; and of its latest attempts that failed, beside its error.
+        self.finished: dict[str, str] = {}
+        self.attempts: dict[str, list[str]] = {}
         self.shards_count = shards_count
         self.max_payloads = max_payloads
         self.max_bytes = max_bytes
@@ -169,6 +183,8 @@ class Model:
         self.lease: str | None = None
         self.owner: str | None = None
         self.fence: int | None = None
+        #: The fence since the lease was resumed.
+        self.resumed_fence: int | None = None
         self.clock: float | None = None
         #: The server's time at the last push, and since when it had come there without a jump.
         self.server_time: float | None = None
@@ -186,8 +202,8 @@ class Model:
         #: What is noted of what pushes used, in that order.
         self.features: list[str] = []
         self.delayed: list[str] = []
-        names = "delivery", "pushed", "processed", "failed", "buried", "expired", "released", "kicked", "deleted"
-        self.counters = dict.fromkeys(names, 0)
+        names = "delivery pushed processed failed buried expired released kicked deleted cancelled"
+        self.counters = dict.fromkeys(names.split(), 0)
 
     # --- producing ---
 
@@ -201,10 +217,11 @@ class Model:
         policy: str = "collapse",
         debounce: tuple[float, float] | None = None,
         capacity: int | None = None,
+        cancels: bool = False,
     ) -> int | tuple[str | int, ...]:
         """A job: id, payload, score, perform_at (a time, "+n", or None), ttl, priority. ``debounce``: it and max_wait,
-        seconds. ``capacity``: ids that may wait or be taken; ("QUEUEFULL", position...): these jobs don't fit;
-        ("SCORES", ...): scores of the two kinds would meet.
+        seconds. ``cancels``: what is in flight of an id is to end. ``capacity``: ids that may wait or be taken;
+        ("QUEUEFULL", position...): these jobs don't fit; ("SCORES", ...): scores of the two kinds would meet.
         """
         if not repeat and token in self.repeated:
             return len(jobs)
@@ -259,6 +276,9 @@ class Model:
             if policy == "append":
                 self.clock = clock
             clock += TICK
+        for job_id, *_ in [job for job in jobs if cancels and job[3] is None]:
+            if job_id in self.taken:
+                self._mark(job_id, self.taken[job_id].mark or "s")
         self._note("latest", is_used=policy == "latest")
         is_debounced = any(job.deadline is not None for job in self.waiting.values())
         self._note("debounce", is_used=debounce is not None or ("debounce" in self.features and is_debounced))
@@ -276,6 +296,16 @@ class Model:
     def make_room(self) -> None:
         """Those who wait for room are told that there may be some."""
         self._note("full", is_used=False)
+
+    def _mark(self, job_id: str, mark: str) -> None:
+        self.taken[job_id].mark = mark
+        self._note("cancelled", is_used=True)
+
+    def _drop_cancelled(self, job_id: str) -> None:
+        """Nothing of what was in flight waits again, and what was pushed since starts afresh."""
+        del self.taken[job_id]
+        self._forget(job_id)
+        self.counters["cancelled"] += 1
 
     def _note(self, feature: str, *, is_used: bool) -> None:
         if is_used and feature not in self.features:
@@ -332,9 +362,9 @@ class Model:
             raise Refused
 
     def acquire(self, now: float, nonce: str, *, charge: bool, left: Collection[str] = ()) -> tuple[Any, ...]:
-        """("held",), ("resumed", fence), ("acquired", fence, restored, poisoned), or ("restoring", 0, restored,
-        poisoned) if this call leaves some in flight. Jobs whose owner died get their earliest time, and are named in
-        `delayed`: up to `JITTER` later is right, too.
+        """("held",), ("resumed", fence of the token, fence), ("acquired", fence, restored, poisoned), or ("restoring",
+        0, restored, poisoned) if this call leaves some in flight. Jobs whose owner died get their earliest time, and
+        are named in `delayed`: up to `JITTER` later is right, too.
         """
         self.delayed = []
         own = nonce == self.owner
@@ -344,10 +374,15 @@ class Model:
             self.lease_ttl = self._lease_ttl
             self.lease = f"{nonce}:{self.fence}"
             self.owner_uncharged = False
-            return ("resumed", self.fence)
-        restored, poisoned = 0, []
+            self.resumed_fence = self._next_fence(now)
+            return ("resumed", self.fence, self.resumed_fence)
+        restored, poisoned, cancelled = 0, [], []
         for job_id in [job_id for job_id in self.taken if job_id not in left]:
             flight = self.taken[job_id]
+            if flight.mark == "x":
+                self._drop_cancelled(job_id)
+                cancelled.append(job_id)
+                continue
             if not charge or self.is_uncharged:
                 self._put_back(job_id, min(flight.perform_at, now), now)
             elif self.owner_uncharged and self.uncharged.get(job_id, 0) < 2:
@@ -364,14 +399,17 @@ class Model:
         if self.taken:
             self.lease = self.owner = None
             self.is_uncharged = self.is_uncharged or not charge
-            return ("restoring", 0, restored, poisoned)
+            return ("restoring", 0, restored, poisoned, cancelled)
         self.lease_ttl = self._lease_ttl
-        self.fence = max((self.fence or 0) + 1, math.floor(now * 1e6))
+        self.fence, self.resumed_fence = self._next_fence(now), None
         self.used = True
         self.owner = nonce
         self.lease = f"{nonce}:{self.fence}"
         self.owner_uncharged = self.is_uncharged = False
-        return ("acquired", self.fence, restored, poisoned)
+        return ("acquired", self.fence, restored, poisoned, cancelled)
+
+    def _next_fence(self, now: float) -> int:
+        return max((self.fence or 0) + 1, (self.resumed_fence or 0) + 1, math.floor(now * 1e6))
 
     def surrender(self, token: str, *, leave: bool) -> int:
         self._check(token)
@@ -381,13 +419,15 @@ class Model:
         self.lease = self.owner = None
         return 1
 
-    def renew(self, token: str, now: float) -> list[int]:
+    def renew(self, token: str, now: float) -> list[Any]:
         self._check(token)
+        marks = [(job_id, flight.delivery, flight.mark) for job_id, flight in sorted(self.taken.items()) if flight.mark]
+        self._note("cancelled", is_used=bool(marks))
         due_cutoff = self._horizon(now)
         # Counted by scores: beside a level times are rounded, the due_cutoff, too.
         levels = ((job.level * 2.0**33, job.perform_at) for job in self.waiting.values())
         due = sum(level + perform_at <= level + due_cutoff for level, perform_at in levels)
-        return [self.counters["pushed"], due + len(self.taken), 0]
+        return [self.counters["pushed"], due + len(self.taken), len(self.taken), *([marks] if marks else [])]
 
     def _crash(self, job_id: str, now: float, not_before: float) -> bool:
         """Somebody died with the job in flight. True: it is poison, and buried."""
@@ -407,6 +447,7 @@ class Model:
                 return False
             if waiting is not None:
                 merge_into(flight.payloads, waiting.payloads)
+            died += _behind(self.attempts.get(job_id, []))
             self._bury(job_id, now, died, self.taken.pop(job_id).payloads)
             self._forget(job_id)
             return True
@@ -421,9 +462,13 @@ class Model:
         acknowledged = 0
         for job_id, delivery in acks:
             if job_id in self.taken and self.taken[job_id].delivery == delivery:
-                del self.taken[job_id]
+                flight = self.taken.pop(job_id)
                 acknowledged += 1
+                if self.keeper:
+                    seconds = max(now - flight.taken_at, 0)
+                    self.finished[job_id] = f"{now:.3f} {seconds:.3f} {len(flight.payloads)} {self.keeper}"
                 self.errors.pop(job_id, None)
+                self.attempts.pop(job_id, None)
                 self.crashes.pop(job_id, None)
                 self.uncharged.pop(job_id, None)
                 self.solo.discard(job_id)
@@ -463,15 +508,16 @@ class Model:
             reply.jobs.append((job_id, source.perform_at, source.retry_count, chosen))
             reply.state += 32 * (job_id in self.solo)
             if source.expires:
-                reply.ends += [job_id, math.ceil((min(source.expires.values()) - now) * 1000000)]
+                reply.ends += [job_id, min(source.expires.values())]
             if isinstance(source, Waiting):
                 for payload, _ in chosen:
                     del source.payloads[payload]
                     source.expires.pop(payload, None)
                 if not source.payloads:
                     del self.waiting[job_id]
+            mark = source.mark if isinstance(source, Flight) else ""
             self.taken[job_id] = Flight(
-                delivery, source.perform_at, source.retry_count, now, dict(chosen), expires, source.level
+                delivery, source.perform_at, source.retry_count, now, dict(chosen), expires, source.level, mark
             )
             if isinstance(source, Waiting):
                 source.retry_count, source.deadline = -1, None
@@ -570,9 +616,14 @@ class Model:
         reply = []
         for job_id, verdict, retry_count, delay, error in failures:
             flight = self._flight(job_id, delivery)
+            if flight is not None and flight.mark == "x":
+                self._drop_cancelled(job_id)
+                reply.append(4)
+                continue
             reply.append(1 if flight else 0)
             if flight is None:
                 continue
+            error = self._with_attempt(job_id, flight, error, now)
             if verdict == "solo":
                 self._put_back(job_id, min(flight.perform_at, now), now)
                 self.errors[job_id] = error
@@ -611,6 +662,10 @@ class Model:
             if flight is None:
                 reply.append(0)
                 continue
+            if flight.mark == "x":
+                self._drop_cancelled(job_id)
+                reply.append(4)
+                continue
             if crashed:
                 reply.append(2 if self._crash(job_id, now, now + (delay or 0)) else 1)
                 continue
@@ -639,11 +694,25 @@ class Model:
         for payload in going:
             del flight.payloads[payload]
             flight.expires.pop(payload, None)
-        self._bury(job_id, now, reason or self.errors.get(job_id, ""), going)
+        error = self.errors.get(job_id, "")
+        if not payloads and self.keeper:
+            shown = error[: len(error) - len(_behind(self.attempts.get(job_id, [])))] if not reason else None
+            self._bury(job_id, now, self._with_attempt(job_id, flight, reason, now, shown), going)
+        else:
+            self._bury(job_id, now, reason or error, going)
         if not flight.payloads:
             del self.taken[job_id]
             self._forget(job_id)
         return [1]
+
+    def _with_attempt(self, job_id: str, flight: "Flight", error: str, now: float, shown: str | None = None) -> str:
+        """The error as it is kept, with the five latest attempts behind it. ``shown``: another one in its place."""
+        if not self.keeper:
+            return error
+        seconds, before = max(now - flight.taken_at, 0), self.attempts.get(job_id, [])
+        attempt = f"{now:.3f} {seconds:.3f} {self.keeper} {len(error)}\n{error}"
+        self.attempts[job_id] = [*before[-4:], attempt]
+        return (error if shown is None else shown) + _behind(self.attempts[job_id])
 
     def _flight(self, job_id: str, delivery: int) -> Flight | None:
         flight = self.taken.get(job_id)
@@ -677,6 +746,7 @@ class Model:
 
     def _forget(self, job_id: str) -> None:
         self.errors.pop(job_id, None)
+        self.attempts.pop(job_id, None)
         self.crashes.pop(job_id, None)
         self.uncharged.pop(job_id, None)
         self.solo.discard(job_id)
@@ -720,19 +790,24 @@ class Model:
         return reply
 
     def delete(self, job_ids: list[str], where: str) -> list[int]:
+        """``where``: "cancel": what waits is deleted, and what is in flight is to end."""
         self.make_room()
+        counter = "cancelled" if where == "cancel" else "deleted"
         reply = []
         for job_id in job_ids:
             if job_id in self.taken:
                 reply.append(3)
+                if where == "cancel":
+                    self.counters["cancelled"] += self.waiting.pop(job_id, None) is not None
+                    self._mark(job_id, "x")
                 continue
             found = 0
             if where != "morgue" and job_id in self.waiting:
                 del self.waiting[job_id]
                 self._forget(job_id)
-                self.counters["deleted"] += 1
+                self.counters[counter] += 1
                 found = 1
-            if where != "waiting" and job_id in self.morgue:
+            if where in ("", "morgue") and job_id in self.morgue:
                 del self.morgue[job_id]
                 self.counters["deleted"] += 1
                 found = 1
@@ -778,13 +853,20 @@ class Model:
             "retries": {i: job.retry_count for i, job in self.waiting.items() if job.retry_count >= 0},
             "debounced": {i: job.deadline for i, job in self.waiting.items() if job.deadline is not None},
             "errors": self.errors,
+            "finished": self.finished,
             "solo": self.solo,
             "crashes": {
                 job_id: f"{count} {self.uncharged[job_id]}" if job_id in self.uncharged else str(count)
                 for job_id, count in self.crashes.items()
             },
             "taken": {
-                job_id: (flight.delivery, flight.perform_at, flight.retry_count, flight.level, flight.taken_at)
+                job_id: (
+                    flight.delivery,
+                    flight.perform_at,
+                    flight.retry_count,
+                    f"{flight.level}{flight.mark}",
+                    flight.taken_at,
+                )
                 for job_id, flight in self.taken.items()
             },
             "morgue": {job_id: buried.at for job_id, buried in self.morgue.items()},
@@ -802,6 +884,7 @@ class Model:
                     "server_time_since": self.server_time_since,
                     "scores": self.scores,
                     "fence": self.fence,
+                    "resumed_fence": self.resumed_fence,
                     "owner": self.owner,
                     "lease_ttl": self.lease_ttl,
                     "paused": self.paused,

@@ -86,8 +86,19 @@ def jobs_of(reply: list[Any]) -> list[list[bytes]]:
             jobs.append(item)
         else:  # a fresh job with a single payload: id, perform_at, "score payload"
             perform_at, (score, _, payload) = next(items), next(items).partition(b" ")
-            jobs.append([item, perform_at, b"-1", payload, score])
+            jobs.append([item, perform_at, b"-1", payload, score.partition(b",")[0]])
     return jobs
+
+
+def expiries_of(reply: list[Any]) -> dict[bytes, bytes]:
+    """When the jobs in a reply of `ack_and_take` expire, of those that do."""
+    taken = TakeReply.of(reply)
+    found, items = dict(zip(taken.expiries[1::2], taken.expiries[2::2], strict=True)), iter(taken.items)
+    for item in items:
+        if not isinstance(item, list):
+            _, (head, _, _) = next(items), next(items).partition(b" ")
+            found |= {item: head.partition(b",")[2]} if b"," in head else {}
+    return found
 
 
 def as_redis_answers(call: Call[Any]) -> Call[Any]:
@@ -218,10 +229,9 @@ class ShardRig:
         """All keys of the store with their content, but for `leased_until`, which is only told to people."""
         found = self._read({key: self._type(key) for key in sorted(self.names())})
         found.get("meta", {}).pop("leased_until", None)
-        # When an inline payload expires is only in the index.
-        for job_id, at in found.get("expires", {}).items():
-            times = found.setdefault(f"expires:{job_id}", dict.fromkeys(found.get(f"payloads:{job_id}", {}), at))
-            assert min(times.values(), default=None) == at, f"the index of {job_id!r}"
+        times = {key: min(found[key].values()) for key in found if key.startswith("expires:")}
+        index = {f"expires:{job_id}": at for job_id, at in found.get("expires", {}).items()}
+        assert index == times, "the index of what expires"
         return found
 
     def meta(self, name: str) -> str | None:
@@ -248,6 +258,8 @@ class ShardRig:
             else:
                 found.setdefault(key, {})
                 found[key] = found[key] | _readable(key, kind, raw) if found[key] else _readable(key, kind, raw)
+            if kind == "inline" and (expires := raw.partition(b" ")[0].partition(b",")[2]):
+                found["expires:" + key.removeprefix("payloads:")] = dict.fromkeys(found[key], float(expires))
         return found
 
     def _type(self, key: str) -> str:
@@ -299,9 +311,9 @@ def _readable(key: str, kind: str, raw: Any) -> Any:
     if kind == "string":
         return None if raw is None else raw.decode()
     if kind == "inline":
-        score, _, payload = raw.partition(b" ")
+        head, _, payload = raw.partition(b" ")
         assert len(payload) <= 4096, f"{key}: so long a payload is never kept as a string"
-        return {_payload(payload): float(score)}
+        return {_payload(payload): float(head.partition(b",")[0])}
     if kind == "list":
         return [item.decode() for item in raw]
     if kind == "set":
@@ -322,17 +334,18 @@ def _payload(data: bytes) -> Any:
 
 
 def _records(raw: list[bytes]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of `taken`: id -> (delivery, perform_at, retry_count, level, taken_at), and its payloads as if they had keys."""
+    """Of `taken`: id -> (delivery, perform_at, retry_count, level and mark, taken_at), and its payloads as if they had
+    keys.
+    """
     records: dict[str, Any] = {}
     carried: dict[str, Any] = {}
     for name, record in zip(raw[::2], raw[1::2], strict=True):
         delivery, perform_at, retry_count, level, taken_at, *inline = record.split(maxsplit=5)
-        level, _, expires = level.partition(b",")
-        records[name.decode()] = int(delivery), float(perform_at), int(retry_count), int(level), float(taken_at)
+        records[name.decode()] = int(delivery), float(perform_at), int(retry_count), level.decode(), float(taken_at)
         if inline:
             assert record.endswith(b"\n"), "a record that carries a payload ends so"
             carried[_TAKEN + name.decode()] = payloads = _readable("", "inline", inline[0][:-1])
-            if expires:
+            if expires := inline[0].partition(b" ")[0].partition(b",")[2]:
                 carried["taken:expires:" + name.decode()] = dict.fromkeys(payloads, float(expires))
     return records, carried
 

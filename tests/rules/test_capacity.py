@@ -16,6 +16,7 @@ from lowq.store.keys import shard_prefix
 from lowq.store.translate import Refusal
 from tests.rows import case
 from tests.rules.support import NOW, Channel, ShardRig, emptied_rig, exhausted, job, report, retry
+from tests.tiers import real_redis_often
 from tests.waiting import NEVER, until
 
 #: Seconds: longer than any test takes.
@@ -235,6 +236,7 @@ def test_the_wait_ends(queue: Queue) -> None:
     assert ids(queue) == ["a", "b", "c"]
 
 
+@real_redis_often
 def test_twenty_producers_share_a_small_capacity(app: lowq.Lowq) -> None:
     capacity, each = 6, 9
     queue = app.queue("mail", 2, capacity=capacity)

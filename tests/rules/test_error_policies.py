@@ -53,13 +53,12 @@ def test_a_wrong_retry_in_is_refused() -> None:
         (step_by_step, "retry_in must return a number of seconds at once"),
         (lambda _self: 1, rf"retry_in\(_self\): {write}, or without"),
         (lambda _self, _retry_count, _error, _more: 1, rf"retry_in\(_self.*more.*: {write}"),
-        (30, f"retry_in=30 is no function; {write}"),
     ]
     for retry_in, message in rows:
         sync = type("Sync", (), {"perform": lambda _self, _payloads_by_id: None, "retry_in": retry_in})
         with case(retry_in), pytest.raises(ConfigError, match=rf"Sync\.{message}"):
             app.worker(sync)
-    values: list[Any] = [5, lambda: 5, lambda _a, _b, _c: 5]
+    values: list[Any] = ["5", lambda: 5, lambda _a, _b, _c: 5]
     for value in values:
         with case(value), pytest.raises(ConfigError, match=r"retry_in.*write def retry_in\(retry_count, error\)"):
             Config(retry_in=value)

@@ -31,6 +31,7 @@ from lowq.store.keys import shard_prefix
 from tests.batches import within_batch
 from tests.rows import case
 from tests.started_threads import live_threads, started_threads
+from tests.tiers import real_redis_often
 from tests.waiting import NEVER, PATIENCE, auntil, until
 
 
@@ -212,6 +213,7 @@ class TestCoroutines:
             asyncio.run(produce(first))
         assert payloads(queue, "x") == list(range(1000))  # as many as are shown
 
+    @real_redis_often
     def test_who_comes_when_the_queue_was_just_registered_does_not_overtake_those_who_waited_for_that(
         self, app: lowq.Lowq
     ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import lowq
-from lowq.limits import Limit, registered_limits
+from lowq.limits import LimitRule, registered_limits
 from lowq.registrations import options_of
 from lowq.workers import limits_of
 from tests.rows import case
@@ -38,7 +38,12 @@ def test_a_worker_may_have_one_several_or_none() -> None:
 
 
 def test_rates_of_different_times_stand_beside_each_other() -> None:
-    limits = (lowq.Rate(10), lowq.Rate(1000, per=3600), lowq.Concurrency(5), lowq.Concurrency(50, key="all"))
+    limits = (
+        lowq.Rate(10),
+        lowq.Rate(1000, per=3600, strict=True),
+        lowq.Concurrency(5),
+        lowq.Concurrency(50, key="all"),
+    )
     worker = declare(limits)
     assert limits_of(worker) == limits
     assert len({limit.name("limited") for limit in limits}) == 4
@@ -64,7 +69,7 @@ def test_what_is_no_limit_is_refused() -> None:
         (declare, others, r"Limited: limit=.* must be a lowq.Rate, such as lowq.Rate\(100"),
         (
             declare,
-            [[lowq.Rate(5), lowq.Rate(6)]],
+            [[lowq.Rate(5), lowq.Rate(6)], [lowq.Rate(5), lowq.Rate(3, key="limited")]],
             r"Limited: limit says twice the same, Rate\(limit=5, .* different keys",
         ),
         (declare, [[lowq.Rate(5, key=f"k{n}") for n in range(9)]], "limit has 9 limits; a worker has at most 8"),
@@ -81,5 +86,5 @@ def test_what_an_entry_of_the_registry_says_otherwise_is_left_out() -> None:
     ]  # fmt: skip
     for entry in entries:
         with case(entry):
-            found: list[Limit] = registered_limits(entry)
+            found: list[LimitRule] = registered_limits(entry)
             assert found == []

@@ -150,7 +150,7 @@ class TestOutcomes:
 
         def start(calls: Any, **_: Any) -> Any:
             (call,) = calls
-            assert call.is_wanted()
+            assert call.leave_out_abandoned()
             sent.append((call.data[2], call.data[7::2]))
             other.abandoned = True
             return lambda: [1 if len(sent) > 1 else RedisUnavailable("no answer")]

@@ -157,7 +157,7 @@ class TestMissed:
         assert looked < 100
 
 
-RECORD = Record({"at": "0 8 * * 1", "tz": "Europe/Berlin", "missed": "one"}, 1.5, 1, 2.5, "Zoë = b > c", 3.0, 7)
+RECORD = Record({"at": "0 8 * * 1", "tz": "Europe/Berlin", "missed": "one"}, 1.5, 1, 2.5, "Zoë = b > c", 3.0, 7, 12)
 
 
 def test_a_record_is_read_as_it_was_written_and_fits_into_an_option_of_a_push() -> None:

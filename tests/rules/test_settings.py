@@ -113,7 +113,7 @@ WRONG: list[tuple[list[str], list[Any], str]] = [
     (["lease_ttl"], [0.01], r"lease_ttl=0\.01 must be a number of at least 0\.1"),
     (
         ["redis_url"],
-        ["localhost:6379", "http://localhost", "redis:localhost", "", None],
+        ["localhost:6379", "http://localhost", "redis:localhost", "valkey+unix://h", "", None],
         KNOWN_URLS,
     ),
     (["namespace"], ["", "a b", "a{b}", "a\nb", "x" * 65, "a\ud800", 5], "namespace="),
@@ -144,7 +144,8 @@ def test_what_is_documented_is_taken() -> None:
     for name in ("warn_after", "build_scheduler", "build_splitter", "workers"):
         nothing: dict[str, Any] = {name: None}
         assert getattr(Config(**nothing), name) is None
-    for url in ("redis://h:1/0", "rediss://h", "unix:///run/s", "redis+sentinel://h:1,i:2/m/0", "redis+cluster://h:1"):
+    urls = "redis://h:1/0", "rediss://h", "unix:///run/s", "redis+sentinel://h:1,i:2/m/0", "redis+cluster://h:1"
+    for url in (*urls, "valkey://h", "valkeys://h", "valkeys+sentinel://h/m", "valkey+cluster://h"):
         assert Config(redis_url=url).redis_url == url
 
 

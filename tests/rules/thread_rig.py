@@ -12,9 +12,9 @@ from lowq.clock import now as clock_now
 from lowq.observe.events import QueueEvents
 from lowq.shards.dispatcher import Dispatcher
 from lowq.shards.lease import Lease
-from lowq.shards.limits import Share
 from lowq.shards.membership import ServerClock
 from lowq.shards.outage import Outage
+from lowq.shards.permits import Share
 from lowq.shards.scheduler import LagScheduler
 from lowq.shards.shard import Performing, Shard, shards_of
 from lowq.store import Client

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 QUEUE = "Orders"
 #: The queue of a schedule, its shard as the history names it, and the id of its jobs.
 TICKS, TICKS_SHARD, TICK = "Ticks", 90_000, "tick"
+#: The limit around calls of handlers.
+CALLS = "erp"
 #: What is tried again later.
 AWAY = (lowq.RedisUnavailable, lowq.RedisRefused)
 
@@ -137,12 +139,19 @@ class Performer:
             versions, limit = versions_of(payloads_by_id), batch.deadline
             return story.history.performing(number_of(batch._source), batch.fence, versions, limit=limit)
 
+        def calling() -> AbstractContextManager[None]:
+            return story.history.calling(CALLS, until=lowq.current().deadline)
+
         class Orders(lowq.Worker[Any]):
             def perform(self, payloads_by_id: Payloads) -> None:
                 with performing(payloads_by_id):
                     for job_id, payloads in payloads_by_id.items():
                         for payload in payloads:
-                            time.sleep(story.seconds_of(job_id, payload))
+                            if story.is_call(payload):
+                                with story.limit_of(app), calling():
+                                    time.sleep(story.seconds_of(job_id, payload))
+                            else:
+                                time.sleep(story.seconds_of(job_id, payload))
                             story.may_raise(job_id, payload, lowq.current())
                             if "push" in payload:
                                 pending = story.pushing_on(job_id, payload)
@@ -157,7 +166,12 @@ class Performer:
                 with performing(payloads_by_id):
                     for job_id, payloads in payloads_by_id.items():
                         for payload in payloads:
-                            await asyncio.sleep(story.seconds_of(job_id, payload))
+                            if story.is_call(payload):
+                                async with story.limit_of(app):
+                                    with calling():
+                                        await asyncio.sleep(story.seconds_of(job_id, payload))
+                            else:
+                                await asyncio.sleep(story.seconds_of(job_id, payload))
                             if "cancel" in payload and story.seconds_of(job_id, {**payload, "for": 1.0}):
                                 raise asyncio.CancelledError
                             story.may_raise(job_id, payload, lowq.current())
@@ -180,7 +194,8 @@ class Performer:
         app.worker(
             queue_name=QUEUE,
             shards_count=plan.shards,
-            batch_size=plan.batch_size,
+            batch_size=1 if plan.cancels_running else plan.batch_size,
+            on_push="cancel_running" if plan.cancels_running else None,
             max_retry_count=3,
             ttr=plan.ttr,
             time_limit=plan.time_limit,
@@ -267,11 +282,17 @@ class Performer:
                         await self._areport(job.release)
                         continue
                     shard, until = begun
-                    with self.story.history.performing(
-                        shard, job.fence, versions_of({job.id: job.payloads}), by_hand=True, until=until
-                    ) as perform:
-                        for payload in job.payloads:
-                            await asyncio.sleep(self.story.seconds_of(job.id, payload))
+                    try:
+                        with self.story.history.performing(
+                            shard, job.fence, versions_of({job.id: job.payloads}), by_hand=True, until=until
+                        ) as perform:
+                            for payload in job.payloads:
+                                await asyncio.sleep(self.story.seconds_of(job.id, payload))
+                            if job.is_cancelled:
+                                raise lowq.JobCancelled
+                    except lowq.JobCancelled:
+                        await self._areport(job.release)
+                        continue
                     if await self._areport(job.ack):
                         self.story.history.acked(shard, [job.id], perform)
         app.close()

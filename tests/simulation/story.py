@@ -15,10 +15,11 @@ import json
 import logging
 import os
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import lowq
@@ -26,10 +27,10 @@ import tests.history
 from lowq.shards.shard import Shard
 from lowq.store.keys import shard_prefix
 from lowq.work import threads
-from tests.checker import Report, check, check_concurrency
+from tests.checker import Report, check, check_calls, check_concurrency
 from tests.history import History
 from tests.simulation import machine
-from tests.simulation.performers import AWAY, QUEUE, TICK, TICKS_SHARD, Performer
+from tests.simulation.performers import AWAY, CALLS, QUEUE, TICK, TICKS_SHARD, Performer
 from tests.simulation.servers import REFUSALS, Address, Cluster, Link, Server, listen
 from tests.simulation.world import BEGINNING, BEGINNING_WALL, Process, Stalled, World, simulating
 
@@ -42,6 +43,9 @@ BUSY = 15.0
 setattr(threads, "interrupt_of_this_thread", machine.interrupt_of_this_thread)  # noqa: B010 - mypy and a module
 # Sets of shards are gone through in an order that is not that of their addresses: so a seed tells one story.
 Shard.__hash__ = lambda self: hash(self.prefix)  # type: ignore[method-assign, attr-defined]
+
+#: Virtual seconds after which an operator goes on with a reshard that keeps another one from its beginning.
+ABANDONED = 5.0
 
 #: What is done to the system -> how often it is drawn.
 FAULTS = {
@@ -114,6 +118,10 @@ class Plan:
     has_ticks: bool
     #: Batches of all nodes together at a time; None: any number.
     concurrency: int | None
+    #: Whether a push cancels what runs of its id.
+    cancels_running: bool
+    #: Calls of handlers of all nodes at a time, by a limit around them; None: there is none.
+    calls: int | None
 
 
 def draw(seed: int) -> Plan:
@@ -126,6 +134,11 @@ def draw(seed: int) -> Plan:
         )
         for number in range(chance.choice((5, 10, 20, 20, 30)))
     ]  # fmt: skip
+    others = random.Random(f"cancels {seed}")  # of their own: each seed keeps the faults that it had before
+    faults += [
+        Fault(len(faults) + number, others.uniform(0.2, BUSY), "cancel", others.randrange(1000), 0.0, 0)
+        for number in range(others.choice((0, 0, 3, 8)))
+    ]
     if any(fault.name in LOSING for fault in faults):
         # A clock that steps back after a failover has lost a lease makes the fence of that lease anew.
         faults = [fault for fault in faults if fault.name != "step clock"]
@@ -147,7 +160,18 @@ def draw(seed: int) -> Plan:
         lag=chance.choice((0.0, 0.0, 0.01, 0.3)),
         has_ticks=chance.random() < 0.2,
         concurrency=chance.choice((None, None, None, 1, 2)),
+        cancels_running=others.random() < 0.15,
+        calls=random.Random(f"calls {seed}").choice((None, None, None, 1, 2)),
     )
+
+
+def changed(plan: Plan, changes: Mapping[str, Any]) -> Plan:
+    """That plan with other values. ``faults``: their names, which take turns; when they happen is as it was."""
+    changes = dict(changes)
+    if "faults" in changes:
+        names = itertools.cycle(changes["faults"])
+        changes["faults"] = [replace(fault, name=name) for fault, name in zip(plan.faults, names, strict=False)]
+    return replace(plan, **changes)
 
 
 @dataclass(slots=True)
@@ -234,6 +258,8 @@ class Story:
         self._troubled_until = BEGINNING
         #: As many as the last reshard has made that an operator saw the end of.
         self._wanted_shards: int | None = None
+        #: A server has lost what was moved, and no replica had to confirm it.
+        self._is_set_back = False
         self._is_resharded = any("reshard" in fault.name for fault in faults)
         #: (id, version) -> how often its handler has failed.
         self._raised: dict[tuple[str, int], int] = {}
@@ -278,6 +304,7 @@ class Story:
         outcome.report = check(outcome.events, self.buried())
         outcome.problems += outcome.report.problems
         outcome.problems += check_concurrency(outcome.events, self.plan.concurrency, (TICKS_SHARD,))
+        outcome.problems += check_calls(outcome.events, self.plan.calls)
         outcome.problems += [f"tick {tick} was never performed" for tick in self._missed_ticks()]
         outcome.seconds, outcome.steps = world.now - BEGINNING, world.steps
         outcome.commands = sum(server.executed for server in self.servers)
@@ -317,10 +344,8 @@ class Story:
         """What an operator does who looks at the queue when all is over: a failover may have lost what he has done."""
         queue.resume()
         if self._wanted_shards is not None:
-            progress = queue.reshard_progress()
-            if progress is not None:
-                queue.reshard(progress.after.shards_count)
-            queue.reshard(self._wanted_shards)
+            self._go_on(queue)
+            self._reshard_to(queue, self._wanted_shards)
 
     # --- what Redis holds, asked for beside all that is simulated ---
 
@@ -443,6 +468,14 @@ class Story:
                 batch.release(job_id)
             raise RuntimeError("told to fail")
 
+    def is_call(self, payload: Mapping[str, Any]) -> bool:
+        """Whether the handler of a node works that payload within the limit around calls."""
+        return self.plan.calls is not None and payload["version"] % 2 == 0
+
+    def limit_of(self, app: lowq.Lowq) -> lowq.Limit:
+        """The limit around calls."""
+        return app.limit(CALLS, lowq.Concurrency(self.plan.calls or 1))
+
     def pushing_on(self, job_id: str, payload: Mapping[str, Any]) -> list[dict[str, Any]]:
         """What a handler pushes."""
         version = payload["version"]
@@ -530,11 +563,19 @@ class Story:
             case "act on jobs":
                 ids = [str(which % self.plan.ids), str(which // 7 % self.plan.ids)]
                 self._operate(lambda queue: queue.perform_now(ids))
+            case "cancel":
+                ids = [str(which % self.plan.ids), str(which // 7 % self.plan.ids)]
+                self._operate(lambda queue: self._cancel(queue, f"cancel {fault.number}", ids))
             case "reshard":
                 self._operate(lambda queue: self._reshard(queue, which % 5 + 1))
             case "leave reshard":  # who does it dies in the middle, and another one begins it again
                 begun, again = [self._operate(lambda queue: queue.reshard(which % 5 + 1))], seconds
                 world.after(0.001 * fault.steps, lambda: self._leave(begun[0], again, which % 5 + 1))
+
+    def _cancel(self, queue: Any, name: str, ids: list[str]) -> None:
+        self.history.cancelling(name, ids)
+        queue.cancel(ids)
+        self.history.cancelled(name)
 
     def _leave(self, operator: Process, again_in: float, shards: int) -> None:
         if operator.is_alive:
@@ -571,8 +612,36 @@ class Story:
         world.after(promotion + seconds, end)
 
     def _reshard(self, queue: Any, shards: int) -> None:
-        queue.reshard(shards)
+        give_up_at = time.monotonic() + ABANDONED
+        while True:
+            try:
+                self._reshard_to(queue, shards)
+                break
+            except lowq.Resharding:
+                if time.monotonic() >= give_up_at:
+                    self._go_on(queue)
+                time.sleep(0.1)
         self._wanted_shards = shards
+
+    def _go_on(self, queue: Any) -> None:
+        """Goes on with the reshard that is under way. Redis may have lost its end, after which nobody else does."""
+        progress = queue.reshard_progress()
+        if progress is not None:
+            self._reshard_to(queue, progress.after.shards_count)
+
+    def _reshard_to(self, queue: Any, shards: int) -> None:
+        """What is moved may be older than what was performed, where a server was set back without replicas. A reshard
+        that does not know whether it may move that is refused, and the operator does what it says.
+        """
+        if self._is_set_back:
+            self.history.lapse(2 * self.plan.lease_ttl, since=BEGINNING)
+        try:
+            queue.reshard(shards)
+        except lowq.RedisRefused as error:
+            told = re.search(r"redis-cli -c (HSET) '(\S+)' (fed) (1)", str(error))
+            if told is not None:
+                queue._backend.client.command(*told.groups(), key=told[2])
+            raise
 
     def _come_back(self, server: Server, lost: float) -> None:
         since = server.start(lost)
@@ -583,7 +652,7 @@ class Story:
         """That server lacks what was written from then on."""
         shards = None
         if self._is_resharded and not self.plan.lag:  # what was moved there, and nobody has confirmed, may be older
-            since = BEGINNING
+            since, self._is_set_back = BEGINNING, True
         if self.cluster is not None and not self._is_resharded:
             prefixes = {shard: shard_prefix("lowq", QUEUE, shard) for shard in range(self.plan.shards)}
             shards = [shard for shard, prefix in prefixes.items() if self.cluster.owner(prefix) is server]

@@ -1,6 +1,6 @@
 """Tells stories in this process: started by `tests.simulation`, one JSON line for each story.
 
-python -m tests.simulation.worker FIRST LAST [--break NAME] [--faults NAMES] [--without 3,5] [--tell] [--twice]
+python -m tests.simulation.worker FIRST LAST [--break NAME] [--faults JSON] [--without 3,5] [--tell] [--twice]
 """
 
 # Before anything else: what is imported takes the machine's parts out of the modules.
@@ -18,10 +18,10 @@ import sys  # noqa: E402
 
 from lowq.store.calls import load_scripts  # noqa: E402
 from tests.chaos import broken  # noqa: E402
-from tests.mutants import MUTATIONS  # noqa: E402
-from tests.simulation.story import tell  # noqa: E402
+from tests.mutants import MUTATIONS, OF_STORIES  # noqa: E402
+from tests.simulation.story import changed, draw, tell  # noqa: E402
 
-MUTATIONS_BY_NAME = {mutation.name: mutation for mutation in MUTATIONS}
+MUTATIONS_BY_NAME = {mutation.name: mutation for mutation in (*MUTATIONS, *OF_STORIES)}
 #: Stories in which everybody who may perform has a part.
 WARM_UP = (3, 5, 1)
 
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("first", type=int)
     parser.add_argument("last", type=int)
     parser.add_argument("--break", dest="broken", default="")
-    parser.add_argument("--faults", default="", help="a list in JSON: until when is each of them found?")
+    parser.add_argument("--faults", default="", help="JSON, name -> what of the plans is other: when is each found?")
     parser.add_argument("--without", default="")
     parser.add_argument("--tell", action="store_true")
     parser.add_argument("--twice", action="store_true")
@@ -48,10 +48,11 @@ def main() -> None:
         put_in(given.broken)
     for seed in WARM_UP:  # what is imported or kept at the first use is there when the first story begins
         tell(seed)
-    for fault in json.loads(given.faults or "[]"):
+    for fault, changes in json.loads(given.faults or "{}").items():
         if os.fork() == 0:  # each is put into a process of its own, which has been warmed up
             put_in(fault)
-            failing = (seed for seed in range(given.first, given.last + 1) if tell(seed).problems)
+            plans = (changed(draw(seed), changes) for seed in range(given.first, given.last + 1))
+            failing = (plan.seed for plan in plans if tell(plan.seed, plan=plan).problems)
             told = {"fault": fault, "found": next(failing, None), "of": given.last - given.first + 1}
             print(json.dumps(told), flush=True)
             os._exit(0)

@@ -3,9 +3,10 @@
 `tests/rules/project/test_typing.py` checks this file; it is never run.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, NotRequired, TypedDict, assert_type
 from uuid import UUID
 
@@ -66,7 +67,7 @@ class OrderSync(lowq.Worker[Order]):
 
     def teardown(self) -> None: ...
 
-    def retry_in(self, retry_count: int, error: BaseException | str) -> float:
+    def retry_in(self, retry_count: int, error: BaseException | str) -> float | timedelta:
         return 60 if isinstance(error, TimeoutError) else super().retry_in(retry_count)
 
     def retries_exhausted(self, jobs: list[lowq.Job]) -> None:
@@ -124,9 +125,10 @@ def invoice_sync(payloads_by_id: dict[str, list[Any]]) -> None: ...
 class Overriding(lowq.Worker[Order]):
     @classmethod
     def perform_async(
-        cls, jobs: Any, *, timeout: float | timedelta | None = None, durability: lowq.Durability | None = None
-    ) -> int:
-        return super().perform_async(jobs, timeout=timeout, durability=durability)
+        cls, jobs: Any, *, on_progress: Callable[[int], object] | None = None,
+        timeout: float | timedelta | None = None, durability: lowq.Durability | None = None,
+    ) -> int:  # fmt: skip
+        return super().perform_async(jobs, on_progress=on_progress, timeout=timeout, durability=durability)
 
     def perform(self, payloads_by_id: dict[str, list[Order]]) -> None: ...
 
@@ -274,9 +276,11 @@ queue.perform_now([1, "2", UUID(int=3)])
 queue.bury("42", reason="cancelled")
 queue.kick(str(number) for number in range(10))
 queue.delete(42)
+assert_type(queue.cancel([42, "43"]).running, tuple[str, ...])
 for step in queue.bulk("kick", state="morgue", match="4*"):
     assert_type(step.done, int)
     assert_type(step.total, int)
+queue.bulk("cancel", "taken", match="4*", older_than=timedelta(hours=1))
 page = queue.jobs(state="retrying", match="4*", order_by="perform_at", reverse=False, limit=50)
 assert_type([item.id for item in page.jobs], list[str])
 queue.jobs(after=page.cursor)
@@ -447,6 +451,48 @@ OfStruct.perform_async(typed_job)
 OfStruct.perform_async([typed_job])
 
 
+async def stream() -> AsyncIterator[lowq.JobDict[OrderStruct]]:
+    yield typed_job
+
+
 async def produce_typed() -> None:
+    assert_type(await OfStruct.aperform_async(stream(), on_progress=print), int)
+    assert_type(await OfStruct.queue.apush(stream(), print), int)
     assert_type(await OfStruct.apush(42, OrderStruct(2)), int)
     await OfStruct.aperform_async([typed_job])
+
+
+# --- what async workers share ---
+
+
+@lowq.app.on_loop_start
+async def connect(state: SimpleNamespace) -> None:
+    state.answer = 42
+
+
+@lowq.app.on_loop_stop
+async def disconnect() -> None: ...
+
+
+@lowq.worker(retry_in=timedelta(minutes=5))
+async def shares(payloads_by_id: dict[str, list[Any]]) -> None:
+    assert_type(lowq.current().state, SimpleNamespace)
+
+
+# --- limits around calls ---
+
+
+async def call() -> None:
+    erp = lowq.limit("erp", lowq.Rate(20, per=1, strict=True), lowq.Concurrency(5), timeout=timedelta(seconds=3))
+    assert_type(erp, lowq.Limit)
+    async with erp as limit:
+        await limit.adefer(timedelta(seconds=5))
+    with app.limit("erp", timeout=0) as limit:
+        limit.defer(5)
+    lowq.Limit.defer("erp", 5)
+
+
+lowq.worker(retry_in=5)
+lowq.worker(retry_in=lambda retry_count: 10 * 2**retry_count)
+lowq.Lowq(shutdown_timeout=timedelta(minutes=1), retry_in=30)
+assert_type(lowq.config.shutdown_timeout, float)

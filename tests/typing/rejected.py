@@ -203,3 +203,19 @@ lowq.woker  # rejected
 @lowq.every("0 8 * * 1", missed="none")  # rejected
 @lowq.worker
 def wrong_missed(job_id: str, payloads: list[Any]) -> None: ...
+
+
+@lowq.app.on_loop_start  # rejected
+def connect(state: object) -> None: ...
+
+
+lowq.worker(retry_in="soon")  # rejected
+
+
+# --- limits around calls ---
+
+lowq.limit("erp", 5)  # rejected
+lowq.limit("erp", lowq.Rate(5), timeout="3")  # rejected
+with lowq.limit("erp") as limit:
+    limit.defer("5")  # rejected
+lowq.app.queue("Orders").bulk("cancell")  # rejected

@@ -14,12 +14,13 @@ from lowq.operate.actions import ActionName
 from lowq.options import QUEUE_OPTIONS
 from lowq_web.background import BackgroundAction, BackgroundActions, TaskState
 from lowq_web.journal import Actor, Entry, say
+from lowq_web.listing import Target
 from lowq_web.stats_cache import StatsCache
 
 log = logging.getLogger(__name__)
 
 #: They can't be undone: pages always ask before.
-DESTRUCTIVE = ("bury", "delete")
+DESTRUCTIVE = ("bury", "delete", "cancel")
 #: Ids that are acted on while the browser waits: as many as a page has.
 MAX_IDS = 1000
 #: Seconds that the entry of a pause in the audit log may be older than the pause: it is written before.
@@ -75,22 +76,21 @@ class Actions:
             elif action == "delete":
                 acted = handle.delete(ids, unchanged=unchanged)
             else:
-                acted = {"kick": handle.kick, "perform_now": handle.perform_now}[action](ids)
+                acted = {"kick": handle.kick, "perform_now": handle.perform_now, "cancel": handle.cancel}[action](ids)
             outcome.count = acted.done
-            left = {"in_flight": acted.in_flight, "missing": acted.missing}
+            left = {"in_flight": acted.in_flight, "missing": acted.missing, "signalled": acted.signalled}
             outcome.detail |= {name: number for name, number in left.items() if number}
         return acted
 
     def on_all(
-        self, who: Actor, queue: str, action: ActionName, wanted: inspection.JobFilter, reason: str | None = None
+        self, who: Actor, target: Target, action: ActionName, wanted: inspection.JobFilter, reason: str | None = None
     ) -> BackgroundAction:
-        """Acts on all jobs that match, in the background.
+        """Acts on all jobs that match, of a queue or of several, in the background.
 
         Raises:
-            TooManyTasks, ConfigError, UnknownQueueError, RedisUnavailable
+            TooManyTasks, ConfigError, RedisUnavailable
         """
-        self._app.queue(queue).shards_count  # noqa: B018 - raises for a queue that nobody has used
-        return self._background.start(who, queue, action, wanted, reason if action == "bury" and reason else None)
+        return self._background.start(who, target, action, wanted, reason if action == "bury" and reason else None)
 
     def pause(self, who: Actor, queue: str, reason: str | None = None) -> bool:
         """Whether that changed anything. ``reason``: for the audit log, where the page of the queue finds it.
@@ -194,7 +194,7 @@ class Actions:
         return changed
 
     def send_command(self, who: Actor, node: str, command: str) -> None:
-        """Sends a node the command to go quiet, to stop, or to reload.
+        """Sends a node a command.
 
         Raises:
             UnknownNodeError, ConfigError, RedisUnavailable
@@ -217,7 +217,7 @@ class Actions:
         """
         if task.state not in STOPPABLE:
             return False
-        with self._written(who, "cancel", task.queue, {"task": task.id}):
+        with self._written(who, "cancel", task.target, {"task": task.id}):
             return self._background.cancel(task.id)
 
     @contextmanager

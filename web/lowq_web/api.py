@@ -7,10 +7,10 @@ strictly: what is unknown or malformed is answered with 400 and the reason. Erro
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, UnsetType
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -25,7 +25,7 @@ from lowq_web import documents, openapi
 from lowq_web.background import BackgroundAction, find_action, read_actions
 from lowq_web.context import context_of, queue_of
 from lowq_web.fields import query_of
-from lowq_web.listing import JobQuery, P, news
+from lowq_web.listing import JobQuery, Queues, Target
 from lowq_web.live import document
 from lowq_web.openapi import Endpoint
 from lowq_web.received import Nothing, Received, read_document, read_query
@@ -207,48 +207,42 @@ def shards(request: Request, _query: Nothing) -> Response:
 
 
 def jobs(request: Request, query: documents.JobsQuery) -> Response:
-    context = context_of(request)
-
     def answer(page: inspection.Page) -> Response:
         return _answer(documents.Jobs([_job(request, job) for job in page.jobs], page.cursor, page.looked))
 
-    asked = _query(query)
-    return _listed(request, asked, asked.pages(queue_of(request), context.redact), answer)
+    return _listed(request, queue_of(request), query, answer)
 
 
 def all_jobs(request: Request, query: documents.AllJobsQuery) -> Response:
-    context = context_of(request)
-
     def answer(page: inspection.FoundPage) -> Response:
         found = [documents.FoundJob(item.queue, _job(request, item.job)) for item in page]
         return _answer(documents.FoundJobs(found, page.cursor, page.looked))
 
-    asked = _query(query)
-    part = "" if query.queue is UNSET else query.queue.casefold()
-    names = [info.name for info in context.app.queues() if part in info.name.casefold()]
-    pages = context.app.jobs_in_steps(
-        asked.filter, queues=names, limit=asked.limit, after=asked.after, redact=context.redact
-    )
-    return _listed(request, asked, news(pages), answer)
+    return _listed(request, _queues(request, query.queue), query, answer)
 
 
-def _query(query: documents.JobsQuery | documents.AllJobsQuery) -> JobQuery:
-    given = query.given()
-    names = ("state", "match", "order_by", "reverse", "payload", "error", "error_group", "shard")
-    fields: dict[str, Any] = {name: given[name] for name in names if name in given}
-    fields |= {name: _bound(name, given.get(name), given.get("order_by")) for name in ("min", "max")}
-    return JobQuery(inspection.JobFilter(**fields), given.get("after"), query.limit, {})
+def _queues(request: Request, part: str | UnsetType) -> Queues:
+    return Queues(context_of(request).app, "" if part is UNSET else part)
 
 
-def _listed(request: Request, asked: JobQuery, pages: Iterator[P | None], answer: Callable[[P], Response]) -> Response:
+def _listed(
+    request: Request, target: Target, query: documents.ListQuery, answer: Callable[[Any], Response]
+) -> Response:
+    context, given = context_of(request), query.given()
+    after, limit = given.pop("after", None), given.pop("limit")
+    given.pop("queue", None)
+    bounds: dict[str, Any] = {
+        name: _bound(name, given.pop(name), given.get("order_by")) for name in ("min", "max") if name in given
+    }
+    asked = JobQuery(inspection.JobFilter(**given, **bounds), after, limit, {})
+    pages = asked.pages(target, context.redact)
     if not asked.scans:
         return answer([page for page in pages if page is not None][-1])
-    context = context_of(request)
     return FinalResult(context.scans, context.threads.iterate(pages), answer)
 
 
-def _bound(name: str, raw: str | None, order_by: str | None) -> float | str | None:
-    if raw is None or order_by == "id":
+def _bound(name: str, raw: str, order_by: str | None) -> float | str:
+    if order_by == "id":
         return raw
     try:
         return float(raw)
@@ -270,6 +264,7 @@ def _job(request: Request, job: lowq.Job) -> documents.Job:
         payloads_count=job.payloads_count,
         priority=job.priority,
         expires_at=job.expires_at,
+        attempts=[documents.Attempt(one.at, one.seconds, one.node, one.error) for one in job.attempts],
     )
 
 
@@ -281,6 +276,11 @@ def job(request: Request, query: documents.IdQuery) -> Response:
     )
 
 
+def stack(request: Request, query: documents.IdQuery) -> Response:
+    with context_of(request).scans:
+        return _answer(documents.StackFound(queue_of(request).stack(query.id)))
+
+
 def nodes(request: Request, _query: Nothing) -> Response:
     app = context_of(request).app
     return _answer(documents.Nodes(app.nodes(), app.nodes(lost=True)))
@@ -288,6 +288,10 @@ def nodes(request: Request, _query: Nothing) -> Response:
 
 def schedules(request: Request, _query: Nothing) -> Response:
     return _answer(documents.Schedules(context_of(request).app.schedules()))
+
+
+def limits(request: Request, _query: Nothing) -> Response:
+    return _answer(documents.Limits([documents.Limit.of(state) for state in context_of(request).app.limits()]))
 
 
 def stuck(request: Request, _query: Nothing) -> Response:
@@ -345,59 +349,92 @@ def description(request: Request, _query: Nothing) -> Response:
 
 def act(request: Request, body: documents.ActDocument) -> Response:
     who, actions = visit_of(request).actor, context_of(request).actions
-    handle, action, given = queue_of(request), body.action, body.given()
-    reason, before = given.get("reason"), given.get("before")
-    if reason is not None and action != "bury":
-        raise HTTPException(400, f"reason: only bury takes one, not {action}")
+    action, given = body.action, body.given()
     if ("ids" in given) == ("all" in given):
         raise HTTPException(400, "say either which ids, or all with a filter: {} for all that it can be done to")
-    if "ids" in given:
-        bounds = [name for name in ("at_most", "before") if name in given]
-        if bounds:
-            raise HTTPException(400, f"{bounds[0]}: it bounds an action on all that match, not one on ids")
-        # An id that is named twice would count as missing the second time.
-        acted = actions.on_ids(who, handle.name, action, list(dict.fromkeys(given["ids"])), reason)
-        left = [documents.NotDone(job_id, why) for job_id, why in acted.left]
-        return _answer(documents.Acted(acted.done, acted.in_flight, acted.missing, left))
-    wanted = inspection.JobFilter(**given["all"].given())
-    if before is not None and before > context_of(request).stats_cache.redis_time():
+    if "ids" not in given:
+        return _act_on_all(request, queue_of(request), body)
+    reason = _reason(body)
+    bounds = [name for name in ("at_most", "before") if name in given]
+    if bounds:
+        raise HTTPException(400, f"{bounds[0]}: it bounds an action on all that match, not one on ids")
+    # An id that is named twice would count as missing the second time.
+    acted = actions.on_ids(who, queue_of(request).name, action, list(dict.fromkeys(given["ids"])), reason)
+    left = [documents.NotDone(job_id, why) for job_id, why in acted.left]
+    return _answer(documents.Acted(acted.done, acted.signalled, acted.in_flight, acted.missing, left))
+
+
+def act_on_all(request: Request, body: documents.ActOnAllDocument) -> Response:
+    return _act_on_all(request, _queues(request, body.queue), body)
+
+
+def _act_on_all(request: Request, target: Target, body: documents.BulkDocument) -> Response:
+    context, given, reason = context_of(request), body.given(), _reason(body)
+    wanted, before = _filter(request, body.all), given.get("before")
+    if before is not None and before > context.stats_cache.redis_time():
         raise HTTPException(400, f"before={before!r} lies in the future")
-    bound = before if "at_most" not in given else _counted(request, action, wanted, given["at_most"], before)
-    started = actions.on_all(who, handle.name, action, dataclasses.replace(wanted, before=bound), reason)
+    if "at_most" in given:
+        before = _counted(request, target, body.action, wanted, given["at_most"], before)
+    bounded = dataclasses.replace(wanted, before=before)
+    started = context.actions.on_all(visit_of(request).actor, target, body.action, bounded, reason)
     return _answer(_task_document(started), 202)
 
 
+def _reason(body: documents.BulkDocument) -> str | None:
+    if body.reason is UNSET:
+        return None
+    if body.action != "bury":
+        raise HTTPException(400, f"reason: only bury takes one, not {body.action}")
+    return body.reason
+
+
+def _filter(request: Request, given: documents.JobFilter | UnsetType) -> inspection.JobFilter:
+    """The filter of an action, whose ages count from now, whenever it is carried out."""
+    wanted = {} if given is UNSET else given.given()
+    return inspection.JobFilter(**wanted).aged(context_of(request).stats_cache.redis_time)
+
+
 def _counted(
-    request: Request, action: ActionName, wanted: inspection.JobFilter, at_most: int, before: float | None
+    request: Request,
+    target: Target,
+    action: ActionName,
+    wanted: inspection.JobFilter,
+    at_most: int,
+    before: float | None,
 ) -> float | inspection.Snapshot:
     """What bounds the action: a snapshot or a time.
 
     Raises:
         HTTPException: more jobs match than ``at_most``.
     """
-    handle = queue_of(request)
     bound: float | inspection.Snapshot
     with context_of(request).scans:
         if before is None:
             # The action is done to exactly the jobs that are counted here, whatever comes meanwhile.
-            bound = found = handle.snapshot(action, wanted)
+            bound = found = target.snapshot(action, wanted)
             total = found.total
         else:
             bound = before
-            total = handle.count(action, wanted, before=before)
+            total = target.count(action, wanted, before=before)
     if total > at_most:
         raise HTTPException(409, f"at_most={at_most}: there are {total} such jobs now. Nothing was done")
     return bound
 
 
 def count(request: Request, body: documents.CountDocument) -> Response:
-    wanted = inspection.JobFilter() if body.all is UNSET else inspection.JobFilter(**body.all.given())
-    handle = queue_of(request)
-    context = context_of(request)
+    return _count(request, queue_of(request), body)
+
+
+def count_all(request: Request, body: documents.CountAllDocument) -> Response:
+    return _count(request, _queues(request, body.queue), body)
+
+
+def _count(request: Request, target: Target, body: documents.CountDocument) -> Response:
+    context, wanted = context_of(request), _filter(request, body.all)
     with context.scans:
         # The time is read first: as `before` it leaves out what came during the count.
         at = context.stats_cache.redis_time()
-        found = handle.count(body.action, wanted)
+        found = target.count(body.action, wanted)
     return _answer(documents.Count(found, at))
 
 
@@ -478,7 +515,19 @@ ENDPOINTS: Sequence[Endpoint] = (
     _get("/queues/{queue}/shards", shards, "Its shards", documents.Shards),
     _get("/queues/{queue}/jobs", jobs, "A page of its jobs", documents.Jobs, documents.JobsQuery),
     _get("/jobs", all_jobs, "A page of the jobs of all queues", documents.FoundJobs, documents.AllJobsQuery),
+    _post(
+        "/jobs/actions", act_on_all, "Do something to the jobs of all queues that match, in the background",
+        {202: documents.Task}, documents.ActOnAllDocument,
+    ),
+    _post(
+        "/jobs/count", count_all, "To how many jobs of all queues an action would do something now",
+        {200: documents.Count}, documents.CountAllDocument,
+    ),
     _get("/queues/{queue}/job", job, "Everything that is known of an id", documents.Described, documents.IdQuery),
+    _get(
+        "/queues/{queue}/stack", stack, "Where in its code a running id is; null: nothing performs it",
+        documents.StackFound, documents.IdQuery,
+    ),
     _post(
         "/queues/{queue}/actions", act, "Do something to ids (200), or in the background to all that match (202)",
         {200: documents.Acted, 202: documents.Task}, documents.ActDocument,
@@ -507,11 +556,13 @@ ENDPOINTS: Sequence[Endpoint] = (
         "/schedules/resume", resume_schedule, "End a pause of a schedule", {200: documents.Paused},
         documents.ScheduleDocument,
     ),
+    _get("/limits", limits, "All limits over all nodes, and how far they are used", documents.Limits),
     _get("/nodes", nodes, "The nodes that live, and those lost within the last hour", documents.Nodes),
     _get("/errors", errors, "What fails: failures of all queues, alike errors together", documents.Errors),
     _get("/stuck", stuck, "The batches that run for much longer than those of their queue do", documents.Stuck),
     _post(
-        "/nodes/command", send_command, "Send a node a command: to go quiet, stop or reload", {202: documents.Sent},
+        "/nodes/command", send_command, "Send a node a command: to go quiet, take jobs again, stop or reload",
+        {202: documents.Sent},
         documents.CommandDocument,
     ),
     _get("/tasks", tasks, "What runs in the background", documents.Tasks),

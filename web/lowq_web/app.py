@@ -26,11 +26,12 @@ from lowq_web.auth import Authenticate, checked_networks, chosen_auth
 from lowq_web.background import MAX_RUNNING, BackgroundActions, TooManyTasks
 from lowq_web.confirmations import Snapshots
 from lowq_web.context import AppContext, context_of
+from lowq_web.hosts import checked_hosts
 from lowq_web.notices import Notices
 from lowq_web.open_streams import OpenStreams
 from lowq_web.pages.rendering import trouble
 from lowq_web.redaction import Redact, redactor
-from lowq_web.security import Guard, checked_hosts, checked_origins, is_for_programs, shown_error
+from lowq_web.security import Guard, checked_origins, is_for_programs, shown_error
 from lowq_web.static_files import static
 from lowq_web.stats_cache import StatsCache
 from lowq_web.threads import ConcurrencyLimit, Threads

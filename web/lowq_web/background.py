@@ -35,7 +35,9 @@ from lowq.store import registry, untrusted
 from lowq.store.calls import time_of
 from lowq.store.keys import MAX_SHARDS, is_queue_name, tasks_key
 from lowq_web.journal import Actor, Entry
+from lowq_web.listing import Queues, Target, queues_with
 from lowq_web.stats_cache import StatsCache
+from lowq_web.words import TaskAction
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +56,6 @@ REPORT_INTERVAL = 0.5
 #: Seconds for which the end of an action is reported to a Redis that does not answer, and those between two attempts.
 #: An attempt that has begun by then is waited for.
 END_PATIENCE, END_PAUSE = 60.0, 1.0
-#: An action on jobs, or another number of shards for a queue.
-TaskAction = Literal[ActionName, "reshard"]
 TaskState = Literal["running", "done", "cancelled", "failed", "interrupted"]
 _RECORD = re.compile(
     rb"(?P<state>running|done|cancelled|failed) (?P<began_at>\S+) (?P<heartbeat_at>\S+) (?P<ended_at>\S+) "
@@ -75,7 +75,8 @@ class BackgroundAction:
 
     id: str
     who: str
-    queue: str
+    #: None: those whose names have ``part``.
+    queue: str | None
     action: TaskAction
     #: Of a snapshot the time.
     filter: JobFilter
@@ -99,6 +100,13 @@ class BackgroundAction:
     exact: bool = False
     #: Of reshard: the new number of shards. ``done`` and ``total`` count shards.
     shards_count: int | None = None
+    #: Of an action on several queues: in any case; "" for all queues.
+    part: str = ""
+
+    @property
+    def target(self) -> str:
+        """What it is done to, for people."""
+        return self.queue or queues_with(self.part)
 
 
 # --- running them ---
@@ -116,18 +124,19 @@ class BackgroundActions:
         self._reports_due: dict[str, float] = {}
 
     def start(
-        self, who: Actor, queue: str, action: ActionName, wanted: JobFilter, reason: str | None = None
+        self, who: Actor, target: Target, action: ActionName, wanted: JobFilter, reason: str | None = None
     ) -> BackgroundAction:
         """Starts a bulk action and returns.
 
         Raises:
-            TooManyTasks, ConfigError, UnknownQueueError, RedisUnavailable, RedisRefused: nothing was done to any job.
+            TooManyTasks, ConfigError, RedisUnavailable, RedisRefused: nothing was done to any job.
                 After RedisUnavailable there may be a record of the action: it counts as running until it is shown as
                 interrupted.
         """
-        steps = self._app.queue(queue).bulk(action, wanted, reason=reason)
+        steps = target.bulk(action, wanted, reason=reason)
         exact = isinstance(wanted.before, Snapshot) and wanted.before.remembers
-        begun = _new(who, queue, action, JobFilter(**wanted.given()), reason=reason, exact=exact)
+        queue, part = (None, target.part) if isinstance(target, Queues) else (target.name, "")
+        begun = _new(who, queue, action, JobFilter(**wanted.given()), reason=reason, exact=exact, part=part)
         return self._start(who, begun, lambda: steps)
 
     def reshard(self, who: Actor, queue: str, shards_count: int) -> BackgroundAction:
@@ -153,7 +162,7 @@ class BackgroundActions:
         try:
             try:
                 action = begin(self._app, action)
-                entry = Entry(self._app, who, action.action, action.queue, _detail(action))
+                entry = Entry(self._app, who, action.action, action.target, _detail(action))
                 steps = _begun(begin_steps, entry)
             except lowq.LowqError:
                 # It may have been entered, also when no answer came. Nobody will work on it.
@@ -245,7 +254,7 @@ class BackgroundActions:
             time.sleep(END_PAUSE)
 
 
-def _new(who: Actor, queue: str, action: TaskAction, wanted: JobFilter, **more: Any) -> BackgroundAction:
+def _new(who: Actor, queue: str | None, action: TaskAction, wanted: JobFilter, **more: Any) -> BackgroundAction:
     owner = f"{socket.gethostname()}:{os.getpid()}"
     return BackgroundAction(secrets.token_urlsafe(8), who.name, queue, action, wanted, owner, 0.0, 0.0, **more)
 
@@ -300,6 +309,7 @@ def begin(app: lowq.Lowq, action: BackgroundAction) -> BackgroundAction:
         "reason": action.reason and action.reason[:MAX_TEXT],
         "exact": action.exact,
         **({} if action.shards_count is None else {"shards_count": action.shards_count}),
+        **({} if action.queue is not None else {"part": action.part}),
     }
     entered, value = app.client.call(
         registry.task_begin(_key(app), action.id, json.dumps(facts), MAX_RUNNING, MAX_ENDED, SILENCE, KEPT)
@@ -386,9 +396,11 @@ def _decoded(action_id: str, parts: re.Match[bytes]) -> BackgroundAction | None:
     rest, size = parts["rest"], int(parts["size"])
     facts = untrusted.json_object(rest[:size]) or {}
     began_at, heartbeat_at = (_time(parts[name]) for name in ("began_at", "heartbeat_at"))
-    who, owner, queue = (untrusted.text(facts.get(name)) for name in ("who", "owner", "queue"))
+    who, owner, queue, part = (untrusted.text(facts.get(name)) for name in ("who", "owner", "queue", "part"))
     action, wanted = facts.get("action"), _filter(facts.get("filter"))
-    if began_at is None or heartbeat_at is None or who is None or owner is None or not is_queue_name(queue):
+    if began_at is None or heartbeat_at is None or who is None or owner is None:
+        return None
+    if not is_queue_name(queue) and (queue is not None or part is None):
         return None
     shards_count = untrusted.whole(facts.get("shards_count"), 1, MAX_SHARDS)
     if wanted is None or (action not in ACTIONS and (action != "reshard" or shards_count is None)):
@@ -399,6 +411,7 @@ def _decoded(action_id: str, parts: re.Match[bytes]) -> BackgroundAction | None:
         done=int(parts["done"]), total=None if parts["total"] == b"-" else int(parts["total"]),
         cancelling=parts["cancel"] == b"1", error=rest[size:].decode("utf-8", "backslashreplace") or None,
         reason=untrusted.text(facts.get("reason")), exact=facts.get("exact") is True, shards_count=shards_count,
+        part=part or "",
     )  # fmt: skip
 
 

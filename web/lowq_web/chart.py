@@ -12,7 +12,7 @@ from lowq_web import text
 
 WIDTH, HEIGHT = 960, 180
 #: Steps that an axis of values has at most.
-_MOST_STEPS = 4
+_MOST_STEPS = 5
 #: Shards that a heat map shows, the hottest: of one queue, and of all queues of a page together.
 MOST_CELLS, ALL_CELLS = 500, 1000
 #: Queues of a page that have one.
@@ -82,7 +82,7 @@ def chart(moments: Sequence[Moment], names: Sequence[str], *, seconds: bool = Fa
     most = max(most, least) if seconds else most or 1.0
     step = _step_of(most, _DURATIONS if seconds else ())
     steps = max(math.ceil(most / step - 1e-9), 1)
-    write: Callable[[float], str] = (lambda value: text.duration(value, fine=True)) if seconds else text.rate
+    write = _written_by(step) if seconds else _written
     last = max(len(moments) - 1, 1)
     lines = []
     for name, column in columns.items():
@@ -107,6 +107,20 @@ def _points(piece: Sequence[tuple[float, float]], half: float) -> str:
         ((x, y),) = piece
         piece = [(max(x - half, 0.0), y), (min(x + half, WIDTH), y)]
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in piece)
+
+
+def _written(value: float) -> str:
+    return text.short(value) if value >= 10 else f"{value:g}"
+
+
+#: Seconds of a unit -> its name.
+_UNITS = {86_400: "d", 3600: "h", 60: "min", 1: "s", 0.001: "ms"}
+
+
+def _written_by(step: float) -> Callable[[float], str]:
+    """Durations in one unit, that of the step: 80 s, 100 s."""
+    size = next(size for size in _UNITS if size <= step)
+    return lambda value: f"{value / size:g} {_UNITS[size]}"
 
 
 def known(value: float | None) -> float | None:

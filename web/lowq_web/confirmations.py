@@ -13,6 +13,7 @@ import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import lowq
 from lowq import inspection
@@ -123,7 +124,10 @@ def encode_moments(moments: Moments) -> str:
     return " ".join("-" if at is None else repr(at) for at in moments)
 
 
-def moments_of(fields: Sequence[tuple[str, str]], ids: Sequence[str]) -> dict[str, Moments]:
+K = TypeVar("K")
+
+
+def moments_of(fields: Sequence[tuple[str, str]], ids: Sequence[K]) -> dict[K, Moments]:
     """The times of the ids in a form, in their order.
 
     Raises:

@@ -64,7 +64,7 @@ class _Bounded(H11Protocol):
                 self.transport.write(_REFUSAL)
                 self.transport.close()
                 return
-            self.app = _HealthOnly(self.app)
+            self.app = _health_only(self.app)
         self.awaited.update()
 
     def make_room(self) -> bool:
@@ -104,17 +104,14 @@ class _Bounded(H11Protocol):
         super().connection_lost(exc)
 
 
-class _HealthOnly:
+def _health_only(app: Any) -> ASGIApp:
     """The application of a connection beyond the bound."""
+    too_many = PlainTextResponse(_TOO_MANY, 503, {"connection": "close", "retry-after": "5"})
 
-    def __init__(self, app: Any) -> None:
-        self._app: ASGIApp = app
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await (app if path_of(scope) == "/healthz" else too_many)(scope, receive, send)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer: ASGIApp = PlainTextResponse(_TOO_MANY, 503, {"connection": "close", "retry-after": "5"})
-        if path_of(scope) == "/healthz":
-            answer = self._app
-        await answer(scope, receive, send)
+    return answer
 
 
 class _Awaited:

@@ -10,16 +10,18 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 import lowq
 from lowq import admin, inspection
+from lowq.codec import MAX_PRIORITY
 from lowq.job import State
 from lowq.observe.error_groups import ErrorGroup
 from lowq.operate.actions import ActionName
-from lowq.operate.job_filter import OrderBy
-from lowq.operate.nodes import NodeInfo, StuckBatch
+from lowq.operate.job_filter import FilterState, OrderBy
+from lowq.operate.nodes import NodeCommand, NodeInfo, StuckBatch
 from lowq.store.keys import MAX_SHARDS
 from lowq_web.actions import MAX_IDS
-from lowq_web.background import TaskAction, TaskState
+from lowq_web.background import TaskState
 from lowq_web.received import Received
 from lowq_web.retry_clock import Retry
+from lowq_web.words import TaskAction
 
 #: Bytes that are no UTF-8 come and go as surrogates.
 _BYTES = {"x-bytes": True}
@@ -74,14 +76,38 @@ _ErrorGroup = Annotated[
     str,
     Meta(pattern="^[0-9a-f]{12}$", description="The fingerprint of a group of errors: those whose last error is in it"),
 ]
+_QueuePart = Annotated[str, Meta(max_length=512, description="A part of the queue's name, in any case")]
 _Shard = Annotated[int, Meta(ge=0, description="Only this shard")]
+_Priority = Annotated[int, Meta(ge=0, le=MAX_PRIORITY, description="Only waiting jobs of this priority")]
+_OlderThan = Annotated[
+    float,
+    Meta(ge=0, description="Seconds for which the time of the jobs, perform_at or buried_at, has passed at least"),
+]
+_NewerThan = Annotated[
+    float, Meta(ge=0, description="Seconds for which that time has passed at most; also jobs whose time is to come")
+]
 
 
-class JobsQuery(Received, frozen=True):
+class _Filter(Received, frozen=True):
+    """What a list and an action ask of jobs."""
+
+    match: _Pattern | UnsetType = UNSET
+    error: _ErrorText | UnsetType = UNSET
+    error_group: _ErrorGroup | UnsetType = UNSET
+    priority: _Priority | UnsetType = UNSET
+    older_than: _OlderThan | UnsetType = UNSET
+    newer_than: _NewerThan | UnsetType = UNSET
+
+
+class ListQuery(_Filter, frozen=True):
     of_bytes = frozenset({"after", "min", "max"})
 
-    state: Annotated[State, Meta(description="Absent: all that wait")] | UnsetType = UNSET
-    match: _Pattern | UnsetType = UNSET
+    state: (
+        Annotated[
+            FilterState, Meta(description="Absent: all that wait; any: what is in flight, what waits, then the morgue")
+        ]
+        | UnsetType
+    ) = UNSET
     order_by: Annotated[OrderBy, Meta(description="By default perform_at, in the morgue buried_at")] | UnsetType = UNSET
     reverse: Annotated[bool, Meta(description="The last ones first")] = False
     limit: Annotated[int, Meta(ge=1, le=1000, description="Jobs of the page")] = 50
@@ -92,45 +118,25 @@ class JobsQuery(Received, frozen=True):
     min: _Bound | UnsetType = UNSET
     max: _Bound | UnsetType = UNSET
     payload: _PayloadField | UnsetType = UNSET
-    error: _ErrorText | UnsetType = UNSET
-    error_group: _ErrorGroup | UnsetType = UNSET
+
+
+class JobsQuery(ListQuery, frozen=True):
     shard: _Shard | UnsetType = UNSET
 
 
-class AllJobsQuery(Received, frozen=True):
-    of_bytes = frozenset({"after", "min", "max"})
-
-    queue: Annotated[str, Meta(max_length=512, description="A part of the queue's name, in any case")] | UnsetType = (
-        UNSET
-    )
-    state: Annotated[State, Meta(description="Absent: all that wait")] | UnsetType = UNSET
-    match: _Pattern | UnsetType = UNSET
-    order_by: Annotated[OrderBy, Meta(description="By default perform_at, in the morgue buried_at")] | UnsetType = UNSET
-    reverse: Annotated[bool, Meta(description="The last ones first")] = False
-    limit: Annotated[int, Meta(ge=1, le=1000, description="Jobs of the page")] = 50
-    after: (
-        Annotated[str, Meta(max_length=4096, description="The cursor of the page before", extra_json_schema=_BYTES)]
-        | UnsetType
-    ) = UNSET
-    min: _Bound | UnsetType = UNSET
-    max: _Bound | UnsetType = UNSET
-    payload: _PayloadField | UnsetType = UNSET
-    error: _ErrorText | UnsetType = UNSET
-    error_group: _ErrorGroup | UnsetType = UNSET
+class AllJobsQuery(ListQuery, frozen=True):
+    queue: _QueuePart | UnsetType = UNSET
 
 
 # --- bodies --------------------------------------------------------------------------------------------------
 
 
-class JobFilter(Received, frozen=True):
+class JobFilter(_Filter, frozen=True):
     """Which jobs are meant: all that have this state, match this pattern, have a time within these bounds, ..."""
 
     state: State | UnsetType = UNSET
-    match: _Pattern | UnsetType = UNSET
     min: float | UnsetType = UNSET
     max: float | UnsetType = UNSET
-    error: _ErrorText | UnsetType = UNSET
-    error_group: _ErrorGroup | UnsetType = UNSET
     shard: _Shard | UnsetType = UNSET
 
 
@@ -140,16 +146,16 @@ class PauseDocument(Received, frozen=True):
     ) = UNSET
 
 
-class ActDocument(Received, frozen=True):
+class CountDocument(Received, frozen=True):
     action: ActionName
-    ids: (
-        Annotated[
-            list[Annotated[str, Meta(min_length=1, max_length=512, extra_json_schema=_BYTES)]],
-            Meta(min_length=1, max_length=MAX_IDS),
-        ]
-        | UnsetType
-    ) = UNSET
     all: JobFilter | UnsetType = UNSET
+
+
+class CountAllDocument(CountDocument, frozen=True):
+    queue: _QueuePart | UnsetType = UNSET
+
+
+class BulkDocument(CountDocument, frozen=True):
     reason: Annotated[str, Meta(max_length=300)] | UnsetType = UNSET
     at_most: (
         Annotated[
@@ -175,12 +181,19 @@ class ActDocument(Received, frozen=True):
     ) = UNSET
 
 
-class CountDocument(Received, frozen=True):
-    action: ActionName
-    all: JobFilter | UnsetType = UNSET
+class ActDocument(BulkDocument, frozen=True):
+    ids: (
+        Annotated[
+            list[Annotated[str, Meta(min_length=1, max_length=512, extra_json_schema=_BYTES)]],
+            Meta(min_length=1, max_length=MAX_IDS),
+        ]
+        | UnsetType
+    ) = UNSET
 
 
-NodeCommand = Literal["quiet", "stop", "reload"]
+class ActOnAllDocument(BulkDocument, frozen=True):
+    all: JobFilter
+    queue: _QueuePart | UnsetType = UNSET
 
 
 class CommandDocument(Received, frozen=True):
@@ -233,6 +246,7 @@ class Totals(Answer, frozen=True):
     failed: int
     buried: int
     expired: int
+    cancelled: int
     pushed: int
     processed_rate: float | None
     failed_rate: float | None
@@ -264,24 +278,30 @@ class Queues(Answer, frozen=True):
 
 
 class Limit(Answer, frozen=True):
-    """A limit over all nodes, and what is granted of it."""
+    """A limit over all nodes, of a worker or around calls, and what is granted of it."""
 
     kind: Literal["rate", "concurrency"]
     limit: Annotated[int, Meta(description="Jobs that begin within the time, or batches that run at once, at most")]
     per: Annotated[float | None, Meta(description="Seconds, of a rate")]
+    strict: Annotated[bool, Meta(description="A rate that counts until its time after what it allowed has ended")]
     key: Annotated[str | None, Meta(description="What queues that share it call it; null: it is the queue's own")]
     used: int
     wait: Annotated[
         float | None,
         Meta(description="Seconds until more may begin; 0: more may now; null: as soon as a batch ends"),
     ]
+    waiting: Annotated[int, Meta(description="Queues of nodes that wait for a permit")]
 
     @classmethod
     def of(cls, state: inspection.LimitState) -> Self:
         limit = state.limit
-        if isinstance(limit, lowq.Rate):
-            return cls("rate", limit.limit, limit.seconds, limit.key, state.used, state.wait)
-        return cls("concurrency", limit.limit, None, limit.key, state.used, state.wait)
+        kind: Literal["rate", "concurrency"] = "rate" if isinstance(limit, lowq.Rate) else "concurrency"
+        per, strict = (limit.seconds, limit.strict) if isinstance(limit, lowq.Rate) else (None, False)
+        return cls(kind, limit.limit, per, strict, limit.key, state.used, state.wait, state.waiting)
+
+
+class Limits(Answer, frozen=True):
+    limits: list[Limit]
 
 
 class QueueDetails(Answer, frozen=True):
@@ -373,6 +393,15 @@ class Payload(Answer, frozen=True):
     score: float | None
 
 
+class Attempt(Answer, frozen=True):
+    """An attempt that failed."""
+
+    at: Annotated[float, Meta(description="Unix time, seconds")]
+    seconds: Annotated[float, Meta(description="How long it was in flight, with all of its batch")]
+    node: str
+    error: Annotated[str, Meta(description="The last line of the error")]
+
+
 class Job(Answer, frozen=True):
     id: str
     state: State
@@ -385,6 +414,9 @@ class Job(Answer, frozen=True):
     payloads_count: int
     priority: int
     expires_at: float | None
+    attempts: Annotated[
+        list[Attempt], Meta(description="The last five that failed, oldest first, of a queue with `keep_finished`")
+    ]
 
 
 _Looked = Annotated[int | None, Meta(description="How many jobs were looked at, where the filter asks what is in them")]
@@ -417,6 +449,10 @@ class Described(Answer, frozen=True):
     jobs: list[Job]
 
 
+class StackFound(Answer, frozen=True):
+    stack: inspection.Stack | None
+
+
 class NotDone(Answer, frozen=True):
     id: str
     why: Annotated[str, Meta(description="In words")]
@@ -424,12 +460,14 @@ class NotDone(Answer, frozen=True):
 
 class Acted(Answer, frozen=True):
     done: Annotated[int, Meta(description="To how many of the ids it was done")]
+    signalled: Annotated[int, Meta(description="Of these, by cancel: how many are in flight, and were told to end")]
     in_flight: Annotated[int, Meta(description="How many are in flight, and were left alone")]
     missing: Annotated[
         int,
         Meta(
             description="How many are not where the action looks, be they elsewhere or nowhere: kick looks in the "
-            "morgue, perform_now and bury among those that wait, delete in both"
+            "morgue, perform_now and bury among those that wait, delete in both, cancel among those that wait or are "
+            "in flight"
         ),
     ]
     not_done: Annotated[
@@ -477,7 +515,8 @@ class Errors(Answer, frozen=True):
 class Task(Answer, frozen=True):
     id: str
     who: str
-    queue: str
+    queue: Annotated[str | None, Meta(description="null: all queues whose names have part in them")]
+    part: str
     action: TaskAction
     filter: dict[str, Any]
     reason: str | None

@@ -33,12 +33,14 @@ MAX_STREAMS = 200
 #: Seconds after which a stream ends. The browser reconnects by itself, after so many milliseconds. A server that is
 #: to end waits for its open streams, so they must end.
 LIFETIME, RECONNECT_AFTER = 10.0, 500
+#: Milliseconds after which a page asks again where a server sends whole answers only, as Django's admin does.
+POLL_AFTER = 2000
 #: Seconds to the next attempt when Redis does not answer.
 RETRY = 3.0
 #: The fields of a queue that are sent.
 FIELDS = (
     "lag", "due", "length", "fresh", "retries", "taken", "morgue_length", "processed", "failed", "buried", "expired",
-    "pushed",
+    "cancelled", "pushed",
 )  # fmt: skip
 
 
@@ -77,6 +79,9 @@ async def _events(request: Request, names: Collection[str] | None = None) -> Asy
                     event = _event("figures", document(figures, names))
             if event is not None:
                 yield event
+            if request.scope.get("lowq_polled"):
+                yield f"retry: {POLL_AFTER}\n\n"
+                return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(pause, ends - time.monotonic())):
                     await woken.wait()

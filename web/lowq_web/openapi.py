@@ -13,10 +13,12 @@ import lowq
 from lowq import inspection
 from lowq.job import State
 from lowq.operate.actions import ActionName
-from lowq.operate.job_filter import OrderBy
-from lowq_web.background import TaskAction, TaskState
-from lowq_web.documents import Error, NodeCommand
+from lowq.operate.job_filter import FilterState, OrderBy
+from lowq.operate.nodes import NodeCommand
+from lowq_web.background import TaskState
+from lowq_web.documents import Error
 from lowq_web.received import Nothing, Received
+from lowq_web.words import TaskAction
 
 _REFERENCE = "#/components/schemas/{name}"
 _PATH = {"queue": "A queue; a slash in its name is written %252F", "task": "The id of a task"}
@@ -85,7 +87,8 @@ def describe(endpoints: Sequence[Endpoint], server: str) -> dict[str, Any]:
 
 #: Lists of words that have a name, so that a client has one type for each.
 _WORDS = {
-    "ActionName": ActionName, "NodeCommand": NodeCommand, "OrderBy": OrderBy, "Span": inspection.Span, "State": State,
+    "ActionName": ActionName, "FilterState": FilterState, "NodeCommand": NodeCommand, "OrderBy": OrderBy,
+    "Span": inspection.Span, "State": State,
     "TaskAction": TaskAction, "TaskState": TaskState,
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 import lowq
 from lowq.observe.histories import total_times
 from lowq_web.context import context_of
-from lowq_web.stats_cache import Snapshot, Surroundings
+from lowq_web.stats_cache import Snapshot, Surroundings, Watched
 
 _GAUGES = {
     "lag_seconds": ("Seconds since the oldest due job became due", "lag"),
@@ -29,6 +29,7 @@ _COUNTERS = {
     "failed": ("Failures that were charged", "failed"),
     "buried": ("Times that something was buried", "buried"),
     "expired": ("Payloads whose ttl had passed before they were taken", "expired"),
+    "cancelled": ("Jobs that were cancelled, waiting or in flight", "cancelled"),
 }
 
 
@@ -37,17 +38,18 @@ def metrics(request: Request) -> Response:
     context = context_of(request)
     registry = CollectorRegistry(auto_describe=False)
     cache = context.stats_cache
-    registry.register(AllFigures(context.app, cache.figures(), cache.surroundings()))
+    registry.register(AllFigures(context.app, cache.figures(), cache.surroundings(), cache.watched()))
     return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 class AllFigures(Collector):
     """All figures, as of the latest readings."""
 
-    def __init__(self, app: lowq.Lowq, figures: Snapshot, around: Surroundings) -> None:
+    def __init__(self, app: lowq.Lowq, figures: Snapshot, around: Surroundings, watched: Watched) -> None:
         self._app = app
         self._figures = figures
         self._around = around
+        self._watched = watched
 
     def describe(self) -> Iterable[Metric]:
         return ()
@@ -104,6 +106,9 @@ class AllFigures(Collector):
         yield moving
         yield from self._times()
         yield from self._of_nodes()
+        yield from self._of_schedules()
+        yield from self._of_limits()
+        yield from self._of_redis()
 
     def _of_nodes(self) -> Iterator[Metric]:
         living = self._around.nodes
@@ -140,6 +145,61 @@ class AllFigures(Collector):
         for item in self._figures.queues:
             stuck.add_metric([item.stats.name], counts[item.stats.name])
         yield stuck
+
+    def _of_schedules(self) -> Iterator[Metric]:
+        labels = ["queue", "schedule"]
+        last = GaugeMetricFamily(
+            "lowq_schedule_last_seconds", "The tick that was pushed last, Unix time", labels=labels
+        )
+        coming = GaugeMetricFamily(
+            "lowq_schedule_next_seconds", "The tick that comes next, Unix time, unless it is paused or unknown",
+            labels=labels,
+        )  # fmt: skip
+        missed = CounterMetricFamily(
+            "lowq_schedule_missed", "Ticks that came when no node could push them in time, or it was paused",
+            labels=labels,
+        )  # fmt: skip
+        unknown = GaugeMetricFamily("lowq_schedule_unknown", "1: no node that lives knows it", labels=labels)
+        for item in self._watched.schedules:
+            names = [item.queue, item.name]
+            if item.last_at is not None:
+                last.add_metric(names, item.last_at)
+            if item.next_at is not None:
+                coming.add_metric(names, item.next_at)
+            missed.add_metric(names, item.missed_count)
+            unknown.add_metric(names, int(not item.is_known))
+        yield from (last, coming, missed, unknown)
+
+    def _of_limits(self) -> Iterator[Metric]:
+        labels = ["queue", "limit"]
+        most = GaugeMetricFamily("lowq_limit_permits", "Permits of a limit over all nodes", labels=labels)
+        used = GaugeMetricFamily("lowq_limit_permits_used", "Those that are in use", labels=labels)
+        waiting = GaugeMetricFamily("lowq_limit_waiting", "Queues of nodes that wait for one", labels=labels)
+        for queue, states in self._watched.limits.items():
+            for state in states:
+                names = [queue, state.limit.name(queue)]
+                most.add_metric(names, state.limit.limit)
+                used.add_metric(names, state.used)
+                waiting.add_metric(names, state.waiting)
+        yield from (most, used, waiting)
+
+    def _of_redis(self) -> Iterator[Metric]:
+        info = self._around.redis
+        figures = [
+            ("memory_bytes", "Memory that the data take, of one primary", info.used_memory or None),
+            ("memory_max_bytes", "maxmemory; 0: no limit", info.max_memory if info.used_memory else None),
+            ("clients", "Connections", info.clients or None),
+            ("persistence", "1: it writes its data to a disk, in an append-only file or snapshots",
+             None if info.persistence in ("", "unknown", "no AOF") else int(info.persistence != "none")),
+            ("persistence_failing", "1: the last write to the disk has failed",
+             int(not info.disk_ok) if info.used_memory else None),
+            ("last_save_seconds", "The last snapshot, Unix time", info.last_save_at),
+        ]  # fmt: skip
+        for name, text, value in figures:
+            gauge = GaugeMetricFamily(f"lowq_redis_{name}", text)
+            if value is not None:  # it says so
+                gauge.add_metric([], value)
+            yield gauge
 
     def _times(self) -> Iterator[Metric]:
         waits = HistogramMetricFamily(

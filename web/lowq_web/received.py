@@ -3,10 +3,8 @@
 msgspec checks, and says what is wrong and where.
 """
 
-import functools
 import json
 import math
-import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
@@ -16,11 +14,9 @@ from msgspec import UNSET, Struct
 from lowq_web import text
 
 R = TypeVar("R", bound="Received")
-Schema = Mapping[str, Any]
 
 #: Numbers are smaller: JSON knows integers of any length, and Python reads NaN and infinities, too.
 _MOST, _MOST_DIGITS = 1e300, 300
-_NUMBER = re.compile(r"-?[0-9]{1,310}(\.[0-9]{1,40})?([eE][-+]?[0-9]{1,4})?")
 #: Characters of a reason: an unknown field is named as it was sent.
 MAX_REASON = 300
 
@@ -63,8 +59,7 @@ def read_query(query: Mapping[str, str], kind: type[R]) -> R:
     Raises:
         ValueError: the reason, for people.
     """
-    fields = _fields_of(kind)
-    return _converted({name: _typed(raw, fields.get(name, {})) for name, raw in query.items()}, kind)
+    return _converted(query, kind, strict=False)  # numbers and booleans are written as text there
 
 
 def read_document(body: bytes, kind: type[R]) -> R:
@@ -81,9 +76,9 @@ def read_document(body: bytes, kind: type[R]) -> R:
     return _converted(sent, kind)
 
 
-def _converted(sent: Any, kind: type[R]) -> R:
+def _converted(sent: Any, kind: type[R], *, strict: bool = True) -> R:
     try:
-        return msgspec.convert(sent, kind)
+        return msgspec.convert(sent, kind, strict=strict)
     except msgspec.ValidationError as error:
         raise ValueError(text.cut(str(error), MAX_REASON)) from None
     except UnicodeEncodeError as error:  # of one out of a few words
@@ -93,23 +88,3 @@ def _converted(sent: Any, kind: type[R]) -> R:
 def _integer(digits: str) -> int | float:
     """An integer; an infinity for one that no float could be near to."""
     return int(digits) if len(digits) <= _MOST_DIGITS else math.inf
-
-
-def _typed(raw: str, schema: Schema) -> Any:
-    """A parameter as JSON has it, if it is written as its type must be."""
-    kind = schema.get("type")
-    if kind == "boolean" and raw in ("true", "false"):
-        return raw == "true"
-    if kind == "integer" and re.fullmatch(r"-?[0-9]{1,9}", raw):
-        return int(raw)
-    if kind == "number" and _NUMBER.fullmatch(raw):
-        return float(raw)
-    return raw
-
-
-@functools.cache
-def _fields_of(kind: type[Received]) -> Mapping[str, Schema]:
-    """Field of a type -> its schema."""
-    ((schema,), components) = msgspec.json.schema_components([kind], ref_template="{name}")
-    fields: Mapping[str, Schema] = components[schema["$ref"]]["properties"]
-    return fields

@@ -18,7 +18,7 @@ import lowq
 from lowq_web.app import create_app
 from lowq_web.auth import auth_from_environment
 from lowq_web.connections import CONNECTIONS, SPARE, bounded
-from lowq_web.security import is_loopback, refuse_bind
+from lowq_web.hosts import is_loopback, refuse_bind
 
 log = logging.getLogger(__name__)
 

@@ -20,11 +20,12 @@ FAILING: Mapping[Level, float] = {"red": 0.5, "amber": 0.1}
 LEAST_FAILED = 5.0
 #: What is wrong with queues -> of one queue, of several, and the column of the first page that shows it.
 _WORDS = {
+    "nodeless": ("waits, and no node is running", "wait, and no node is running", "due"),
     "unworked": ("has no worker", "have no worker", "due"),
     "unowned": ("has shards without an owner", "have shards without an owner", "due"),
     "stuck": ("is held up by a stuck batch", "are held up by stuck batches", "taken"),
     "failing": ("fails", "fail", "failed"),
-    "starved": ("gets no thread", "get no thread", "due"),
+    "starved": ("gets no thread", "get no thread", "lag"),
     "late": ("is late", "are late", "lag"),
 }
 
@@ -41,6 +42,8 @@ class Trouble:
     lag: float
     #: More of it, where it is the only one; "": nothing.
     detail: str = ""
+    #: Its dead jobs, where they matter.
+    dead: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,33 +65,61 @@ class Problem:
         return sum(trouble.jobs for trouble in self.troubles)
 
     @property
+    def dead(self) -> int:
+        """Dead jobs of queues that fail."""
+        return sum(trouble.dead for trouble in self.troubles)
+
+    @property
     def lag(self) -> float:
         """Seconds that the oldest of them has waited."""
         return max(trouble.lag for trouble in self.troubles)
 
 
 def find_problems(
-    queues: Iterable[inspection.QueueOverview], flows: Mapping[str, Flow], stuck: Sequence[StuckBatch]
+    queues: Iterable[inspection.QueueOverview],
+    flows: Mapping[str, Flow],
+    stuck: Sequence[StuckBatch],
+    deaths: Mapping[str, float],
+    *,
+    any_node: bool = True,
 ) -> list[Problem]:
-    """The red ones first, then by the number of jobs that wait for them. A paused queue is late on purpose."""
+    """The red ones first, then by the number of jobs that wait for them. A paused queue is late on purpose.
+
+    ``deaths``: queue -> jobs that die per minute.
+    """
     groups: dict[tuple[str, Level], list[Trouble]] = {}
     for item in queues:
-        for trouble in _troubles(item, flows.get(item.stats.name), stuck):
-            groups.setdefault((trouble.kind, trouble.level), []).append(trouble)
+        for trouble in _troubles(item, flows.get(item.stats.name), stuck, deaths.get(item.stats.name, 0.0)):
+            kind = "nodeless" if trouble.kind == "unworked" and not any_node else trouble.kind
+            groups.setdefault((kind, trouble.level), []).append(trouble)
     problems = [Problem(kind, level, troubles) for (kind, level), troubles in groups.items()]
     return sorted(problems, key=lambda problem: (problem.level != "red", -problem.jobs, problem.kind))
 
 
 def levels_of(problems: Iterable[Problem]) -> dict[tuple[str, str], Level]:
-    """(queue, column) -> how bad it is."""
+    """(queue, column) -> how bad it is; of the queue "": the worst of all."""
     found: dict[tuple[str, str], Level] = {}
     for problem in problems:
-        for trouble in problem.troubles:
-            found.setdefault((trouble.queue, _WORDS[problem.kind][2]), problem.level)
+        column = _WORDS[problem.kind][2]
+        for queue in ("", *(trouble.queue for trouble in problem.troubles)):
+            found.setdefault((queue, column), problem.level)
     return found
 
 
-def _troubles(item: inspection.QueueOverview, flow: Flow | None, stuck: Sequence[StuckBatch]) -> Iterable[Trouble]:
+def level_of_lag(lag: float, goal: float) -> Level | None:
+    """How bad it is that a job has waited for so many seconds."""
+    return None if lag <= goal else "red" if lag > VERY_LATE * goal else "amber"
+
+
+def level_of_redis(redis: inspection.RedisInfo) -> Level | None:
+    """How bad its warnings are: red where jobs are lost, or can't be written any more."""
+    loses = not redis.disk_ok or redis.eviction.startswith("allkeys-")
+    return ("red" if loses else "amber") if redis.warnings else None
+
+
+def _troubles(
+    item: inspection.QueueOverview, flow: Flow | None, stuck: Sequence[StuckBatch], deaths: float
+) -> Iterable[Trouble]:
     stats = item.stats
     # Nobody is to hold a shard whose jobs are being moved, or are still to come.
     held = [shard for shard in item.shards if not (shard.sealed or shard.fed)]
@@ -112,8 +143,10 @@ def _troubles(item: inspection.QueueOverview, flow: Flow | None, stuck: Sequence
         level: Level | None = next((level for level, least in FAILING.items() if share >= least), None)
         if level is not None:
             detail = f"{share:.0%} of what it performed in the last 5 minutes"
-            yield Trouble("failing", level, stats.name, stats.retries, 0.0, detail)
-    if stats.is_late:
+            if deaths:
+                detail += f", and {text.rate(deaths)} a minute die"
+            yield Trouble("failing", level, stats.name, stats.retries, 0.0, detail, stats.morgue_length)
+    late_level = level_of_lag(stats.lag, stats.latency_goal)
+    if late_level is not None and not stats.paused:
         starved = stats.due > 0 and stats.taken == 0 and not lost
-        level = "red" if stats.lag > VERY_LATE * stats.latency_goal else "amber"
-        yield Trouble("starved" if starved else "late", level, stats.name, stats.due, stats.lag)
+        yield Trouble("starved" if starved else "late", late_level, stats.name, stats.due, stats.lag)

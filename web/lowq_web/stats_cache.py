@@ -10,13 +10,15 @@ file imports this one and uses the other.
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from typing import Any
 
 import lowq
 from lowq import inspection
 from lowq.observe.histories import Flow, read_flows, total_history
+from lowq.operate.explain import read_limits
 from lowq.operate.nodes import NodeInfo, StuckBatch, stuck_batches
 from lowq.operate.stats import forecast_of
 from lowq.store.calls import time_of
@@ -28,6 +30,8 @@ INTERVAL, PER_SHARD = 2.0, 0.005
 HISTORY_AGE, PER_HISTORY = 8.0, 0.04
 #: Seconds that what came into all queues in the last 5 minutes is kept, at least, and for each queue.
 FLOWS_AGE, PER_FLOW = 8.0, 0.01
+#: Seconds over which deaths are counted, at most and at least.
+DEATHS_WINDOW, DEATHS_STEP = 300.0, 30.0
 #: Seconds for which Redis counts as available after it has answered TIME.
 CLOCK_AGE = 1.0
 #: Seconds that TIME may take, and everything else, before `RedisUnavailable` is raised.
@@ -54,6 +58,7 @@ class Total:
     failed: int = 0
     buried: int = 0
     expired: int = 0
+    cancelled: int = 0
     pushed: int = 0
 
 
@@ -73,6 +78,8 @@ class Snapshot:
     #: queue -> when its backlog is gone, and what became of it in the last 5 minutes.
     forecasts: dict[str, inspection.Forecast] = field(default_factory=dict)
     flows: dict[str, Flow] = field(default_factory=dict)
+    #: queue -> jobs that were buried per minute, as far as somebody has looked in the last 5 minutes.
+    deaths: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +89,15 @@ class Surroundings:
     nodes: list[NodeInfo]
     stuck: list[StuckBatch]
     redis: inspection.RedisInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What only alerts ask for, at one moment."""
+
+    schedules: list[inspection.ScheduleInfo]
+    #: queue -> its limits over all nodes.
+    limits: dict[str, list[inspection.LimitState]]
 
 
 class StatsCache:
@@ -96,6 +112,7 @@ class StatsCache:
         self._latest: Snapshot | None = None
         self._figures = SingleFlight(self._read, lambda figures: figures.interval, PATIENCE)
         self._surroundings = SingleFlight(self._read_surroundings, lambda _: INTERVAL, PATIENCE)
+        self._watched = SingleFlight(self._read_watched, lambda _: INTERVAL, PATIENCE)
         #: Seconds that the server's clock is ahead of ours.
         self._ahead = 0.0
         self._clock = SingleFlight(self._measure, lambda _: CLOCK_AGE, CLOCK_PATIENCE)
@@ -103,6 +120,8 @@ class StatsCache:
         #: whoever reads figures, one at a time.
         self._flows: dict[str, Flow] = {}
         self._flows_at = -math.inf
+        #: Monotonic time -> queue -> jobs buried until then; theirs, too.
+        self._buried: dict[float, dict[str, int]] = {}
         self._histories: dict[tuple[str, inspection.Span], SingleFlight[inspection.History]] = {}
 
     async def alive(self) -> None:
@@ -137,11 +156,8 @@ class StatsCache:
         Raises:
             UnknownQueueError, RedisUnavailable, RedisRefused
         """
-        if queue.shards_count > MANY_SHARDS:
-            for item in self.figures().queues:
-                if item.stats.name == queue.name:
-                    return item.stats
-        return queue.stats()
+        latest = self._latest_of(queue)
+        return queue.stats() if latest is None else latest.stats
 
     def shards(self, queue: lowq.Queue) -> list[inspection.ShardInfo]:
         """Its shards; very many as of the latest snapshot.
@@ -149,11 +165,14 @@ class StatsCache:
         Raises:
             UnknownQueueError, RedisUnavailable, RedisRefused
         """
-        if queue.shards_count > MANY_SHARDS:
-            for item in self.figures().queues:
-                if item.stats.name == queue.name:
-                    return item.shards
-        return self._app.shards(queue)
+        latest = self._latest_of(queue)
+        return self._app.shards(queue) if latest is None else latest.shards
+
+    def _latest_of(self, queue: lowq.Queue) -> inspection.QueueOverview | None:
+        """Its figures in the latest snapshot, if it has so many shards that they are not read for every page."""
+        if queue.shards_count <= MANY_SHARDS:
+            return None
+        return next((item for item in self.figures().queues if item.stats.name == queue.name), None)
 
     def now(self) -> float:
         """Unix time, seconds, by the server's clock: due times are judged by that, not by ours.
@@ -185,6 +204,14 @@ class StatsCache:
         """
         return self._surroundings.get()
 
+    def watched(self) -> Watched:
+        """Schedules and limits, in the same way.
+
+        Raises:
+            RedisUnavailable, RedisRefused
+        """
+        return self._watched.get()
+
     def history(self, queue: str, span: inspection.Span) -> inspection.History:
         """Rates and lag of one queue, or with ``""`` of all together.
 
@@ -212,11 +239,23 @@ class StatsCache:
         nodes = self._app.nodes()
         return Surroundings(nodes, stuck_batches(self._app, nodes), self._app.redis_info())
 
+    def _read_watched(self) -> Watched:
+        limited = [info for info in self._app.queues() if info.options.get("limit")]
+        client, namespace = self._app.client, self._app.config.namespace
+        limits = {info.name: read_limits(client, namespace, info.name, info.options) for info in limited}
+        around_calls: list[Mapping[str, Any]] = []
+        for rule in (rule for node in self.surroundings().nodes for rule in node.limits):
+            if rule not in around_calls:
+                around_calls.append(rule)
+        if around_calls:
+            limits[""] = read_limits(client, namespace, "", {"limit": around_calls})
+        return Watched(self._app.schedules(), limits)
+
     def _read(self) -> Snapshot:
         figures = _read_snapshot(self._app, self._latest, self.now())
         flows = self._read_flows(figures.queues, figures.at)
         forecasts = {each.stats.name: forecast_of(each, flows.get(each.stats.name)) for each in figures.queues}
-        figures = replace(figures, forecasts=forecasts, flows=flows)
+        figures = replace(figures, forecasts=forecasts, flows=flows, deaths=self._count_deaths(figures))
         self._latest = figures
         self._on_snapshot()
         return figures
@@ -226,6 +265,18 @@ class StatsCache:
         if at - self._flows_at > age or at < self._flows_at:
             self._flows, self._flows_at = read_flows(self._app, [item.stats.name for item in queues], at), at
         return self._flows
+
+    def _count_deaths(self, figures: Snapshot) -> dict[str, float]:
+        kept = {at: found for at, found in self._buried.items() if figures.moment - at <= DEATHS_WINDOW}
+        if figures.moment - max(kept, default=-math.inf) >= DEATHS_STEP:
+            kept[figures.moment] = {item.stats.name: item.stats.buried for item in figures.queues}
+        self._buried = kept
+        first = min(kept)
+        minutes = (figures.moment - first) / 60
+        if not minutes or minutes < DEATHS_STEP / 60:
+            return {}
+        counts = {item.stats.name: item.stats.buried - kept[first].get(item.stats.name, 0) for item in figures.queues}
+        return {name: count / minutes for name, count in counts.items() if count > 0}
 
     def _history_age(self, queue: str, _: inspection.History) -> float:
         if queue or self._latest is None:

@@ -3,10 +3,12 @@ those of the library; where the two differ, a hint names the other one.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from lowq.job import State
-from lowq_web.background import TaskAction
+from lowq.operate.actions import ActionName
+
+#: An action on jobs, or another number of shards for a queue.
+TaskAction = Literal[ActionName, "reshard"]
 
 
 class Term(NamedTuple):
@@ -30,12 +32,13 @@ TERMS: Mapping[str, Term] = {
 }
 #: State of a job -> its name, where that is another one.
 STATES: Mapping[str, str] = {"taken": "running", "morgue": "dead"}
-_JOBS: Mapping[str | None, str] = {None: "queued jobs"}
+_JOBS: Mapping[str | None, str] = {None: "queued jobs", "any": "jobs"}
 _DO: Mapping[TaskAction, str] = {
     "perform_now": "run {} now",
     "kick": "retry {} now",
     "bury": "bury {}",
     "delete": "delete {}",
+    "cancel": "cancel {}",
     "reshard": "reshard {}",
 }
 #: Action -> its name; and what was done, in a sentence about jobs.
@@ -45,6 +48,7 @@ DONE: Mapping[TaskAction, str] = {
     "kick": "queued again",
     "bury": "buried",
     "delete": "deleted",
+    "cancel": "cancelled",
     "reshard": "moved",
 }
 #: Action -> what a button says of it on hover.
@@ -53,6 +57,7 @@ ACTION_HINTS: Mapping[TaskAction, str] = {
     "kick": "Queues them again, due now, with all their retries; kick in lowq's API",
     "bury": "Gives them up: they are dead until somebody retries them",
     "delete": "With all their payloads, for good",
+    "cancel": "Their handlers are interrupted, and nothing of them runs again; cancel in lowq's API",
 }
 
 
@@ -61,7 +66,7 @@ def state_word(state: str) -> str:
     return STATES.get(state, state)
 
 
-def jobs_of(state: State | None) -> str:
+def jobs_of(state: str | None) -> str:
     """Jobs of a state; None: all that wait."""
     return _JOBS.get(state) or f"{state_word(state or '')} jobs"
 

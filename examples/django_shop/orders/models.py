@@ -9,5 +9,7 @@ class Order(models.Model):
     #: What the payment service has said last, and the number of that event.
     status = models.CharField(max_length=20, default="new")
     version = models.PositiveIntegerField(default=0)
+    #: The warehouse keeps the article for this order.
+    is_reserved = models.BooleanField(default=False)
     #: How many invoices were sent.
     invoices = models.PositiveIntegerField(default=0)

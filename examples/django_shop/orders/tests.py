@@ -2,8 +2,11 @@
 
 import json
 
+from django.contrib.auth.models import User
 from django.core import mail
 
+import lowq
+from lowq.contrib import outbox
 from lowq.contrib.django.test import TestCase, TransactionTestCase
 from orders.models import Order
 from orders.tasks import send_invoice
@@ -46,10 +49,26 @@ class OrderTests(TestCase):
         await order.arefresh_from_db()
         self.assertEqual(order.invoices, 1)
 
+    def test_the_page_of_an_order_links_to_its_jobs(self):
+        self.client.force_login(User.objects.create_superuser("ann"))
+        order = Order.objects.create(article="book", email="ann@example.com")
+        send(self.client, order, 1, "paid")
+        page = self.client.get(f"/admin/orders/order/{order.pk}/change/")
+        link = f"/admin/lowq/dashboard/queues/PaymentSync/job?id={order.pk}"
+        self.assertContains(page, f'href="{link}"')
+        self.assertContains(self.client.get(link), "paid")
 
-class RollbackTests(TransactionTestCase):
+
+class CommitTests(TransactionTestCase):
+    def test_an_article_is_reserved_when_the_order_is_committed(self):
+        self.client.post("/orders", {"article": "book", "email": "ann@example.com"})
+        self.assertEqual(outbox.Relay(lowq.app, "default").run_once(), 1)
+        self.lowq.drain(raises=True)
+        self.assertTrue(Order.objects.get().is_reserved)
+
     def test_nothing_is_sent_when_the_order_is_rolled_back(self):
         answer = self.client.post("/orders", {"article": "car", "email": "ann@example.com"})
         self.assertEqual(answer.status_code, 400)
         self.assertEqual((self.lowq.drain().performed, Order.objects.count()), (0, 0))
         self.lowq.assert_pushed(PaymentSync, times=0)
+        self.assertEqual(outbox.Relay(lowq.app, "default").run_once(), 0)

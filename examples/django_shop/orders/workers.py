@@ -19,3 +19,11 @@ class PaymentSync(lowq.Worker[Event]):
         newest = payloads[-1]
         # What came before this batch may have been newer.
         Order.objects.filter(pk=job_id, version__lt=newest["version"]).update(**newest)
+
+
+@lowq.worker
+class Reservation(lowq.Worker[int]):
+    """Reserves an article for orders: one id for each article, as the warehouse takes one request for it at a time."""
+
+    def perform_one(self, article: str, orders: list[int], /) -> None:
+        Order.objects.filter(pk__in=orders).update(is_reserved=True)

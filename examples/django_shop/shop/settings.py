@@ -1,7 +1,8 @@
-"""Settings of the shop. REDIS_URL and DATABASE name where its data are."""
+"""Settings of the shop. REDIS_URL and DATABASE_URL (postgresql://user:password@host/name) name where its data are."""
 
 import os
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import django
 
@@ -9,19 +10,60 @@ BASE_DIR = Path(__file__).resolve().parent.parent
 SECRET_KEY = os.environ.get("SECRET_KEY", "for development only")
 DEBUG = os.environ.get("DEBUG", "1") == "1"
 ALLOWED_HOSTS = ["*"]
-INSTALLED_APPS = ["lowq.contrib.django", "orders"]
+INSTALLED_APPS = [
+    "django.contrib.admin",  # lowq's dashboard is a page of it
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "lowq.contrib.django",
+    "orders",
+]
 if django.VERSION < (6,):
     INSTALLED_APPS.append("django_tasks")  # tasks, which Django 6 has itself: pip install django-tasks
-MIDDLEWARE = ["django.middleware.common.CommonMiddleware"]
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
 ROOT_URLCONF = "shop.urls"
-DATABASES = {
-    "default": {
-        "ENGINE": "django.db.backends.sqlite3",
-        "NAME": os.environ.get("DATABASE", BASE_DIR / "shop.sqlite3"),
-        "CONN_MAX_AGE": 60,  # or each batch makes a new connection
-        "OPTIONS": {"timeout": 30, "transaction_mode": "IMMEDIATE"},  # SQLite: threads wait for each other
+WSGI_APPLICATION = "shop.wsgi.application"
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
     }
-}
+]
+STATIC_URL = "static/"
+server = urlsplit(os.environ.get("DATABASE_URL", ""))
+if server.scheme:
+    database = {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": server.path[1:],
+        "USER": server.username,
+        "PASSWORD": server.password,
+        "HOST": server.hostname,
+        "PORT": server.port,
+    }
+else:
+    database = {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": BASE_DIR / "shop.sqlite3",
+        "OPTIONS": {"timeout": 30, "transaction_mode": "IMMEDIATE"},  # threads wait for each other
+    }
+DATABASES = {"default": {**database, "CONN_MAX_AGE": 60}}  # without it each batch makes a new connection
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 USE_TZ = True
 if django.VERSION < (6, 1):
@@ -35,7 +77,11 @@ LOGGING = {
     "root": {"handlers": ["console"], "level": "INFO"},
 }
 
-LOWQ = {"REDIS_URL": os.environ.get("REDIS_URL", "redis://localhost:6379/0"), "NAMESPACE": "shop"}
+LOWQ = {
+    "REDIS_URL": os.environ.get("REDIS_URL", "redis://localhost:6379/0"),
+    "NAMESPACE": "shop",
+    "OUTBOX": "default",  # the database: each node relays the jobs that transactions have left there
+}
 TASKS = {
     "default": {
         "BACKEND": "lowq.contrib.django.tasks.LowqBackend",

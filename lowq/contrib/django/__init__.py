@@ -6,6 +6,8 @@
                  connections to databases, which are closed around batches when they are obsolete
     on_commit    `push_on_commit`, `apush_on_commit`
     tasks        `LowqBackend` for django.tasks; `task_results` keeps what became of them
+    admin        the dashboard as a page of the admin, by `models` (permissions) and `dashboard` (its requests);
+                 `LowqJobLink`
     node         what `lowq run lowq.contrib.django.node` loads
     test         test cases with a store of their own
     management   `manage.py lowq VERB`

@@ -12,8 +12,7 @@ connection that is broken is closed.
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from difflib import get_close_matches
-from types import NoneType
-from typing import Any, get_args
+from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.apps import AppConfig
@@ -25,12 +24,10 @@ from django.utils.module_loading import autodiscover_modules, import_string
 
 import lowq
 from lowq.errors import ConfigError
+from lowq.settings import SETTINGS
 
-#: The names of lowq's settings, with their types.
-_TYPES: dict[str, Any] = {name: kind for name, kind in lowq.Config.__annotations__.items() if not name.startswith("_")}
-_PLAIN = [str, int, float, bool, NoneType]
-#: Settings that hold classes or callables.
-_OF_CODE = [name for name, kind in _TYPES.items() if any(part not in _PLAIN for part in get_args(kind) or (kind,))]
+#: Settings that hold classes or callables: the environment can't.
+_OF_CODE = [name for name, declared in SETTINGS.items() if not declared.variable]
 
 #: Faults that `apply_settings` found.
 _problems: list[checks.CheckMessage] = []
@@ -42,6 +39,7 @@ class LowqConfig(AppConfig):
     name = "lowq.contrib.django"
     label = "lowq"
     verbose_name = "lowq"
+    default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
         """Applies settings.LOWQ, and imports the workers of all installed apps."""
@@ -88,9 +86,9 @@ def apply_settings(config: lowq.Config) -> None:
 def _apply_one(config: lowq.Config, name: Any, value: Any) -> checks.CheckMessage | None:
     where = f"LOWQ[{name!r}]"
     setting = name.lower() if isinstance(name, str) else ""
-    if setting not in _TYPES or name != name.upper():
-        near = get_close_matches(setting, _TYPES, 1)
-        hint = f'Write "{near[0].upper()}".' if near else f"Settings are {', '.join(map(str.upper, _TYPES))}."
+    if setting not in SETTINGS or name != name.upper():
+        near = get_close_matches(setting, SETTINGS, 1)
+        hint = f'Write "{near[0].upper()}".' if near else f"Settings are {', '.join(map(str.upper, SETTINGS))}."
         return _error(f"{where} is no setting of lowq.", hint, "E002")
     try:
         value = _imported(value) if setting in _OF_CODE else value
@@ -128,12 +126,24 @@ def check_settings(app_configs: object = None, **_options: Any) -> list[checks.C
     """Django's system check of settings.LOWQ, the environment, and the queues of tasks."""
     found = list(_problems)
     scratch = lowq.Config()
-    for name in _TYPES:
+    for name in SETTINGS:
         try:
             getattr(scratch, name)
         except ConfigError as error:
             found.append(_error(f"{error}.", "Correct or remove the variable.", "E005"))
-    if lowq.app.config.redis_url.startswith("memory://") and not settings.DEBUG:
+    try:
+        redis_url, outbox = lowq.app.config.redis_url, lowq.app.config.outbox
+    except ConfigError:
+        return found  # which has it, as it is of the environment
+    if outbox is not None and "://" not in outbox:  # with a URL the driver may be missing here, and a node have it
+        from lowq.contrib.outbox.databases import connector
+
+        try:
+            connector(outbox)
+        except ConfigError as error:
+            hint = "Write the name of a database in DATABASES, or a URL."
+            found.append(_error(f"LOWQ['OUTBOX']: {error}.", hint, "E004"))
+    if redis_url.startswith("memory://") and not settings.DEBUG:
         found.append(
             checks.Warning(
                 "The jobs of lowq are in the memory of each process: other processes do not see them, and they are "

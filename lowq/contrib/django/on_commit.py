@@ -25,7 +25,7 @@ from asgiref.sync import sync_to_async
 from django.db import transaction
 
 import lowq
-from lowq.errors import ConfigError, JobError, LowqError
+from lowq.errors import ConfigError, JobError
 from lowq.job import JobId, JobOptions, new_job
 from lowq.logs import get_log
 
@@ -194,7 +194,7 @@ async def apush_on_commit(
         apush: Any = worker.apush if isinstance(worker, lowq.Queue) else worker.aperform_async
         try:
             await apush(job, **push.options)
-        except LowqError as error:
+        except Exception as error:
             if push.note_failure([job], error) is not None:
                 raise
 
@@ -229,12 +229,27 @@ def _prepare(
 
 def _register(push: _PushOptions, job: dict[str, Any], using: str | None) -> bool:
     """Has the job pushed at the commit; False: there is no transaction."""
-    connection = transaction.get_connection(using)
-    if not connection.in_atomic_block and (connection.connection is None or connection.get_autocommit()):
-        return False  # without connecting to a database that was not used
-    pending = _pending.setdefault(connection, _Pending())
+    pending = _pending.setdefault(transaction.get_connection(using), _Pending())
     call = _DeferredPush(push, job, pending)
+    is_deferred = call_on_commit(call.run, using)
+    if is_deferred:
+        pending.add(call)
+    return is_deferred
+
+
+def call_on_commit(function: Callable[[], object], using: str | None) -> bool:
+    """Has a function called at the commit; False: there is no transaction. Unlike Django's, it does not connect to a
+    database that was not used: that may be away, or not exist.
+
+    Raises:
+        TransactionManagementError: ``using`` is in manual transaction management.
+    """
+    connection = transaction.get_connection(using)
+    is_open = connection.connection is not None
+    if not connection.in_atomic_block and (
+        connection.get_autocommit() if is_open else connection.settings_dict["AUTOCOMMIT"]
+    ):
+        return False
     on_commit: Callable[..., None] = connection.on_commit
-    on_commit(call.run)
-    pending.add(call)
+    on_commit(function)
     return True

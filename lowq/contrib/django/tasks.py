@@ -28,13 +28,12 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.core import checks
-from django.db import transaction
 from django.utils import timezone
 from django.utils.crypto import get_random_string
 from django.utils.module_loading import import_string
 
 import lowq
-from lowq.contrib.django.on_commit import apush_on_commit, push_on_commit
+from lowq.contrib.django.on_commit import apush_on_commit, call_on_commit, push_on_commit
 from lowq.contrib.django.task_results import DEFAULT_TTL, TIMES, TaskRecords
 from lowq.errors import ConfigError
 from lowq.retry import find_policy, is_exhausted, policies_of
@@ -164,7 +163,7 @@ class LowqBackend(BaseTaskBackend):
         worker = self._workers[task.queue_name]
         if self._on_commit:
             push_on_commit(worker, job_id, payload, using=self._using, **options)
-            transaction.on_commit(partial(self._note_enqueued, result), using=self._using)
+            self._note_at_commit(result)
         else:
             worker.push(job_id, payload, **options)
             self._note_enqueued(result)
@@ -176,7 +175,7 @@ class LowqBackend(BaseTaskBackend):
         worker = self._workers[task.queue_name]
         if self._on_commit:
             await apush_on_commit(worker, job_id, payload, using=self._using, **options)
-            await sync_to_async(transaction.on_commit)(partial(self._note_enqueued, result), using=self._using)
+            await sync_to_async(self._note_at_commit)(result)
         else:
             await worker.apush(job_id, payload, **options)
             await sync_to_async(self._note_enqueued)(result)
@@ -215,6 +214,11 @@ class LowqBackend(BaseTaskBackend):
         if value is None:
             raise InvalidTask(f"{task.name}: its key, {key!r}, is None, which is no entity.")
         return str(value)
+
+    def _note_at_commit(self, result: Any) -> None:
+        note = partial(self._note_enqueued, result)
+        if not call_on_commit(note, self._using):
+            note()
 
     def _note_enqueued(self, result: Any) -> None:
         object.__setattr__(result, "enqueued_at", timezone.now())
@@ -317,7 +321,7 @@ def _task_of(path: str, alias: str, **changes: Any) -> Any:
 # --- performing ---
 
 #: Errors of a task that are its own failure.
-_FAILURES = (Exception, SystemExit, lowq.TimeLimitExceeded)
+_FAILURES = (Exception, SystemExit, lowq.TimeLimitExceeded, lowq.JobCancelled)
 
 
 class _Attempt:

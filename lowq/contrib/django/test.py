@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import async_to_sync, sync_to_async
 from django import test
+from django.db import connections
 
 from lowq import testing
+from lowq.contrib.outbox import table
 from lowq.testing import drainer
 
 if TYPE_CHECKING:
@@ -87,3 +89,17 @@ class TestCase(LowqTestMixin, test.TestCase):
 
 class TransactionTestCase(LowqTestMixin, test.TransactionTestCase):
     """Django's, whose transactions are committed, and ``on_commit`` runs as in production."""
+
+    def run(self, result: unittest.TestResult | None = None) -> unittest.TestResult | None:
+        """Empties the outbox after the test, too: it is no table of Django's, which empties its own."""
+        self.addCleanup(self._empty_outbox)
+        return super().run(result)
+
+    def _empty_outbox(self) -> None:
+        for alias in connections if self.databases == "__all__" else self.databases:
+            connection = connections[alias]
+            if connection.vendor in ("postgresql", "sqlite"):
+                with connection.cursor() as cursor:
+                    cursor.execute(table.exists_query(connection.vendor))
+                    if cursor.fetchone()[0]:
+                        cursor.execute("DELETE FROM lowq_outbox")

@@ -25,16 +25,19 @@ here late.
 import fcntl
 import math
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 from urllib.parse import quote
 
-from lowq.contrib.outbox.table import driver_of, exists_query
+from lowq.contrib.outbox.table import driver_of, exists_query, unsupported
 from lowq.errors import ConfigError
 
 #: Bytes of payloads that are read together, about: bounds memory.
@@ -52,7 +55,8 @@ class StoredJob:
     seq: int
     queue: str
     id: str
-    payload: str
+    #: None: it is larger than what is read.
+    payload: str | None
     score: float | None
     #: Unix time, seconds.
     not_before: float | None
@@ -86,6 +90,8 @@ class Changes:
     pushed: list[int] = field(default_factory=list)
     #: Rows, and why they can't be pushed.
     refused: list[tuple[int, str]] = field(default_factory=list)
+    #: Rows from the future, which become those of the present.
+    redated: list[int] = field(default_factory=list)
     #: Row that stays -> the score that it was given.
     scores: dict[int, float] = field(default_factory=dict)
     #: The highest score that is given now; None: as before.
@@ -96,6 +102,11 @@ class Database:
     """A database of the relay, through a connection in autocommit mode; transactions are begun and ended by
     statements. Each call may raise whatever the driver raises.
     """
+
+    #: SQL for the present, as a value of ``created_at``.
+    now: ClassVar[str]
+    #: Bytes of the largest payload that is read.
+    largest_payload: int
 
     def __init__(self, connection: Any, placeholder: str) -> None:
         self._raw = connection
@@ -120,7 +131,8 @@ class Database:
             condition += f" AND queue NOT IN ({', '.join([self._placeholder] * len(names))})"
         # The sum over those before a row bounds what is sent.
         rows = self.all(
-            f"SELECT seq, queue, id, payload, score, {not_before}, {created_at} FROM ("
+            f"SELECT seq, queue, id, CASE WHEN {size} <= {self.largest_payload:d} THEN payload END, score, "
+            f"{not_before}, {created_at} FROM ("
             f"SELECT *, sum({size}) OVER (ORDER BY seq) - {size} AS before FROM ("
             f"SELECT * FROM lowq_outbox WHERE error IS NULL AND {condition} ORDER BY seq LIMIT {limit:d}"
             f") AS oldest) AS sized WHERE before < {READ_BYTES} ORDER BY seq",
@@ -156,8 +168,10 @@ class Database:
         if changes.scores:
             scores = [(score, seq) for seq, score in changes.scores.items()]
             self._cursor.executemany(f"UPDATE lowq_outbox SET score = {mark} WHERE seq = {mark}", scores)
+        if changes.redated:
+            self.execute(f"UPDATE lowq_outbox SET created_at = {self.now} WHERE seq IN ({_listed(changes.redated)})")
         if changes.pushed:
-            self.execute(f"DELETE FROM lowq_outbox WHERE seq IN ({', '.join(map(str, changes.pushed))})")
+            self.execute(f"DELETE FROM lowq_outbox WHERE seq IN ({_listed(changes.pushed)})")
         if changes.new_last_score is not None:
             self.execute(f"UPDATE lowq_outbox_state SET last_score = {mark}", (changes.new_last_score,))
             if not self._cursor.rowcount:
@@ -178,10 +192,16 @@ class Database:
             self._raw.close()
 
 
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
 class PostgreSQL(Database):
     """A round is a transaction, in which nothing is locked but the right to relay: it keeps nobody waiting, and has no
     snapshot while Redis is asked, so VACUUM goes on.
     """
+
+    now = "clock_timestamp()"
 
     def __init__(self, connection: Any, placeholder: str, hold_seconds: float) -> None:
         connection.autocommit = True
@@ -240,7 +260,7 @@ class PostgreSQL(Database):
             "extract(epoch FROM created_at)::double precision",
             "octet_length(payload)",
         )
-        now, last_score = self.read_state("extract(epoch FROM clock_timestamp())::double precision")
+        now, last_score = self.read_state(f"extract(epoch FROM {self.now})::double precision")
         return SettledRows(jobs, int(seen), settled, now, last_score)
 
     def end(self, changes: Changes) -> None:
@@ -262,9 +282,13 @@ class SQLite(Database):
     transaction would keep all writers waiting while Redis is asked.
     """
 
+    now = "(julianday('now') - 2440587.5) * 86400.0"
+
     def __init__(self, connection: Any, placeholder: str) -> None:
         connection.isolation_level = None
         connection.row_factory = None  # the application's may make dicts
+        # SQLite keeps any bytes as text. A row with such text is refused; not to read it would stop all others.
+        connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
         super().__init__(connection, placeholder)
         self._path = next((row[2] for row in self.all("PRAGMA database_list") if row[1] == "main"), "")
         self._lock: int | None = None
@@ -275,6 +299,11 @@ class SQLite(Database):
         if self._lock is not None or not self._path:
             return True
         descriptor = os.open(f"{self._path}-lowq-outbox", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with suppress(PermissionError):  # somebody else has made it
+            # As SQLite does with its files: or nobody but root could relay any more, once root has.
+            owner = Path(self._path).stat()
+            os.fchmod(descriptor, owner.st_mode & 0o666)
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -289,11 +318,11 @@ class SQLite(Database):
         self._version = self.one("PRAGMA data_version")
         size = "length(CAST(payload AS BLOB))"
         jobs = self.read_rows(limit, without, "1", "not_before", "created_at", size)
-        now, last_score = self.read_state("(julianday('now') - 2440587.5) * 86400.0")
+        now, last_score = self.read_state(self.now)
         return SettledRows(jobs, now=now, last_score=last_score)
 
     def end(self, changes: Changes) -> None:
-        if not changes.pushed and not changes.refused and not changes.scores:
+        if not (changes.pushed or changes.refused or changes.redated or changes.scores):
             return
         self.execute("BEGIN IMMEDIATE")
         try:
@@ -318,21 +347,23 @@ class SQLite(Database):
             self._lock = None
 
 
-def open_database(connection: Any, hold_seconds: float) -> Database:
+def open_database(connection: Any, hold_seconds: float, max_payload_bytes: int) -> Database:
     """The database of a driver's connection, which is used for nothing else. ``hold_seconds``: how long a round may
-    take.
+    take. ``max_payload_bytes``: as in the settings.
 
     Raises:
         ConfigError: the driver is not known, or there is no table.
     """
     if hasattr(connection, "settings_dict"):
-        raise ConfigError("the relay needs a connection of its own: psycopg.connect(...), not one of Django")
+        raise ConfigError("the relay needs a connection of its own: Relay(app, 'default') opens one as Django does")
     dialect, placeholder = driver_of(connection)
     database = (
         PostgreSQL(connection, placeholder, hold_seconds)
         if dialect == "postgresql"
         else SQLite(connection, placeholder)
     )
+    # Text may be longer than what is encoded of it, by spaces. Much longer text may not fit into memory.
+    database.largest_payload = READ_BYTES + max_payload_bytes
     if not database.one(exists_query(dialect)):
         raise ConfigError(
             f"there is no table lowq_outbox, or no lowq_outbox_state: make them with outbox.create_table(connection), "
@@ -342,18 +373,21 @@ def open_database(connection: Any, hold_seconds: float) -> Database:
 
 
 def connector(url: str) -> Callable[[], Any]:
-    """The function that opens connections to the database of a URL: ``postgresql://...`` or ``sqlite:///path``.
+    """The function that opens connections to a database: of a URL, ``postgresql://...`` or ``sqlite:///path``, or of
+    one of Django's by its alias.
 
     Raises:
         ConfigError: another database, or its driver is not installed.
     """
     scheme, colon, rest = url.partition("://")
+    if re.fullmatch(r"[\w-]+", url):
+        return _django_connector(url)
     kind = scheme.partition("+")[0]
     if kind in ("postgresql", "postgres") and colon:
         try:
             import psycopg
         except ImportError as error:
-            raise ConfigError("the relay needs psycopg for PostgreSQL: pip install 'psycopg[binary]'") from error
+            raise ConfigError("the relay needs psycopg for PostgreSQL: pip install 'lowq[outbox]'") from error
         # Nothing is prepared: a pool may give each transaction another session.
         return lambda: psycopg.connect(
             f"postgresql://{rest}", application_name="lowq outbox", connect_timeout=10, prepare_threshold=None
@@ -364,7 +398,31 @@ def connector(url: str) -> Callable[[], Any]:
         # mode=rw: a mistyped path is no new database.
         path = f"file:{quote(rest[1:].partition('?')[0])}?mode=rw"
         return lambda: sqlite3.connect(path, uri=True, check_same_thread=False)
+    if kind in ("mysql", "mariadb"):
+        raise unsupported(kind)
     raise ConfigError(
         f"{scheme[:30]!r} is no URL of a database that the outbox works with: write "
-        "postgresql://user:password@host/name or sqlite:///path/to/file.db (MySQL is not supported)"
+        "postgresql://user:password@host/name or sqlite:///path/to/file.db"
     )
+
+
+def _django_connector(alias: str) -> Callable[[], Any]:
+    """The function that opens connections of the driver as Django does, none of which Django knows of."""
+    try:
+        known = import_module("django.db").connections
+        known.settings  # noqa: B018 - raises unless there is a project
+    except Exception as error:  # Django is not installed, or has no settings
+        raise ConfigError(
+            f"{alias!r:.60} is no URL, and no database of Django: {type(error).__name__}; write "
+            "postgresql://user:password@host/name, or load the project: manage.py lowq"
+        ) from None
+    if alias not in known.settings:
+        raise ConfigError(f"DATABASES of Django has no {alias!r:.60}; it has {', '.join(known.settings)}")
+    driver_of(known[alias])
+
+    def connect() -> Any:
+        one = known[alias].copy()
+        one.settings_dict["OPTIONS"].pop("pool", None)
+        return one.get_new_connection(one.get_connection_params())
+
+    return connect

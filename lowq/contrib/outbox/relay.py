@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from lowq.application import Lowq
 from lowq.contrib.outbox.databases import Changes, Database, SettledRows, StoredJob, connector, open_database
@@ -48,7 +48,8 @@ LONG_HELD_BACK = 10.0
 OPTIONS_SECONDS = 60.0
 #: Characters of an error that are kept with a row.
 KEPT_ERROR = 1000
-#: Seconds that a row's ``created_at`` may be ahead of the database's clock: as its score it puts others ahead as well.
+#: Seconds that a row's ``created_at`` may be ahead of the database's clock, as after that was set back. As its score it
+#: puts all later rows ahead as well, so a row that is further ahead is dated now.
 MAX_AHEAD = 60.0
 
 
@@ -72,8 +73,9 @@ class Relay:
     """Pushes what is committed to the table ``lowq_outbox`` of one database into its queues.
 
     Of several relays one is at work, and another takes over when that ends. ``connect``: opens a connection of a driver
-    (psycopg, sqlite3), for the relay alone; or the URL of the database. ``interval``: seconds after which it looks for
-    rows though nobody has told of any. ``batch_size``: rows that are read and pushed together, at most.
+    (psycopg, sqlite3), for the relay alone; or the URL of the database, or its alias in Django. ``interval``: seconds
+    after which it looks for rows though nobody has told of any. ``batch_size``: rows that are read and pushed together,
+    at most.
 
     `run` works in the calling thread, `start` in one of its own; `run_once` until nothing is left.
     """
@@ -184,7 +186,7 @@ class Relay:
     def _open(self) -> Database:
         connection = self._connect()
         try:
-            return open_database(connection, 2 * self._patience + 30)
+            return open_database(connection, 2 * self._patience + 30, self._app.config.max_payload_bytes)
         except BaseException:
             with suppress(Exception):
                 connection.close()
@@ -210,7 +212,7 @@ class Relay:
         self._note_held_back(found, now)
         # At once: the rows of a queue that was put on hold may have been all that fitted into the found.
         self._reads_on = bool(done.troubles)
-        if done.pushed or done.refused or done.troubles:
+        if done.pushed or done.refused or done.redated or done.troubles:
             return
         database.wait(HELD_BACK_INTERVAL if found.is_held_back else self._interval, self._stop)
 
@@ -218,6 +220,15 @@ class Relay:
         """Pushes rows, and deletes those that are in."""
         read_at = time.monotonic()
         done = _Round(found=found)
+        done.redated = [row.seq for row in found.jobs if row.score is None and _is_ahead(row, found.now)]
+        if done.redated:
+            # First, and alone: a row has one score however often it is pushed, and these depend on the present.
+            database.end(done)
+            log.warning(
+                "outbox: %d rows were dated more than %g s ahead of the database's clock; they count as of now",
+                len(done.redated), MAX_AHEAD, extra={"event": "outbox_redated"},
+            )  # fmt: skip
+            return done
         by_queue: dict[str, list[StoredJob]] = {}
         for job in found.jobs:
             by_queue.setdefault(job.queue, []).append(job)
@@ -290,9 +301,11 @@ class Relay:
         """The job of a row.
 
         Raises:
-            PayloadError: the payload can't be decoded. JobError: ``created_at`` gives no score. LowqError: the registry
-            can't be read.
+            PayloadError: the payload can't be decoded, or is too large to be read. JobError: ``created_at`` gives no
+            score. LowqError: the registry can't be read.
         """
+        if row.payload is None:
+            raise PayloadError(f"the payload is far larger than max_payload_bytes={self._app.config.max_payload_bytes}")
         typed = self._app.payload_type_of(row.queue)
         load = self._app.config.load_payload if typed is None else typed.load
         try:
@@ -314,19 +327,13 @@ class Relay:
         those of other queues, which may be on hold the next time.
 
         Raises:
-            JobError: ``created_at`` is no time, or too far ahead.
+            JobError: ``created_at`` is no time.
         """
         at: object = row.created_at
-        if not isinstance(at, int | float) or not math.isfinite(at):  # SQLite keeps any text there
+        if not _is_time(at):
             raise JobError(f"created_at={at!r:.60} is no time, which is the row's score")
-        ahead = at - done.found.now
-        if ahead > MAX_AHEAD:
-            raise JobError(
-                f"created_at={at!r} is {ahead:.0f} s ahead of the database's clock; as score it would put all later "
-                "rows ahead as well"
-            )
         key = row.queue, row.id
-        score = max(float(at), math.nextafter(done.newest.get(key, done.found.last_score), math.inf))
+        score = max(float(row.created_at), math.nextafter(done.newest.get(key, done.found.last_score), math.inf))
         done.newest[key] = done.given[row.seq] = score
         return score
 
@@ -381,6 +388,14 @@ class Relay:
                 "outbox: the database can't be used, and is tried again: %s: %s", kind, error,
                 extra={"event": "outbox_away"},
             )  # fmt: skip
+
+
+def _is_time(at: object) -> TypeGuard[float]:
+    return isinstance(at, int | float) and math.isfinite(at)  # SQLite keeps any text there
+
+
+def _is_ahead(row: StoredJob, now: float) -> bool:
+    return _is_time(row.created_at) and row.created_at > now + MAX_AHEAD
 
 
 def _accepted(error: PushError, jobs: Sequence[dict[str, Any]]) -> set[int]:

@@ -107,15 +107,24 @@ _DRIVERS = {
     "pg8000": ("postgresql", "%s"),
     "asyncpg": ("postgresql", "${}"),
 }
+_OF_MYSQL = {"MySQLdb", "pymysql", "mysql", "mariadb", "aiomysql", "asyncmy"}
 _NAMED = tuple(f":{name}" for name in COLUMNS)
 
 
 # --- statements ---
 
 
+def unsupported(database: str) -> ConfigError:
+    """The error for a database that the outbox does not work with."""
+    why = ""
+    if database in ("mysql", "mariadb"):
+        why = ": it does not show which open transactions have inserted rows, so rows of one id could change places"
+    return ConfigError(f"the outbox works with postgresql and sqlite, not with {database!r:.60}{why}")
+
+
 def _of_dialect(found: Mapping[str, Found], dialect: str) -> Found:
     if dialect not in found:
-        raise ConfigError(f"the outbox works with postgresql and sqlite, not with {dialect!r:.60}")
+        raise unsupported(dialect)
     return found[dialect]
 
 
@@ -216,12 +225,12 @@ def driver_of(connection: Any) -> tuple[str, str]:
     if _is_django(connection):
         if connection.vendor in ("postgresql", "sqlite"):
             return connection.vendor, "%s"
-        raise ConfigError(
-            f"the outbox works with postgresql and sqlite; this connection of Django is {connection.vendor}"
-        )
+        raise unsupported(connection.vendor)
     for package in _packages_of(connection):
         if package in _DRIVERS:
             return _DRIVERS[package]
+        if package in _OF_MYSQL:
+            raise unsupported("mysql")
     raise ConfigError(
         f"connection={_named(connection)} is of no library that the outbox knows: give a connection or a cursor of "
         f"{', '.join(_DRIVERS)}, a Session or Connection of SQLAlchemy, or django.db.connection"
@@ -254,13 +263,20 @@ def _sqlalchemy_connection(connection: Any) -> Any:
 
 
 def _unscoped(connection: Any) -> Any:
-    """The session that a scoped one of SQLAlchemy stands for."""
-    is_scoped = _is_sqlalchemy(connection) and hasattr(connection, "session_factory")
-    return connection() if is_scoped else connection
+    """The connection that another object stands for: a session that is scoped, one that SQLAlchemy's pool lends, a
+    cursor of Django.
+    """
+    if _is_sqlalchemy(connection) and hasattr(connection, "session_factory"):
+        return connection()
+    if _is_sqlalchemy(connection) and hasattr(connection, "dbapi_connection"):
+        return connection.dbapi_connection
+    return connection.db if _is_django(getattr(connection, "db", None)) else connection
 
 
 def _packages_of(connection: Any) -> list[str]:
-    return [kind.__module__.partition(".")[0] for kind in type(connection).__mro__]
+    """The packages of its class, and of the class that a proxy, as tracing puts around it, claims to be."""
+    kinds = [*type(connection).__mro__, *connection.__class__.__mro__]
+    return [kind.__module__.partition(".")[0] for kind in kinds]
 
 
 def _is_sqlalchemy(connection: Any) -> bool:
@@ -278,7 +294,7 @@ def _is_async(connection: Any) -> bool:
         return hasattr(connection, "run_sync")
     packages = _packages_of(connection)
     return not {"asyncpg", "aiosqlite"}.isdisjoint(packages) or inspect.iscoroutinefunction(
-        getattr(type(connection), "execute", None)
+        getattr(connection.__class__, "execute", None)
     )
 
 

@@ -7,7 +7,8 @@
 -- ARGV[4]  limit: how many jobs to take; 0 only acknowledges and returns the next due time
 -- ARGV[5]  max_payloads of one id
 -- ARGV[6]  max_bytes of payloads in the reply; each counts 100 on top of its own (one payload always fits)
--- ARGV[7]  delivery that the acknowledged ids were taken under
+-- ARGV[7]  delivery that the acknowledged ids were taken under; with ids perhaps with what is kept of them, see
+--          lib/kept.lua
 -- ARGV[8+] acknowledged ids
 --
 -- Reply: {delivery, delay, paused, acknowledged, item...}
@@ -17,13 +18,14 @@
 --   so that it wants to be swept; 8 more when the shard was sealed (nothing is taken then, and delay is nil): its jobs
 --   are being moved to another layout; 4 more when the last item is none, but {id, text, id, text...}: the trace
 --   contexts of some of the jobs, each followed by a newline; 16 more when the last one, but for that, is
---   {id, delay, id, delay...}: in how many microseconds the first payload of a job expires, of those that have a ttl;
+--   {now, id, time, id, time...}: when the first payload of a job expires, of those in a list that have a ttl, and what
+--   the time is now (texts, Unix seconds);
 --   32 more when the job is a solo one; 64 more when behind all these is {level, delay, level, delay...}: of each
 --   priority, when the shard uses them, when its oldest waiting job is due, as `delay`; and 128 more when 1,000 jobs or
 --   more are in flight: none is taken before some of them are reported
 --   item: a job {id, perform_at, retry_count, payload, score, payload, score...}, lowest score first; or three items in
---     a row, for a fresh job with an inline payload: id, perform_at, "score payload". Most are such, and to Redis a
---     list within the reply costs as much as taking the job did
+--     a row, for a fresh job with an inline payload: id, perform_at, "score payload" or "score,expires payload". Most
+--     are such, and to Redis a list within the reply costs as much as taking the job did
 -- Errors: LEASELOST.
 --
 -- Invariant: an id is handed out by one delivery at a time. What a delivery later than ARGV[3] holds never
@@ -53,12 +55,13 @@ local meta = redis.call('HMGET', key_meta, 'clock', 'delivery', 'paused', 'proce
   'server_time_since', 'features', 'sealed')
 local has_ttl, has_levels, has_traces = uses(meta[7], 'ttl'), uses(meta[7], 'priority'), uses(meta[7], 'traces')
 --!rarely sweep_expired expire_taken take_expiries expiry_in read_levels announce_room touch
---!rarely read_taken_traces take_traces forget_traces
+--!rarely read_taken_traces take_traces forget_traces describe_finished touch_finished write_finished
 local sweep_expired, expire_taken, take_expiries, expiry_in, read_levels, announce_room, touch
-local read_taken_traces, take_traces, forget_traces
-if meta[7] then
+local read_taken_traces, take_traces, forget_traces, describe_finished, touch_finished, write_finished
+local cited_delivery, kept = read_cited(ARGV[7])
+if meta[7] or kept then
   sweep_expired, expire_taken, take_expiries, expiry_in, read_levels, announce_room, touch,
-    read_taken_traces, take_traces, forget_traces = rarely()
+    read_taken_traces, take_traces, forget_traces, describe_finished, touch_finished, write_finished = rarely()
 end
 shift_due(prefix, now, meta[5], meta[6])
 local due_cutoff = read_due_cutoff(prefix, now, meta[1] or '')
@@ -77,10 +80,14 @@ if has_ttl then
 end
 
 local cited = { unpack(ARGV, 8) }
-local acked, acked_ids, acked_payloads = records_of(prefix, ARGV[7], cited), {}, {}
+local acked, acked_ids, acked_payloads = records_of(prefix, cited_delivery, cited), {}, {}
+local finished = {} -- id, entry, id...: what is kept of them
 for _, id in ipairs(cited) do
   if acked[id] and acked[id] ~= true then
     acked_ids[#acked_ids + 1] = id
+    if kept then
+      finished[#finished + 1], finished[#finished + 2] = id, describe_finished(prefix, id, acked[id], now, kept)
+    end
     if not has_inline(acked[id]) then
       acked_payloads[#acked_payloads + 1] = taken_payloads .. id
     end
@@ -90,16 +97,19 @@ end
 
 local items, last_item, count, bytes = {}, 0, 0, 0 -- items of the reply; of how many jobs
 -- Not one that the caller has had: Redis may have lost its last writes, and with them the count.
-local delivery = math.max(tonumber(meta[2]) or 0, tonumber(ARGV[7])) + 1
+local delivery = math.max(tonumber(meta[2]) or 0, tonumber(cited_delivery)) + 1
 local head, tail = string.format('%d ', delivery), string.format(' %.17g', now)
 local records = {} -- for `taken`: id, record, id, record...
 local in_flight = {}
 local inline_keys = {} -- whose payloads are in the records now
 
--- Adds a job to the reply unless it has to wait for the next delivery. `inline`: its payload, if that is inline, and
--- `word`: its level and when its inline payload expires, as records have it. Returns whether further ones may follow,
--- and what stopped its payloads: nil (nothing: these are all), 'payloads' or 'bytes'.
-local function hand_out(id, key, inline, perform_at, retry_count, alone, word)
+-- Of jobs in a list of their own: when the first payload of each expires, id, time (text), id...
+local ends = has_ttl and { string.format('%.17g', now) }
+
+-- Adds a job to the reply unless it has to wait for the next delivery. `inline`: its payload, if that is inline;
+-- `level`: text; `expires`: when its first payload does (text), or nil. Returns whether further ones may follow, and
+-- what stopped its payloads: nil (nothing: these are all), 'payloads' or 'bytes'.
+local function hand_out(id, key, inline, perform_at, retry_count, alone, level, expires)
   if alone and count > 0 then
     return false
   end
@@ -115,7 +125,7 @@ local function hand_out(id, key, inline, perform_at, retry_count, alone, word)
   if count > 0 and (stopped == 'bytes' or bytes + size > max_bytes) then
     return false
   end
-  local record = head .. perform_at .. ' ' .. retry_count .. ' ' .. word .. tail
+  local record = head .. perform_at .. ' ' .. retry_count .. ' ' .. level .. tail
   records[2 * count + 1], records[2 * count + 2] = id, inline and record .. ' ' .. inline .. '\n' or record
   bytes, count = bytes + size, count + 1
   if inline and retry_count == '-1' then
@@ -123,7 +133,14 @@ local function hand_out(id, key, inline, perform_at, retry_count, alone, word)
     last_item = last_item + 3
   else
     last_item = last_item + 1
-    items[last_item] = job or { id, perform_at, retry_count, split_inline(inline) }
+    if inline then
+      local payload, score = split_inline(inline)
+      job = { id, perform_at, retry_count, payload, score }
+    end
+    items[last_item] = job
+    if expires then
+      ends[#ends + 1], ends[#ends + 2] = id, expires
+    end
   end
   return not alone, stopped
 end
@@ -144,12 +161,6 @@ if is_read then
   end
 end
 local more, solo = true, 0
-local ends = has_ttl and {} -- id, microseconds until its first payload expires, id...
-local note_end = has_ttl and function(id, at)
-  if at then
-    ends[#ends + 1], ends[#ends + 2] = id, math.ceil((bounded(tonumber(at)) - now) * 1000000)
-  end
-end
 local lost_ids = {}
 if has_ttl and limit > 0 then
   for id, record in pairs(in_flight) do
@@ -173,17 +184,17 @@ for _, id in ipairs(lost_ids) do
     local alone = retry_count >= 0 or is_solo
     local key, carried, before = taken_payloads .. id, get_inline(in_flight[id]), count
     local inline = carried or redis.call('MGET', key)[1]
-    local word = string.match(in_flight[id], '^%S+ +%S+ %S+ (%S+)')
-    more = hand_out(id, key, inline, perform_at, tostring(retry_count), alone, word)
+    local level, expires = string.match(in_flight[id], '^%S+ +%S+ %S+ (%S+)'), nil
+    if has_ttl then
+      expires = inline and expiry_in(inline)
+        or redis.call('ZRANGE', prefix .. 'taken:expires:' .. id, 0, 0, 'WITHSCORES')[2]
+    end
+    more = hand_out(id, key, inline, perform_at, tostring(retry_count), alone, level, expires)
     if is_solo and count > before then
       solo = 32
     end
     if inline and not carried and count > before then
       inline_keys[#inline_keys + 1] = key
-    end
-    if has_ttl and count > before then
-      local times = prefix .. 'taken:expires:' .. id
-      note_end(id, expiry_in(in_flight[id]) or redis.call('ZRANGE', times, 0, 0, 'WITHSCORES')[2])
     end
   end
 end
@@ -248,21 +259,22 @@ local function look_up(position)
   local found = redis.call('MGET', unpack(some))
   local counts = special and redis.call('ZMSCORE', prefix .. 'retries', unpack(ids))
   local alone = special and redis.call('SMISMEMBER', prefix .. 'solo', unpack(ids))
-  local times = has_ttl and redis.call('ZMSCORE', prefix .. 'expires', unpack(ids))
   for i, key in ipairs(some) do
     local at = position + 2 * i - 2
     keys[at], inlines[at] = key, found[i]
     if special then
       retry_counts[at], solos[at] = counts[i], alone[i] == 1
     end
-    if has_ttl then
-      expiries[at] = times[i]
+    if has_ttl and found[i] then
+      expiries[at] = expiry_in(found[i])
+    elseif has_ttl then
+      expiries[at] = redis.call('ZSCORE', prefix .. 'expires', ids[i]) or nil
     end
   end
 end
 
 local all_due = #waiting > 0 and (latest or tonumber(waiting[#waiting])) <= due_cutoff
-local orphans, parted, expiring = {}, {}, {}
+local orphans, parted, expiring, unswept = {}, {}, {}, {}
 local gone = {} -- ids that are taken whole
 local leaving, arriving = {}, {} -- keys of sets that are, and what they become
 local full -- the level of which nothing more is taken
@@ -278,17 +290,16 @@ for i = 1, #waiting, 2 do
     end
     if takes and expiries[i] and tonumber(expiries[i]) <= now then
       next_due = math.min(next_due or due_cutoff, due_cutoff) -- there is more to be swept than one call does
+      unswept[#unswept + 1], unswept[#unswept + 2] = expiries[i], id
     elseif takes then
       local retry_count = retry_counts[i] or '-1'
       -- Of an id that is acknowledged just now, newer payloads wait: it succeeded, so it is solo no more.
       local is_solo = solos[i] and not acked[id]
       local alone = retry_count ~= '-1' or is_solo
       local before = count
-      local word = has_levels and levels[i] or '0'
-      if inlines[i] and expiries[i] then
-        word = word .. ',' .. expiries[i]
-      end
-      local further, stopped = hand_out(id, keys[i], inlines[i], perform_at, retry_count, alone, word)
+      local level = has_levels and levels[i] or '0'
+      local further, stopped =
+        hand_out(id, keys[i], inlines[i], perform_at, retry_count, alone, level, expiries[i])
       more, takes = further, count > before
       if takes and is_solo then
         solo = 32
@@ -311,9 +322,6 @@ for i = 1, #waiting, 2 do
         else
           gone[#gone + 1], leaving[#arriving] = id, keys[i]
         end
-      end
-      if has_ttl and count > before then
-        note_end(id, expiries[i])
       end
     end
     if not takes or parted[id] then
@@ -345,9 +353,17 @@ if has_traces then
   traces, taken_traces = read_taken_traces(prefix, records, in_flight, acked_ids)
 end
 
+local finished_before = #finished > 0 and touch_finished(prefix)
+
 -- 2. Write.
 local fields = {}
+if #unswept > 0 then
+  redis.call('ZADD', prefix .. 'expires', unpack(unswept)) -- where they are, unless somebody has changed it by hand
+end
 if #acked_ids > 0 then
+  if finished_before then
+    write_finished(prefix, finished, finished_before, kept)
+  end
   redis.call('HDEL', key_taken, unpack(acked_ids))
   if has_traces then
     forget_traces(prefix, 'taken:traces:', acked_ids)
@@ -448,7 +464,7 @@ local function delay_until(time)
   return math.ceil((time - (time <= due_cutoff and due_cutoff or now)) * 1000000)
 end
 local delay = next_due and delay_until(next_due)
-if ends and #ends > 0 then
+if ends and count > 0 then
   last_item = last_item + 1
   items[last_item], paused = ends, paused + 16
 end

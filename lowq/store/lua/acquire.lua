@@ -12,14 +12,15 @@
 -- ARGV[9]  of a consumer its session, which its nonce begins with; otherwise '' or missing
 -- ARGV[10] '1': the ids of restored jobs are wanted; otherwise '' or missing
 -- ARGV[11] 'moves': the caller moves the jobs of a sealed shard to another layout; 'prepared': it is of a layout that a
---          reshard has made, so `prepare_shard` must have come before; 'opened': and the registry says that this has
---          ended; otherwise missing
+--          reshard has made, so `prepare_shard` must have come before; otherwise missing
 --
 -- Reply: {'sealed'} (its jobs belong to another layout) | {'unsealed'} (for 'moves': it is to be sealed first) |
--- {'fed'} (not all that belong to it have come: it is opened then; or it is not there, see ARGV[11]) |
--- {'held', PTTL in ms} | {'resumed', fence} | {'adopted', fence} |
+-- {'fed'} (not all that belong to it have come: `open_shard` says so then; or it is not there, see ARGV[11]) |
+-- {'held', PTTL in ms} | {'resumed', fence of the token, fence} | {'adopted', fence} |
 -- {'acquired', fence, restored, poisoned id...} | {'restoring', 0, restored, poisoned id...} (call again)
---   restored: how many jobs waited again; with ARGV[10] a list of their ids. The token is nonce .. ':' .. fence.
+--   restored: how many jobs waited again; with ARGV[10] a list of their ids. The last of the poisoned ids may be a list
+--   of ids that were cancelled: nothing of these is left. The token is nonce .. ':' .. fence. A lease that is resumed
+--   keeps its token, under which the caller reports what it has in hand; what it takes from then on has a higher fence.
 -- Errors: SHARDSCOUNT n: it was made for n shards.
 --
 -- A call restores at most 100 jobs, or about 500 payloads that join others: it must not hold Redis for long. While any
@@ -36,19 +37,21 @@
 -- Who holds a shard when it is sealed keeps it until what is in flight has ended. Then nobody gets it but who moves its
 -- jobs.
 --
--- A failover to a replica that was behind may lose that a shard was opened (`open_shard`). Who knows that all of its
--- jobs have come, because the queue has its layout, opens it with this.
+-- A failover to a replica that was behind may lose that a shard was opened (`open_shard`), and that the jobs of others
+-- have come to it. So nobody gets it who only remembers that the reshard has ended: the shards are asked first.
 --
--- Invariant: one owner at a time, also when Redis evicted the key of a lease; fence grows with every change of owner,
--- also after Redis lost data (it is at least the server's time in microseconds). Nothing is in flight that the owner
--- doesn't know of.
+-- Invariant: one owner at a time, also when Redis evicted the key of a lease. Each reply with a fence has a higher one
+-- than all before, also after Redis lost data, as it is at least the server's time in microseconds: so a repeat, or a
+-- call that arrives late, only makes the next fence higher. Who resumes can't know whether others had the shard
+-- meanwhile: a failover may have lost all that they wrote, but not what the world saw under their fence. Nothing is in
+-- flight that the owner doesn't know of.
 --
 --!flags allow-oom
 local prefix, nonce, ttl = KEYS[1], ARGV[2], tonumber(ARGV[3])
 local key_lease, key_meta = prefix .. 'lease', prefix .. 'meta'
 local session = ARGV[9] ~= '' and ARGV[9]
 local meta = redis.call('HMGET', key_meta, 'shards_count', 'fence', 'owner', 'uncharged', 'lease_ttl', 'detached',
-  'features', 'sealed', 'fed', 'clock', 'pushed')
+  'features', 'sealed', 'fed', 'clock', 'pushed', 'resumed_fence')
 local fence, owner, owner_uncharged = tonumber(meta[2]) or 0, meta[3], meta[4]
 -- Without these nothing was ever pushed to it: it was leased by a caller with a wrong number.
 if meta[1] and meta[1] ~= ARGV[4] and (meta[8] or meta[9] or meta[10] or meta[11]) then
@@ -57,11 +60,8 @@ end
 
 local now = read_now()
 local holder = redis.call('GET', key_lease) or restore_lease(prefix, now)
--- When Redis lost its last writes, it may have an earlier lease of the caller, and others may have had later
--- ones: then it is not resumed but got anew, as fences must not go back.
-local own = owner == nonce and fence >= tonumber(ARGV[8])
-local is_opened = ARGV[11] == 'moves' or ARGV[11] == 'opened'
-if (meta[9] and not is_opened) or (not meta[1] and (ARGV[11] == 'prepared' or ARGV[11] == 'opened')) then
+local own = owner == nonce
+if (meta[9] and ARGV[11] ~= 'moves') or (not meta[1] and ARGV[11] == 'prepared') then
   return { 'fed' }
 elseif ARGV[11] == 'moves' and not meta[8] then
   return { 'unsealed' }
@@ -85,8 +85,11 @@ if holder and not adopts and string.sub(holder, 1, #nonce + 1) ~= nonce .. ':' t
   return { 'held', left }
 end
 
--- Its own lease ran out without another owner since, or the reply of the call that got it was lost. Jobs in flight stay
--- so: the caller reports those that it has in hand, and its next take hands out the others again.
+local last_fence = math.max(fence, tonumber(meta[12]) or 0, tonumber(ARGV[8]))
+local next_fence = string.format('%.0f', math.max(last_fence + 1, math.floor(now * 1000000)))
+
+-- Its own lease ran out without another owner since that Redis knows of, or the reply of the call that got it was lost.
+-- Jobs in flight stay so: the caller reports those that it has in hand, and its next take hands out the others again.
 if own then
   local text = string.format('%.0f', fence)
   if session then
@@ -94,27 +97,21 @@ if own then
   end
   redis.call('SET', key_lease, nonce .. ':' .. text, 'PX', ttl)
   redis.call('HDEL', key_meta, 'uncharged')
-  redis.call('HSET', key_meta, 'lease_ttl', ARGV[3], 'leased_until', now + ttl / 1000, 'shards_count', ARGV[4])
-  return { 'resumed', text }
+  redis.call('HSET', key_meta, 'lease_ttl', ARGV[3], 'leased_until', now + ttl / 1000, 'shards_count', ARGV[4],
+    'resumed_fence', next_fence)
+  return { 'resumed', text, next_fence }
 end
 
 -- The caller is the owner from now on. Returns the fence.
 local function grant()
-  fence = math.max(fence + 1, tonumber(ARGV[8]) + 1, math.floor(now * 1000000))
-  local text = string.format('%.0f', fence)
-  redis.call('HSET', key_meta, 'fence', text, 'owner', nonce, 'shards_count', ARGV[4], 'lease_ttl', ARGV[3],
+  redis.call('HSET', key_meta, 'fence', next_fence, 'owner', nonce, 'shards_count', ARGV[4], 'lease_ttl', ARGV[3],
     'leased_until', now + ttl / 1000)
-  redis.call('SET', key_lease, nonce .. ':' .. text, 'PX', ttl)
+  redis.call('SET', key_lease, nonce .. ':' .. next_fence, 'PX', ttl)
   if session then
     redis.call('SET', prefix .. 'consumer', '1', 'PX', ttl)
   end
-  if meta[6] then
-    redis.call('HDEL', key_meta, 'detached')
-  end
-  if owner_uncharged then
-    redis.call('HDEL', key_meta, 'uncharged')
-  end
-  return text
+  redis.call('HDEL', key_meta, 'uncharged', 'detached', 'resumed_fence')
+  return next_fence
 end
 
 if adopts then
@@ -149,14 +146,17 @@ local function leave_uncharged(id)
   end
 end
 
-local restored, poisoned, done = {}, {}, 0
+local restored, poisoned, cancelled, done = {}, {}, {}, 0
 local full = 2 ^ 52 -- a job that is begun is restored whole, so the room never ends within one
 local room = { payloads = full, bytes = full }
 math.randomseed(tonumber(ARGV[6]))
 while done < #ids and room.payloads > full - 500 and room.bytes > full - 1048576 do
   done = done + 1
   local id, record = ids[done], records[2 * done]
-  if is_uncharged or (owner_uncharged and leave_uncharged(id)) then
+  if uses(meta[7], 'cancelled') and mark_in(record) == 'x' then
+    drop_cancelled(prefix, id, meta[7])
+    cancelled[#cancelled + 1] = id
+  elseif is_uncharged or (owner_uncharged and leave_uncharged(id)) then
     put_back(prefix, id, record, now, nil, meta[7], room)
     restored[#restored + 1] = id
   elseif crash(prefix, id, record, now, tonumber(ARGV[5]), 0.05 + math.random() * 0.45, meta[7], room) then
@@ -181,5 +181,8 @@ end
 reply[3] = ARGV[10] == '1' and restored or #restored
 for _, id in ipairs(poisoned) do
   reply[#reply + 1] = id
+end
+if #cancelled > 0 then
+  reply[#reply + 1] = cancelled
 end
 return reply

@@ -3,7 +3,7 @@
 -- KEYS[1]  prefix of the shard
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
 -- ARGV[2]  token of the lease, or '' to bury waiting jobs
--- ARGV[3]  delivery that the ids were taken under, or ''
+-- ARGV[3]  delivery that the ids were taken under, and perhaps what is kept of attempts, see lib/kept.lua; or ''
 -- ARGV[4]  of waiting jobs the attempt, see lib/repeated_calls.lua; '' when it is never repeated
 -- ARGV[5]  only waiting jobs whose perform_at is not after this (Unix seconds; '' = any)
 -- ARGV[6+] per id: id, reason ('' = its last error), n, then n payloads of a taken job (0 = the whole job)
@@ -17,7 +17,8 @@
 -- A repeat supersedes the earlier attempts of its call: one that comes later does nothing.
 --
 --!flags allow-oom
-local prefix, token, delivery, not_after = KEYS[1], ARGV[2], ARGV[3], tonumber(ARGV[5])
+local prefix, token, not_after = KEYS[1], ARGV[2], tonumber(ARGV[5])
+local delivery, kept = read_cited(ARGV[3])
 local lost = token ~= '' and check_lease(prefix, token)
 if lost then
   return lost
@@ -58,6 +59,10 @@ end
 local function bury_taken(item)
   if not records[item.id] then
     return 0
+  end
+  if kept and #item.payloads == 0 then
+    local shown = item.reason == '' and without_attempts(redis.call('HGET', prefix .. 'errors', item.id) or '') or nil
+    item.reason = add_attempt(prefix, item.id, records[item.id], item.reason, now, kept, shown)
   end
   materialize(prefix, item.id, records[item.id])
   local taken, buried = prefix .. 'taken:payloads:' .. item.id, prefix .. 'morgue:payloads:' .. item.id

@@ -73,7 +73,7 @@ if #waiting + #buried + #taken > 0 then
 end
 local rest = {}
 for i, key in ipairs({ 'retries', 'errors', 'solo', 'crashes', 'debounced', 'morgue:errors', 'pushed', 'repeated',
-  'expires', 'schedules', 'meta' }) do
+  'expires', 'schedules', 'finished', 'finished:before', 'meta' }) do
   rest[i] = prefix .. key
 end
 redis.call('UNLINK', unpack(rest))

@@ -3,13 +3,14 @@
 -- KEYS[1]  prefix of the shard
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
 -- ARGV[2]  token of the lease
--- ARGV[3]  delivery that the ids were taken under
+-- ARGV[3]  delivery that the ids were taken under, and perhaps what is kept of attempts, see lib/kept.lua
 -- ARGV[4+] per id five arguments: id, verdict, retry_count, delay (seconds), error
 --            retry      charged: waits for `delay` with the new retry_count
 --            exhausted  the lowest of its taken payloads that live to the morgue, the rest starts afresh, due now
 --            solo       not charged: it failed in company, and is to be taken alone
 --
--- Reply: list of 1 (done) or 0 (no longer in flight under that delivery: nothing changed), one per id.
+-- Reply: list of, per id, 1 (done), 4 (it was cancelled: nothing of it is left) or 0 (no longer in flight under that
+-- delivery: nothing changed).
 -- Errors: LEASELOST.
 --
 -- Invariant: each payload of the id is in exactly one of `payloads`, `taken:payloads`, `morgue:payloads`
@@ -18,7 +19,8 @@
 --
 --!flags allow-oom
 local prefix = KEYS[1]
-local lost, now, records, features = begin_report(prefix, ARGV[2], ARGV[3], 4, 5)
+local delivery, kept = read_cited(ARGV[3])
+local lost, now, records, features, cancelled = begin_report(prefix, ARGV[2], delivery, 4, 5)
 if lost then
   return lost
 end
@@ -61,9 +63,12 @@ local reply, failed, buried = {}, 0, 0
 for i = 4, #ARGV, 5 do
   local id, verdict, retry_count, delay, reason = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
   local record = records[id]
-  reply[#reply + 1] = record and 1 or 0
+  reply[#reply + 1] = record and 1 or cancelled[id] and 4 or 0
   if record then
     records[id] = nil
+    if kept then
+      reason = add_attempt(prefix, id, record, reason, now, kept)
+    end
     if verdict == 'exhausted' then
       failed, buried = failed + 1, buried + exhaust(id, record, reason)
     elseif verdict == 'retry' then

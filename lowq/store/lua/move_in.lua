@@ -7,7 +7,7 @@
 -- ARGV[4]  kind of the items, as move_out has it
 -- ARGV[5]  clock of that shard (Unix seconds), '' = it has none
 -- ARGV[6]  features of that shard, or '', as move_out has them
--- ARGV[7+] items: id, score, n, then n texts: "score payload" (n = 1 of jobs), or what move_out has in a list
+-- ARGV[7+] items: id, score, n, then n texts: an inline payload (n = 1 of jobs), or what move_out has in a list
 --
 -- Reply: 1 (they have come), 0 (they had come before: nothing changed), 2 (the shard is not there, or open and does not
 -- know which steps have come: nothing changed, and they must not be taken for moved).
@@ -151,12 +151,12 @@ if kind == 'waiting' then
   for i, id in ipairs(ids) do
     local extra = extras[i]
     local is_inline = type(extra) == 'string'
-    if is_inline and not present[i] and not inlines[i] then
+    if is_inline and not present[i] and not inlines[i] and not (has_ttl and expiry_in(extra)) then
       fresh[#fresh + 1], fresh[#fresh + 2] = keys[i], extra
       due[#due + 1], due[#due + 2] = scores[i], id
     elseif is_inline then
-      local payload, score = split_inline(extra)
-      join(id, scores[i], { '', '', '', '', '', '', payload, score, '' })
+      local payload, score, expires = split_inline(extra)
+      join(id, scores[i], { '', '', '', '', '', '', payload, score, expires or '' })
     else
       join(id, scores[i], extra)
     end

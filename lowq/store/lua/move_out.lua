@@ -7,10 +7,10 @@
 --
 -- Reply: {step, kind, clock, server_time, server_time_since, features, item...}; after clock texts, '' where there is
 -- none, and behind the features the field `scores`, as "scores=explicit". kind says what the items are:
---   waiting    id, score in `due`, then "score payload", or a list {retry_count, error, solo, crashes, debounced,
---              traces, payload, score, expires, payload, score, expires...}; '' where there is none; an error begins
---              with '='
---   morgue     id, buried_at, then "score payload" or a list {error, '', payload, score...}
+--   waiting    id, score in `due`, then an inline payload as it is, or a list {retry_count, error, solo, crashes,
+--              debounced, traces, payload, score, expires, payload, score, expires...}; '' where there is none; an
+--              error begins with '='
+--   morgue     id, buried_at, then an inline payload or a list {error, '', payload, score...}
 --   schedules  schedule, '', {record}
 --   rest       name, '', {value}: counters
 --   end        no items: all was moved. From then on the shard is `moved`
@@ -27,7 +27,7 @@ local key_meta = prefix .. 'meta'
 
 -- The bounds of a step: ids, and bytes of payloads, each of which counts 100 on top of its own.
 local most_ids, most_bytes, overhead = 250, 262144, 100
-local counters = { 'pushed', 'processed', 'failed', 'buried', 'expired', 'released', 'kicked', 'deleted' }
+local counters = { 'pushed', 'processed', 'failed', 'buried', 'expired', 'released', 'kicked', 'deleted', 'cancelled' }
 local heads = { waiting = 'payloads:', morgue = 'morgue:payloads:' }
 local sets = { waiting = prefix .. 'due', morgue = prefix .. 'morgue' }
 
@@ -119,7 +119,8 @@ if page and done == step then
     redis.call('EXPIRE', prefix .. 'pushed', 3600)
     redis.call('EXPIRE', prefix .. 'repeated', 3600)
     redis.call('UNLINK', prefix .. 'retries', prefix .. 'errors', prefix .. 'solo', prefix .. 'crashes',
-      prefix .. 'expires', prefix .. 'debounced', prefix .. 'morgue:errors')
+      prefix .. 'expires', prefix .. 'debounced', prefix .. 'morgue:errors', prefix .. 'finished',
+      prefix .. 'finished:before')
   end
   step, page = step + 1, nil
   redis.call('HSET', key_meta, 'step', string.format('%.0f', step))
@@ -150,9 +151,6 @@ local function read_jobs(kind, count, part)
   if of_waiting and is_debounced then
     lookups.debounced = redis.call('ZMSCORE', prefix .. 'debounced', unpack(ids))
   end
-  if of_waiting and has_ttl then
-    lookups.expires = redis.call('ZMSCORE', prefix .. 'expires', unpack(ids))
-  end
   if of_waiting and has_traces then
     lookups.traces = redis.call('MGET', unpack(keys_of(prefix, 'traces:', ids)))
   end
@@ -172,7 +170,7 @@ local function read_jobs(kind, count, part)
     end
     local size = #reason
     if inlines[i] then
-      local is_plain = not lookups.expires
+      local is_plain = true
       for j = 1, #item do
         is_plain = is_plain and item[j] == ''
       end
@@ -180,10 +178,10 @@ local function read_jobs(kind, count, part)
       if is_plain then
         return inlines[i], size
       end
-      local payload, score = split_inline(inlines[i])
+      local payload, score, expires = split_inline(inlines[i])
       item[#item + 1], item[#item + 2] = payload, score
       if of_waiting then
-        item[#item + 1] = found('expires', i)
+        item[#item + 1] = expires or ''
       end
       return item, size
     end
@@ -194,7 +192,7 @@ local function read_jobs(kind, count, part)
     for j = 1, #set, 2 do
       item[#item + 1], item[#item + 2] = set[j], set[j + 1]
       if of_waiting then
-        item[#item + 1] = lookups.expires and lookups.expires[i] and redis.call('ZSCORE', times, set[j]) or ''
+        item[#item + 1] = has_ttl and redis.call('ZSCORE', times, set[j]) or ''
       end
     end
     return item, size + read, not count and not all and number or nil
@@ -202,7 +200,7 @@ local function read_jobs(kind, count, part)
 
   local items, bytes, taken = {}, 0, 0
   -- Most jobs are one payload, and nothing else is known of them.
-  local are_plain = of_waiting and not (special or has_ttl or has_traces or is_debounced)
+  local are_plain = of_waiting and not (special or has_traces or is_debounced)
   for i, id in ipairs(ids) do
     local item, size, part_of_it
     if are_plain and inlines[i] then

@@ -7,6 +7,7 @@
 -- ARGV[4]  shards_count of the queue
 -- ARGV[5]  width: how many arguments a job has, 2 to 6; behind it, of a queue that has options which concern pushes,
 --          these as words: " merge=append" or " merge=latest" is its policy; " debounce=n max_wait=n" (seconds);
+--          " cancel=1": what is in flight of the ids of jobs that are not for later is to end, and waits with them;
 --          " capacity=n": ids of the shard that may wait or be taken; " ttl=n" (seconds), " priority=n": of jobs that
 --          say none; " ticks=before>after": the jobs are ticks of the schedule that is called like the first of them,
 --          and its record in `schedules` changes so; before is empty where there is none;
@@ -58,12 +59,12 @@ local is_append, is_latest, debounced = options.merge == 'append', options.merge
 local meta = redis.call('HMGET', prefix .. 'meta', 'shards_count', 'clock', 'slot', 'repeated', 'server_time',
   'server_time_since', 'features', 'pushed', 'sealed', 'fed', 'scores')
 --!rarely add_expiring add_latest_expiring add_latest raise_levels note_feature expire_pushed sweep_expired
---!rarely read_pushed_traces add_traces
+--!rarely read_pushed_traces add_traces mark_in mark_taken
 local add_expiring, add_latest_expiring, add_latest, raise_levels, note_feature, expire_pushed, sweep_expired
-local read_pushed_traces, add_traces
+local read_pushed_traces, add_traces, mark_in, mark_taken
 if meta[7] or has_options or width == 6 then
   add_expiring, add_latest_expiring, add_latest, raise_levels, note_feature, expire_pushed, sweep_expired,
-    read_pushed_traces, add_traces = rarely()
+    read_pushed_traces, add_traces, mark_in, mark_taken = rarely()
 end
 -- A call may arrive after its own repeat, from a connection that was given up: then it finds its token in `repeated`,
 -- which costs nothing as long as no call was repeated lately.
@@ -316,7 +317,7 @@ for _, key in ipairs(keys) do
       expiring = expiring or {}
       expiring[#expiring + 1], expiring[#expiring + 2] = expires, ARGV[i]
     end
-    forms[key] = score .. ' ' .. payload
+    forms[key] = join_inline(payload, score, expires)
     inline[#inline + 1] = key
     inline[#inline + 1] = forms[key]
   end
@@ -369,6 +370,24 @@ end
 if traces then
   add_traces(traces, options.trace)
   features = note_feature(prefix, features, 'traces', true)
+end
+if options.cancel then
+  local ids, is_told = {}, false
+  for j = 8, #ARGV, width do
+    if width < 4 or ARGV[j + 3] == '' then
+      ids[#ids + 1] = ARGV[j]
+    end
+  end
+  for j, record in ipairs(#ids > 0 and redis.call('HMGET', prefix .. 'taken', unpack(ids)) or {}) do
+    if record and not mark_in(record) then
+      mark_taken(prefix, ids[j], record, 's')
+      is_told = true
+    end
+  end
+  if is_told then
+    features = note_feature(prefix, features, 'cancelled', true)
+    publish(prefix .. 'wake', 'cancelled')
+  end
 end
 if has_options or features then
   features = note_feature(prefix, features, 'latest', is_latest)

@@ -7,15 +7,15 @@
 -- ARGV[4]  max_crash_count of the worker
 -- ARGV[5+] per id three arguments: id, delay (seconds; '' keeps its perform_at), '1' when it made its process stop
 --
--- Reply: list of 1 (waits again), 2 (buried as poison), 3 (nothing is left of it: it has expired) or 0 (no longer in
--- flight under that delivery).
+-- Reply: list of 1 (waits again), 2 (buried as poison), 3 (nothing is left of it: it has expired), 4 (the
+-- same: it was cancelled) or 0 (no longer in flight under that delivery).
 -- Errors: LEASELOST.
 --
 -- Invariant: payloads and retry_count are those that were taken, merged with what came meanwhile.
 --
 --!flags allow-oom
 local prefix = KEYS[1]
-local lost, now, records, features = begin_report(prefix, ARGV[2], ARGV[3], 5, 3)
+local lost, now, records, features, cancelled = begin_report(prefix, ARGV[2], ARGV[3], 5, 3)
 if lost then
   return lost
 end
@@ -24,7 +24,7 @@ local reply, released = {}, 0
 for i = 5, #ARGV, 3 do
   local id, delay, crashed = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   local record = records[id]
-  local state = 0
+  local state = cancelled[id] and 4 or 0
   if record then
     records[id] = nil
     state = 1

@@ -36,7 +36,7 @@ elseif what == 'lease_disagrees' then
 elseif what == 'counters' then
   local changed = 0
   for _, name in ipairs({ 'pushed',
-    'processed', 'failed', 'buried', 'released', 'kicked', 'deleted', 'expired', 'delivery' }) do
+    'processed', 'failed', 'buried', 'released', 'kicked', 'deleted', 'cancelled', 'expired', 'delivery' }) do
     local value = redis.call('HGET', key_meta, name)
     if value and not string.match(value, '^%d+$') then
       changed = redis.call('HDEL', key_meta, name)

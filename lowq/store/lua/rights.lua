@@ -6,13 +6,22 @@
 -- Reply: those that Redis would refuse. Empty where it can't be asked: the embedded store has no users.
 -- Errors: none.
 --
--- Invariant: it reads only. Each command is asked for with three arguments: a server that is asked for one without the
--- keys that it must have may panic.
+-- Invariant: it reads only. Each command is asked for with three arguments first: a server before Redis 8 that is asked
+-- for one without the keys that it must have may panic. Redis 8 looks at the number of arguments instead.
 --!flags no-writes
+local function is_allowed(command)
+  for _, count in ipairs({ 3, 2, 1, 0 }) do
+    local is_answered, answer = pcall(redis.acl_check_cmd, command, unpack({ KEYS[1], KEYS[1], KEYS[1] }, 1, count))
+    if is_answered then
+      return answer
+    end
+  end
+  return false
+end
+
 local refused = {}
 for _, command in ipairs(redis.acl_check_cmd and ARGV or {}) do
-  local is_known, is_allowed = pcall(redis.acl_check_cmd, command, KEYS[1], KEYS[1], KEYS[1])
-  if not (is_known and is_allowed) then
+  if not is_allowed(command) then
     refused[#refused + 1] = command
   end
 end

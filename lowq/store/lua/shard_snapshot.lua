@@ -4,8 +4,8 @@
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
 --
 -- Reply: {now, wrong, lease, ttl, shards_count, clock, owner, fence, delivery, paused, pushed, processed, failed,
---         buried, released, kicked, deleted, expired, sealed, moved, fed, step, due, length, taken, morgue_length,
---         entries, missing}
+--         buried, released, kicked, deleted, cancelled, expired, sealed, moved, fed, step, due, length, taken,
+--         morgue_length, entries, missing}
 --   now: Unix seconds, text; wrong: names of keys that have another type than they must, and then nothing follows
 --   lease: token of the owner or nil; ttl: milliseconds that it still runs, -1: for ever, -2: there is none
 --   shards_count ... step: as in `meta`, text or nil
@@ -25,7 +25,7 @@ local sets = {
 }
 local others = {
   { 'pushed', 'list' }, { 'repeated', 'zset' }, { 'superseded', 'zset' }, { 'schedules', 'hash' }, { 'meta', 'hash' },
-  { 'lease', 'string' }, { 'consumer', 'string' },
+  { 'lease', 'string' }, { 'consumer', 'string' }, { 'finished', 'hash' }, { 'finished:before', 'hash' },
 }
 local wrong = {}
 for _, keys in ipairs({ sets, others }) do
@@ -47,13 +47,13 @@ for i, set in ipairs(sets) do
   entries = entries + sizes[i]
 end
 local meta = redis.call('HMGET', prefix .. 'meta', 'shards_count', 'clock', 'owner', 'fence', 'delivery', 'paused',
-  'pushed', 'processed', 'failed', 'buried', 'released', 'kicked', 'deleted', 'expired', 'sealed', 'moved', 'fed',
-  'step', 'features')
+  'pushed', 'processed', 'failed', 'buried', 'released', 'kicked', 'deleted', 'cancelled', 'expired', 'sealed', 'moved',
+  'fed', 'step', 'features')
 local reply = { text, wrong, redis.call('GET', prefix .. 'lease'), redis.call('PTTL', prefix .. 'lease') }
-for i = 1, 18 do
+for i = 1, 19 do
   reply[#reply + 1] = meta[i]
 end
-reply[23] = count_due(prefix, meta[19], (read_due_cutoff(prefix, now)))
-reply[24], reply[25], reply[26], reply[27] = sizes[1], sizes[2], sizes[3], entries
-reply[28] = find_missing_features(prefix, meta[19])
+reply[24] = count_due(prefix, meta[20], (read_due_cutoff(prefix, now)))
+reply[25], reply[26], reply[27], reply[28] = sizes[1], sizes[2], sizes[3], entries
+reply[29] = find_missing_features(prefix, meta[20])
 return reply

@@ -4,9 +4,9 @@
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
 --
 -- Reply: {length, due, retries, taken, morgue_length, lag, processed, failed, buried, paused, lease, ttl, oldest_id,
---         oldest_at, expired, pushed, sealed, moved, fed}
+--         oldest_at, expired, pushed, sealed, moved, fed, cancelled}
 --   due: waiting jobs whose time has come; lag: seconds since the oldest of them became due, as text
---   processed, failed, buried, expired, pushed: text or nil; paused: since when (Unix seconds, text) or nil
+--   processed, failed, buried, expired, pushed, cancelled: text or nil; paused: since when (Unix seconds, text) or nil
 --   lease: token of the owner or nil; ttl: milliseconds that it still runs
 --   oldest_id, oldest_at: the waiting job that is or was due first, and when (Unix seconds, text), or nil
 --   sealed: "m epoch" of the layout that its jobs belong to, moved: 1 when all were moved there, fed: 1 while jobs
@@ -19,7 +19,7 @@ local prefix = KEYS[1]
 local key_due = prefix .. 'due'
 local due_cutoff = read_due_cutoff(prefix, read_now())
 local meta = redis.call('HMGET', prefix .. 'meta', 'processed', 'failed', 'buried', 'paused', 'expired',
-  'features', 'pushed', 'sealed', 'moved', 'fed')
+  'features', 'pushed', 'sealed', 'moved', 'fed', 'cancelled')
 local oldest_id, oldest_at = find_oldest(prefix, meta[6])
 local lag = oldest_at and math.max(due_cutoff - tonumber(oldest_at), 0) or 0
 return {
@@ -35,5 +35,5 @@ return {
   oldest_id or false, oldest_at or false,
   meta[5],
   meta[7],
-  meta[8], meta[9], meta[10],
+  meta[8], meta[9], meta[10], meta[11],
 }

@@ -6,7 +6,7 @@
 --
 -- Reply: {now, due_cutoff, record, perform_at, retry_count, rank, buried_at, paused, lease, ttl, solo,
 --         paused_by, leased_until, in_flight, level, expires, expired, debounced, full,
---         sealed, moved, fed}
+--         sealed, moved, fed, finished}
 --   now, due_cutoff, perform_at, retry_count, buried_at, paused: text, nil where it doesn't apply
 --   record: what `taken` says of it, without its payload ('' if that can't be read)
 --   rank: how many waiting jobs come before it
@@ -20,6 +20,7 @@
 --   debounced: until when it may be put off by more payloads, text or nil
 --   sealed: "m epoch" of the layout that the jobs of the shard belong to, moved: 1 when all were moved there,
 --   fed: 1 while jobs come to it, or nil: see lib/reshard.lua
+--   finished: what is kept of when it finished last, see lib/kept.lua, or nil
 --   full: 1 when a push did not fit into the queue's capacity, and nothing has made room in this shard since
 --
 -- Invariant: nothing changes.
@@ -92,4 +93,5 @@ return {
   redis.call('ZSCORE', prefix .. 'debounced', id),
   uses(meta[4], 'full') and 1 or 0,
   meta[5], meta[6], meta[7],
+  redis.call('HGET', prefix .. 'finished', id) or redis.call('HGET', prefix .. 'finished:before', id),
 }

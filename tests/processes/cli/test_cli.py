@@ -379,6 +379,26 @@ def test_single_jobs_are_buried_kicked_hurried_and_deleted(cli: Cli) -> None:
     assert queue.stats().length == 1
 
 
+def test_jobs_are_cancelled_running_or_not(cli: Cli, in_flight: Callable[..., None]) -> None:
+    in_flight({"id": 1})
+    cli.push({"id": 2, "delay": 60})
+    told, deleted, absent = cli("cancel", "Orders", "1", "2", "3", code=1).stdout.splitlines()
+    assert (told, deleted) == ("1: running, told to end", "2: cancelled")
+    assert absent == "3: no such job waits, is in flight or is buried; of what was performed nothing is kept"
+    assert "it was cancelled, and has not ended yet" in cli("why", "Orders", "1").stdout
+    assert cli.json("cancel", "Orders", "1") == {
+        "action": "cancel", "queue": "Orders", "done": 1, "signalled": 1, "in_flight": 0, "missing": 0,
+        "ids": {"1": "signalled"},
+    }  # fmt: skip
+    assert cli("cancel", "Orders", "-", stdin="1\n").stdout == "1 cancelled; of these 1 running, told to end\n"
+    assert "which jobs? lowq cancel Orders ID..." in cli("cancel", "Orders", code=2).stderr
+    cli.push({"id": 4})
+    asked = cli("cancel", "Orders", "--all", code=2)
+    assert "cancel 2 waiting or running jobs of queue 'Orders'" in asked.stderr
+    assert cli("cancel", "Orders", "--state", "taken", "--yes").stdout == "1 job cancelled\n"
+    assert cli.json("cancel", "Orders", "--match", "4*", "--yes")["done"] == 1
+
+
 def test_what_was_not_done_is_told_with_where_the_job_is_and_what_to_type(cli: Cli) -> None:
     cli.push({"id": "a b", "delay": 5400}, {"id": 2}, {"id": 3})
     cli.app.queue("Orders").bury(3)
@@ -413,6 +433,43 @@ def test_many_jobs_at_once_need_yes_without_a_terminal(cli: Cli) -> None:
     assert cli("perform-now", "Orders", "--state", "scheduled", "-y").stdout == "1 job due now\n"
     assert cli("delete", "Orders", "--all", "-y").stdout == "4 jobs deleted\n"
     assert cli("delete", "Orders", "--all").stdout == "0 jobs deleted\n"
+
+
+def test_many_jobs_of_all_queues_at_once(cli: Cli) -> None:
+    for name in ("Orders", "Mails"):
+        queue = cli.app.queue(name, 2)
+        queue.push({"id": n} for n in range(3))
+        queue.bury(range(3), "Timeout")
+    asked = cli("kick", "--all-queues", "--error", "timeout", code=2)
+    assert "this would kick 6 buried jobs of all queues with the error 'timeout'; add --yes" in asked.stderr
+    assert cli("kick", "--all-queues", "--error", "timeout", "-y").stdout == "6 jobs kicked\n"
+    assert cli.json("delete", "--all-queues", "--all", "-y") == {
+        "action": "delete", "queue": None, "done": 6, "total": 6, "in_flight": 0,
+    }  # fmt: skip
+    for args in (["--all"], ["Orders", "--all-queues", "--all"], ["--all-queues"]):
+        with case(args):
+            assert "--all-queues" in cli("kick", *args, code=2).stderr
+    assert "kick all queues 6" in " ".join(cli("audit").stdout.split())
+
+
+def test_a_backfill_is_undone_by_its_priority_and_age(cli: Cli) -> None:
+    cli.push({"id": "live"}, *({"id": f"old-{number}", "priority": 9} for number in range(3)))
+    cli.push({"id": "later", "priority": 9, "delay": 7200})
+    listed = [line.split()[0] for line in lines_of(cli("jobs", "Orders", "--priority", "9", "--older-than", "0"))[1:]]
+    assert listed == ["old-0", "old-1", "old-2"]
+    refused = cli("delete", "Orders", "--priority", "9", "--newer-than", "2h", code=2)
+    assert "delete 4 waiting jobs of queue 'Orders' of priority 9 newer than 2 h; add --yes" in refused.stderr
+    assert cli("delete", "Orders", "--priority", "9", "--older-than", "1d", "-y").stdout == "0 jobs deleted\n"
+    assert cli("delete", "Orders", "--priority", "9", "--newer-than", "2h", "-y").stdout == "4 jobs deleted\n"
+    assert [job.id for job in cli.app.queue("Orders").jobs()] == ["live"]
+    for options, said in (
+        (["--newer-than", "soon"], "'soon' is no age, such as 90 (seconds), 30min, 2h or 7d"),
+        (["--older-than=-5"], "older_than=-5.0 must be seconds"),
+        (["--priority", "10"], "10 is not in the range 0<=x<=9"),
+        (["--priority", "3", "--state", "morgue"], "jobs in the morgue have none"),
+    ):
+        with case(options):
+            assert said in cli("delete", "Orders", *options, "-y", code=2).stderr
 
 
 def test_bulk_actions_tell_of_jobs_in_flight_that_they_left_alone(cli: Cli, in_flight: Callable[..., None]) -> None:
@@ -697,10 +754,13 @@ def test_on_a_terminal_long_work_shows_progress_and_watch_stays_in_place(
 ) -> None:
     path = tmp_path / "jobs.ndjson"
     path.write_text("".join(f'{{"id": {number}}}\n' for number in range(60_000)))
-    push = start("push", "Orders", str(path), "--shards-count", "3", "--redis-url", cli.url, stderr=terminal.end)
-    terminal.until(r"\[#+\.*\] +\d+%  [\d,]+ jobs  [\d,]+/s")
-    assert push.wait() == 0
-    assert push.out == "60,000 payloads pushed to Orders\n"
+    for name in (str(path), "-"):
+        with path.open("rb") as file:
+            terminal.text, words = "", ["push", "Orders", name, "--shards-count", "3", "--redis-url", cli.url]
+            push = start(*words, stderr=terminal.end, stdin=file)
+            terminal.until(r"\[#+\.*\] +\d+%  [\d,]+ jobs  [\d,]+/s  .+ left")
+            assert push.wait() == 0
+            assert push.out == "60,000 payloads pushed to Orders\n"
     watch = start("stats", "--watch", "0.1", "--redis-url", cli.url, stdout=terminal.end)
     terminal.until(r"(?s)Orders +60,000.*\x1b\[3F\x1b\[J")
     assert watch.ends_after(signal.SIGINT) == 0

@@ -1,9 +1,16 @@
 """The application of a project: `lowq run APP`, `[tool.lowq]` in pyproject.toml; `lowq init`; completion."""
 
+import os
+import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 import yaml
 from click.testing import CliRunner, Result
@@ -11,7 +18,11 @@ from click.testing import CliRunner, Result
 from lowq.cli import main
 from tests.processes.cli.support import working_in
 from tests.rows import case
+from tests.waiting import PATIENCE, until
 
+ROOT = Path(__file__).parents[3]
+#: The files of deploy/ that every new project has.
+CONTAINERS = {"Dockerfile", ".dockerignore", "compose.yaml"}
 APP = "import lowq\n\n\n@lowq.worker(shards_count=2)\ndef {name}(payloads_by_id):\n    pass\n"
 
 
@@ -80,20 +91,103 @@ def test_a_project_that_makes_no_sense_or_names_nothing_is_refused(project: Path
             assert check(project, "mails").exit_code == 0
 
 
+def test_workers_of_another_application_are_named(project: Path) -> None:
+    other = "app = lowq.Lowq()\n@app.worker\nclass Users:\n    def perform(self, payloads_by_id): ...\n"
+    (project / "one.py").write_text(APP.format(name="Orders"))
+    (project / "two.py").write_text(APP.format(name="Orders") + other)
+    for app, said in (
+        ("one.py", ""),
+        ("two.py", "workers of another application are not run by this node: Users"),
+        ("two.py:app", "workers of the default application are not run by this node: Orders"),
+    ):
+        with case(app):
+            ran = subprocess.run(
+                [sys.executable, "-m", "lowq", "run", app, "--check"], cwd=project, capture_output=True, text=True,
+                env={**os.environ, "LOWQ_REDIS_URL": "memory://project"}, timeout=120, check=True,
+            )  # fmt: skip
+            assert said in ran.stderr
+            assert ("are not run" in ran.stderr) == bool(said)
+
+
 def test_a_new_project_works_at_once(tmp_path: Path) -> None:
     made = run(tmp_path, "init", "shop")
     assert made.exit_code == 0, made.stderr
     shop = tmp_path / "shop"
-    assert {"workers.py", "test_workers.py", "pyproject.toml", "compose.yaml"} <= {file.name for file in shop.iterdir()}
+    names = {"workers.py", "test_workers.py", "pyproject.toml", *CONTAINERS}
+    assert {file.name for file in shop.iterdir()} == names
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     tests = subprocess.run(command, cwd=shop, capture_output=True, text=True, timeout=120, check=False)
     assert "1 passed" in tests.stdout, tests.stdout
     assert check(shop).exit_code == 0
     assert check(shop, "--embedded").exit_code == 0
-    compose = yaml.safe_load((shop / "compose.yaml").read_text())
-    assert set(compose["services"]) == {"redis", "node"}
-    assert "noeviction" in compose["services"]["redis"]["command"]
-    assert "--find-links . 'lowq[web]'" in compose["services"]["node"]["command"]  # a wheel beside it is installed
+    for name in CONTAINERS:
+        assert (shop / name).read_text() == (ROOT / "deploy" / name).read_text()
+
+
+def test_a_new_project_may_have_all_files_for_a_deploy(tmp_path: Path) -> None:
+    made = run(tmp_path, "init", "--deploy")
+    assert made.exit_code == 0, made.stderr
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    for original in (path for path in (ROOT / "deploy").rglob("*") if path.is_file()):
+        (copy,) = [path for path in written if path.name == original.name]
+        assert copy.read_text() == original.read_text()
+    assert "deploy/k8s" in made.stdout
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "deploy").write_text("mine")
+    refused = run(tmp_path / "elsewhere", "init", "--deploy")
+    assert "can't be written" in refused.stderr
+
+
+def test_a_new_project_with_fastapi_works_at_once(tmp_path: Path, redis_url: str) -> None:
+    made = run(tmp_path, "init", "shop", "--fastapi")
+    assert made.exit_code == 0, made.stderr
+    shop = tmp_path / "shop"
+    names = {"workers.py", "api.py", "database.py", "test_api.py", "pyproject.toml", "compose.override.yaml"}
+    names |= CONTAINERS
+    assert {file.name for file in shop.iterdir()} == names
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    tests = subprocess.run(command, cwd=shop, capture_output=True, text=True, timeout=120, check=False)
+    assert "4 passed" in tests.stdout, tests.stdout
+    compose, override = (yaml.safe_load((shop / f"compose{kind}.yaml").read_text()) for kind in ("", ".override"))
+    assert compose["services"].keys() - override["services"].keys() == {"valkey"}
+    assert override["services"].keys() - compose["services"].keys() == {"postgres"}
+    database = override["services"]["web"]["environment"]["DATABASE_URL"]
+    assert override["services"]["node"]["environment"]["DATABASE_URL"] == database
+    assert override["services"]["web"]["command"][0] == "uvicorn"
+    variables = {**os.environ, "LOWQ_REDIS_URL": redis_url}
+    log = tmp_path / "log"
+    with ExitStack() as stack, log.open("wb") as output:
+        processes = [
+            stack.enter_context(ended(subprocess.Popen([sys.executable, "-m", *words], cwd=shop, env=variables, **to)))
+            for words, to in (
+                (["uvicorn", "api:app", "--port", "0"], {"stderr": output}),
+                (["lowq", "run"], {"stderr": subprocess.DEVNULL}),
+            )
+        ]
+
+        def serves() -> re.Match[str] | None:
+            assert [process.poll() for process in processes] == [None, None], log.read_text()
+            return re.search(r"running on (http://\S+)", log.read_text())
+
+        found = until(serves, "the API")
+        assert found is not None
+        client = stack.enter_context(httpx.Client(base_url=found[1], timeout=PATIENCE))
+        until(lambda: client.get("/readyz").json() == {"nodes": 1}, "the node")
+        assert client.post("/orders/42", json={"version": 2, "status": "paid"}).status_code == 202
+        until(lambda: client.get("/orders/42").status_code == 200, "the order saved")
+        assert client.get("/orders/42").json() == {"id": 42, "version": 2, "status": "paid"}
+        for process in processes:
+            process.terminate()
+            assert process.wait(PATIENCE) in (0, -signal.SIGTERM)
+
+
+@contextmanager
+def ended(process: subprocess.Popen[Any]) -> Iterator[subprocess.Popen[Any]]:
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_new_project_overwrites_nothing(tmp_path: Path) -> None:

@@ -47,19 +47,24 @@ def test_so_many_shards_at_once_as_concurrency_says(app: lowq.Lowq, start: Start
 
 
 def test_round_trips_are_shared(app: lowq.Lowq, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one is under way, here for as long as anything is performed, what ends gathers for the next."""
     calls: list[int] = []
+    running: set[str] = set()
     run_many = Client.run_many
 
     def noted(self: Client, some: Any, *args: Any, **options: Any) -> Any:
         if threading.current_thread().name == "lowq-loop-io":
             calls.append(len(some))
+            until(lambda: not running, "the end of all that runs")
         return run_many(self, some, *args, **options)
 
     monkeypatch.setattr(Client, "run_many", noted)
 
     @app.worker(shards_count=50, max_retry_count=0)
     async def orders(payloads_by_id: dict[str, list[Any]]) -> None:
+        running.update(payloads_by_id)
         await asyncio.sleep(0.01)
+        running.difference_update(payloads_by_id)
         if int(min(payloads_by_id)) % 7 == 0:
             raise RuntimeError
 
@@ -184,10 +189,10 @@ def test_a_task_that_exceeds_its_ttr_is_written_off(
 
     orders.perform_async([{"id": "hangs"}, {"id": "other"}])
     start()
-    until(lambda: len(fences) == 2 and is_idle(orders), "the end of the second attempt and of the other job")
+    until(lambda: len(fences) > 1 and is_idle(orders), "the end of the second attempt and of the other job")
     assert late.wait(PATIENCE)
-    assert fences[1] > fences[0]
-    assert others == ["other"]
+    assert fences == sorted(set(fences))
+    assert set(others) == {"other"}  # on a machine that stands still either may exceed it once more
     assert "orders:0 ids hangs for" in caplog.text
     assert "exceeded its ttr: its task is written off" in caplog.text
 

@@ -3,9 +3,11 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
+import redis
 
 import lowq
 from lowq import clock
@@ -77,29 +79,31 @@ def test_new_code_waits_for_a_redis_that_is_away_when_it_starts(caplog: pytest.L
     app.close()
 
 
-def test_nodes_inside_an_application_leave_nothing_behind(app: lowq.Lowq) -> None:
-    done = threading.Event()
-
-    @app.worker(shards_count=2)
-    class Orders(lowq.Worker[Any]):
-        def perform(self, payloads_by_id: dict[str, list[Any]]) -> None:
-            done.set()
-
-    before = set(threading.enumerate())
+def test_nodes_inside_an_application_leave_nothing_behind(redis_url: str) -> None:
+    def connections() -> set[int]:
+        return {int(each["id"]) for each in observer.client_list()}
 
     def left() -> list[threading.Thread]:
         # By name: what Python knows of threads that others have started comes and goes.
         return [thread for thread in threading.enumerate() if thread.name.startswith("lowq-") and thread not in before]
 
-    connections: list[int] = []
-    for version in range(3):
-        node = Node(app, threads=2)
-        node.start()
-        push(app, version)
-        assert len(left()) >= 4
-        assert done.wait(PATIENCE)
-        done.clear()
-        assert node.stop()
-        until(lambda: not left(), "end of the node's threads")
-        connections.append(len(app.client.command("CLIENT", "LIST").splitlines()))
-    assert connections[-1] <= connections[0] + 1
+    done, before = threading.Event(), set(threading.enumerate())
+    observer = redis.Redis.from_url(redis_url, single_connection_client=True)
+    known, pool = connections(), 2
+    with closing(observer), closing(lowq.Lowq(redis_url=redis_url, client_pool_size=pool)) as app:
+
+        @app.worker(shards_count=2)
+        class Orders(lowq.Worker[Any]):
+            def perform(self, payloads_by_id: dict[str, list[Any]]) -> None:
+                done.set()
+
+        for version in range(3):
+            node = Node(app, threads=2)
+            node.start()
+            push(app, version)
+            assert len(left()) >= 4
+            assert done.wait(PATIENCE)
+            done.clear()
+            assert node.stop()
+            until(lambda: not left(), "end of the node's threads")
+        until(lambda: len(connections() - known) <= pool, "no connections but those of the application")

@@ -40,6 +40,7 @@ def test_a_node_stopped_past_its_lease_is_refused_and_stands_by(make_rig: MakeRi
     standby = rig.node().stands_by()
     rig.push("a", 1, do="wait", once=True)
     rig.begun("a", 1)
+    until(Path(f"{rig.history.path}.once-a-1").exists, "its wait: frozen before that, it would leave it to the standby")
     rig.push("a", 2)
     owner.freeze()
     assert rig.done("a", 2).pid == standby.pid
@@ -74,6 +75,7 @@ def test_a_stopped_node_that_nobody_replaced_goes_on_where_it_was(make_rig: Make
     report = rig.report()
     assert report.problems == []
     assert report.fenced == []
-    assert {perform.fence for perform in rig.performs()} == {perform.fence}
+    assert {other.pid for other in rig.performs()} == {perform.pid}
+    assert rig.performs()[-1].fence > perform.fence, "others may have had the shard meanwhile"
     assert rig.merged("crashes") == {}
     assert node.stop() == 0

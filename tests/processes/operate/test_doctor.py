@@ -75,7 +75,7 @@ def test_jobs_of_a_node_that_was_killed_are_found_and_restored(make_rig: MakeRig
     rig.push("slow", 1, do="sleep", for_=60.0)
     rig.begun("slow", 1)
     app = Lowq(redis_url=rig.url, lease_ttl=TTL)
-    assert wrong(app) == []
+    until(lambda: wrong(app) == [], "nothing that is wrong")  # a lease may run out while the machine stands still
     node.kill()
     until(lambda: not rig.of_shards("lease"), "end of the leases of the dead node")
     found = {item.code: item for item in wrong(app)}

@@ -5,15 +5,15 @@ import re
 import subprocess
 import sys
 import tarfile
-import tomllib
 import zipfile
 from email.parser import Parser
 from pathlib import Path
 
 import pytest
 
+from lowq.version import VERSION
+
 ROOT = Path(__file__).parents[3]
-VERSION: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
 def build(kind: str, folder: Path) -> Path:
@@ -46,16 +46,23 @@ def test_the_wheel_has_the_packages_and_nothing_else(wheel: Path) -> None:
         metadata = Parser().parsestr(archive.read(f"lowq-{VERSION}.dist-info/METADATA").decode())
         entry_points = configparser.ConfigParser()
         entry_points.read_string(archive.read(f"lowq-{VERSION}.dist-info/entry_points.txt").decode())
-    assert names == sources("lowq", "lowq_pytest", "web/lowq_web")
+    deploy = {f"lowq/cli/project/{name}" for name in sources("deploy")}
+    assert names == sources("lowq", "lowq_pytest", "web/lowq_web") | deploy
     assert {"lowq/py.typed", "lowq/store/lua/push.lua"} <= names
     assert dict(entry_points["console_scripts"]) == {"lowq": "lowq.cli:main"}
     assert dict(entry_points["pytest11"]) == {"lowq": "lowq_pytest"}
     assert list(entry_points["lowq.web"]) == ["app", "serve"]
+    assert dict(entry_points["opentelemetry_instrumentor"]) == {"lowq": "lowq.contrib.otel:LowqInstrumentor"}
     assert (metadata["Name"], metadata["Version"], metadata["Requires-Python"]) == ("lowq", VERSION, ">=3.11")
+    readme = metadata.get_payload()
+    assert isinstance(readme, str)
+    links = re.findall(r'\]\(([^)]+)|(?:src|srcset)="([^"]+)', readme)  # an index shows no files of the repository
+    assert len(links) > 30
+    assert all("".join(link).startswith(("https://", "#")) for link in links)
     needed = [re.split("[<>]", item)[0] for item in metadata.get_all("Requires-Dist", []) if "extra ==" not in item]
     assert sorted(needed) == ["click", "cronsim", "hiredis", "msgspec", "redis"]
     assert set(metadata.get_all("Provides-Extra", [])) == {
-        "all", "dev", "django", "embedded", "otel", "reload", "sentry", "uvloop", "web",
+        "all", "django", "embedded", "otel", "outbox", "reload", "sentry", "uvloop", "web",
     }  # fmt: skip
 
 
@@ -74,6 +81,7 @@ def orders(payloads_by_id):
 
 orders.perform_async({"id": 1, "payload": "shipped"})
 assert lowq.testing.drain(orders).performed == 1
+lowq.cli.main(["init", "--deploy", "made"], standalone_mode=False)
 """
 
 
@@ -83,11 +91,14 @@ def test_the_wheel_works_without_the_repository(wheel: Path, tmp_path: Path) -> 
     command = [sys.executable, "-I", "-c", SCRIPT, str(tmp_path / "site"), VERSION]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "{'1': ['shipped']}\n"
+    assert done.stdout.startswith("{'1': ['shipped']}\nwrote made/Dockerfile\n")
+    written = {path.relative_to(tmp_path / "made").as_posix() for path in (tmp_path / "made").rglob("*")}
+    assert {"Dockerfile", ".dockerignore", "compose.yaml", "deploy/lowq.service", "deploy/k8s/nodes.yaml"} < written
 
 
 def test_the_source_distribution_has_what_is_needed_to_build_and_test_it(tmp_path: Path) -> None:
     with tarfile.open(build("sdist", tmp_path)) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "LICENSE", "Makefile", "CHANGELOG.md", "tests/conftest.py", "examples/orders.py"} <= names
+    assert {f"lowq/cli/project/{name}" for name in sources("deploy")} <= names  # a wheel is built from it
     assert sources("lowq", "lowq_pytest") | {f"web/{name}" for name in sources("web/lowq_web")} <= names

@@ -1,4 +1,4 @@
-"""Users of Redis that may do only what docs/rights.md says, on a real server."""
+"""Users of Redis that may do only what docs/operations.md says, on a real server."""
 
 import asyncio
 import math

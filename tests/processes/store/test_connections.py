@@ -47,6 +47,22 @@ def spoken(client: Any, since: int = 0) -> set[str]:
     return {found["resp"] for found in others if found["cmd"] in ("evalsha", "subscribe", "ssubscribe")}
 
 
+def test_messages_that_come_together_are_all_heard_at_once_with_tls(tmp_path: Path) -> None:
+    tls = Tls(tmp_path / "tls")
+    for query in ("", "&protocol=3"):
+        with (
+            case(query),
+            tls.server() as server,
+            closing(Client(tls.url(server) + query, size=1, timeout=PATIENCE)) as client,
+            closing(client.subscribe()) as subscription,
+        ):
+            subscription.add(["a"])
+            until(lambda: subscription.get(0.1), "the subscription")
+            client.command("EVAL", "for i = 1, 3 do redis.call('SPUBLISH', KEYS[1], i) end", "1", "a", key="a")
+            heard = [subscription.get(PATIENCE) for _ in range(3)]
+            assert [event and event[2] for event in heard] == [b"1", b"2", b"3"]
+
+
 def test_producers_nodes_wake_ups_and_the_command_line(rig: Rig) -> None:
     def lowq_says(*words: str, code: int = 0) -> str:
         done = CliRunner().invoke(main, [*words, "--redis-url", rig.url])

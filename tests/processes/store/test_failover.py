@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def test_nodes_and_producers_go_on_with_the_next_primary(
         rig.push("slow", 1, do="sleep", for_=1.5)
         rig.begun("slow", 1)
         # What the replica doesn't have when the primary dies is lost, whoever has said that it was in: see the docs.
-        assert rig.client.execute_command("WAIT", 1, 5000) == 1
+        until(lambda: rig.client.execute_command("WAIT", 1, 1000) == 1, "replica that has all of it")
         primary.kill()
         sentinel.watch()
         until(lambda: sentinel.primary_port() == replica.port, "next primary")
@@ -111,6 +112,25 @@ def test_sentinels_with_users_of_their_own(tmp_path: Path, primary: RedisServer)
                 app.queue("Orders", 1).push({"id": 1})
             assert "hunter" not in str(caught.value) + str(app.config)
             app.close()
+
+
+def test_passwords_of_sentinel_and_primary(tmp_path: Path) -> None:
+    """``requirepass`` of both, which differ."""
+    with (
+        RedisServer(tmp_path / "primary", requirepass="hunter2") as primary,
+        Sentinel(
+            tmp_path / "sentinel", primary, watches=False, password="hunter3", primary_password="hunter2"
+        ) as sentinel,
+    ):
+        url = sentinel.url.replace("//", "//:hunter2@") + "?sentinel_password=hunter3"
+        for right in (url, url.replace("redis+", "valkey+")):
+            with closing(lowq.Lowq(redis_url=right)) as app:
+                assert app.queue("Orders", 1).push({"id": 1}) == 1
+        for wrong in (url.replace("hunter3", "hunter2"), url.replace("hunter2", "hunter3"), sentinel.url):
+            with closing(lowq.Lowq(redis_url=wrong)) as app, pytest.raises(lowq.RedisRefused) as caught:
+                app.queue("Orders", 1).push({"id": 1})
+            assert "refused the user or password" in str(caught.value)
+            assert "hunter" not in str(caught.value)
 
 
 def follow(rig: Any, sentinel: Sentinel, server: RedisServer) -> None:

@@ -2,12 +2,13 @@
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,17 @@ def a_unix_socket_with_a_password(stack: ExitStack, folder: Path) -> tuple[str, 
     return f"unix://:{SECRET}@{folder}/r.sock", [server]
 
 
+def one_server(stack: ExitStack, folder: Path) -> tuple[str, list[RedisServer]]:
+    server = stack.enter_context(RedisServer())
+    return server.url, [server]
+
+
+def tls_of_one_server(stack: ExitStack, folder: Path) -> tuple[str, list[RedisServer]]:
+    tls = Tls(folder)
+    server = stack.enter_context(tls.server())
+    return tls.url(server), [server]
+
+
 def tls_of_a_sentinel(stack: ExitStack, folder: Path) -> tuple[str, list[RedisServer]]:
     tls = Tls(folder)
     server = stack.enter_context(tls.server())
@@ -84,11 +96,15 @@ def tls_of_a_cluster(stack: ExitStack, folder: Path) -> tuple[str, list[RedisSer
     return f"rediss+cluster://127.0.0.1:{options[0]['tls_port']}{tls.query}", servers
 
 
-@pytest.mark.parametrize("start", [a_unix_socket_with_a_password, tls_of_a_sentinel, tls_of_a_cluster])
-def test_every_kind_of_server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize(
+    "start", [one_server, tls_of_one_server, a_unix_socket_with_a_password, tls_of_a_sentinel, tls_of_a_cluster]
+)
+def test_every_kind_of_server_also_named_valkey(start: Start, tmp_path_factory: pytest.TempPathFactory) -> None:
     with ExitStack() as stack:
         url, servers = start(stack, tmp_path_factory.mktemp("s"))  # a socket's path must be short
         push_and_perform(url)
+        with closing(lowq.Lowq(redis_url=re.sub("^redis", "valkey", url))) as app:
+            assert app.queue("Orders").push(1) == 1
         for server in servers:
             with redis.Redis.from_url(server.url) as client:
                 assert list(client.scan_iter("lowq:v1:{Orders:*"))

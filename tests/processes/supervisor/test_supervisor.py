@@ -355,6 +355,9 @@ def test_a_process_is_started_as_it_was_and_says_whom_to_ask_for_a_reload(
     assert set(command[6:10]) == {"--require=app.py", "--threads=2", "--queue=Orders", "--no-prefetch"}
     assert command[10] == "--log-level=debug"
     (node,) = until(rig.app.nodes, "a node")
+    assert (node.supervisor["pid"], node.supervisor["version"]) == (supervisor.pid, lowq.__version__)
+    assert node.started_at is not None
+    assert node.supervisor["started_at"] <= node.started_at + 1  # whole seconds
     with pytest.raises(lowq.ConfigError, match=f"send HUP to that one, pid {supervisor.pid}"):
         rig.app.send_command(node.name, "reload")
     os.kill(pids["1.1"], signal.SIGHUP)

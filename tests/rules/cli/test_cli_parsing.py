@@ -55,7 +55,7 @@ def test_every_verb_is_listed_and_explains_itself() -> None:
             assert f"\n  {verb} " in listed
             help_text = invoke(verb, "--help")
             assert help_text.exit_code == 0
-            assert ("--redis-url" in help_text.stdout) is (verb not in ("init", "completion"))
+            assert ("--redis-url" in help_text.stdout) is (verb not in ("init", "completion", "ready"))
 
 
 def test_wrong_usage_exits_2_and_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,6 +74,8 @@ def test_wrong_usage_exits_2_and_says_what_to_type(monkeypatch: pytest.MonkeyPat
         (["kick", "Q", "--state", "due"], "morgue"),
         (["stats", "a{b"], "queue name"),
         (["put", "Q", "paid"], "the payload is no JSON"),
+        (["put", "Q", "paid"], "; a text needs its quotes: '\"text\"'\n"),
+        (["put", "Q", "{status: 1}"], '; names and texts need double quotes: \'{"status": "new"}\'\n'),
         (["consume", "Q"], "lowq consume QUEUE -- COMMAND {id}"),
         (["take", "Q", "--timeout", "-1"], "-1"),
         (["push", "Q", "--id", "1", "--payload", "{x"], "the payload is no JSON"),
@@ -160,8 +162,8 @@ def test_tables_are_aligned_cut_and_leave_out_empty_columns(monkeypatch: pytest.
 
 def test_a_job_in_full_shows_payloads_error_and_what_was_left_out() -> None:
     job = Job("4\x07", "retrying", [({"version": 7}, 7.0)], 1250.0, 2, "Traceback\n  boom\x1b[2J", 1, None, 1001)
-    assert output.job_block(job, 1000.0) == [
-        "4\\x07  retrying, in 4 min 10 s, failed 3 times, crashed 1 time",
+    assert output.job_block(job, 1000.0, 25) == [
+        "4\\x07  retrying, in 4 min 10 s, attempt 4 of 26, crashed 1 time",
         '  score 7  {"version":7}',
         "  and 1,000 payloads more, of higher scores",
         "  last error:",

@@ -425,3 +425,33 @@ def test_the_morgue_is_bounded(app: lowq.Lowq) -> None:
             queue.bury(range(50))
             with queue.consumer():
                 until(lambda: queue.stats().morgue_length == left)  # noqa: B023
+
+
+# --- jobs that are to end ---
+
+
+def test_a_job_that_is_cancelled_says_so_and_is_removed_unless_it_is_done(queue: Queue, consumer: Consumer) -> None:
+    queue.push([{"id": name} for name in "abc"])
+    released, done, other = sorted(take(consumer, 3), key=lambda job: job.id)
+    assert queue.cancel(["a", "b"]).running == ("a", "b")
+    until(lambda: released.is_cancelled and done.is_cancelled, "the news")
+    assert not other.is_cancelled
+    released.release(5)
+    done.ack()
+    other.release()
+    stats = queue.stats()
+    assert (stats.cancelled, stats.processed, stats.length, stats.taken) == (1, 1, 1, 0)
+    assert not released.is_cancelled
+
+
+def test_a_newer_payload_says_the_same_where_the_queue_has_it_so(app: lowq.Lowq) -> None:
+    queue = app.queue("builds", shards_count=1, on_push="cancel_running")
+    with queue.consumer() as consumer:
+        queue.push("a", "old", score=1)
+        (job,) = take(consumer)
+        queue.push("a", "new", score=2)
+        until(lambda: job.is_cancelled, "the news")
+        job.release()
+        (job,) = take(consumer)
+        assert job.payloads == ["old", "new"]
+        job.ack()

@@ -45,5 +45,5 @@ def test_lowq_alone_imports_no_integration_and_an_extra_that_is_missing_is_named
         "lowq.contrib.sentry needs sentry-sdk 2: pip install 'lowq[sentry]'",
         "lowq.contrib.otel needs opentelemetry-api: pip install 'lowq[otel]'",
         "[]",
-        "the relay needs psycopg for PostgreSQL: pip install 'psycopg[binary]'",
+        "the relay needs psycopg for PostgreSQL: pip install 'lowq[outbox]'",
     ]

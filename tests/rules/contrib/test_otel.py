@@ -7,7 +7,8 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from opentelemetry import trace
+from opentelemetry import baggage, trace
+from opentelemetry.context import Context, attach, detach
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -18,7 +19,7 @@ from opentelemetry.trace import SpanContext, SpanKind, StatusCode, TraceFlags, T
 
 import lowq
 import lowq.contrib.otel
-from lowq.contrib.otel import decode_context, encode_context
+from lowq.contrib.otel import LowqInstrumentor, decode_context, encode_context
 from lowq.errors import ConfigError, PayloadError, QueueFull
 from lowq.store.keys import shard_prefix
 from lowq.testing import drain
@@ -296,9 +297,10 @@ def test_a_context_is_kept_as_its_headers_and_read_as_it_was_kept() -> None:
     for state, kept in (((), PARENT), ((("vendor", "x1"), ("other", "y")), f"{PARENT};vendor=x1,other=y")):
         with case(kept):
             assert encode_context(span_context(*state)) == kept
-            found = decode_context(kept)
-            assert found is not None
-            assert found.is_remote
+            read = decode_context(kept)
+            assert read is not None
+            found, header = read
+            assert (found.is_remote, header) == (True, "")
             assert encode_context(found) == kept
     for nothing in (span_context(flags=0), trace.INVALID_SPAN_CONTEXT):
         assert encode_context(nothing) == ""
@@ -324,6 +326,93 @@ def test_what_does_not_fit_or_is_no_context_is_left_out(app: lowq.Lowq, telemetr
             app.client.command("SET", key, f"{text}\n", key=key)
             assert drain(worker).performed == 1
             assert [list(span.links) for span in telemetry.spans("perform")] == [[]]
+
+
+# --- baggage ---
+
+
+def test_baggage_is_kept_behind_the_headers_and_goes_before_a_tracestate_that_does_not_fit_beside_it() -> None:
+    state, odd, long = ("vendor", "x1"), ("vendor", "x;;y"), ("vendor", "x" * 190)
+    rows: list[tuple[SpanContext, str, str]] = [
+        (span_context(), "tenant=7", f"{PARENT};;tenant=7"),
+        (span_context(state), "tenant=7,lang=de", f"{PARENT};vendor=x1;;tenant=7,lang=de"),
+        (span_context(flags=0), "tenant=7", f"{PARENT[:-1]}0;;tenant=7"),
+        (span_context(long), "tenant=7", f"{PARENT};;tenant=7"),
+        (span_context(odd), "tenant=7", f"{PARENT};vendor=x;;y;;tenant=7"),
+        (span_context(odd), "", PARENT),
+        (span_context(state), "tenant=" + "7" * 250, f"{PARENT};vendor=x1"),
+        (span_context(flags=0), "tenant=" + "7" * 250, ""),
+        (span_context(), "tenant=7;more=1", PARENT),
+        (span_context(), "tenant=two words", PARENT),
+        (trace.INVALID_SPAN_CONTEXT, "tenant=7", ""),
+    ]
+    for found, header, kept in rows:
+        with case(found, header):
+            assert encode_context(found, header) == kept
+            if ";;" in kept:
+                read = decode_context(kept)
+                assert read is not None
+                assert read[1] == header
+                assert encode_context(read[0], header) == kept
+
+
+def test_a_handler_has_the_baggage_that_the_pushes_of_its_batch_agree_on(
+    app: lowq.Lowq, telemetry: Telemetry, is_async: bool
+) -> None:
+    seen: list[dict[str, object]] = []
+    worker = make_worker(app, lambda _: seen.append(dict(baggage.get_all())), is_async=is_async)
+
+    def push(job_id: str, **entries: str) -> None:
+        context = Context()
+        for name, value in entries.items():
+            context = baggage.set_baggage(name, value, context)
+        token = attach(context)
+        worker.push(job_id, entries)
+        detach(token)
+
+    rows: list[tuple[list[dict[str, str]], dict[str, str]]] = [
+        ([{"tenant": "7", "lang": "de"}], {"tenant": "7", "lang": "de"}),
+        ([{"tenant": "7", "lang": "de"}, {"tenant": "7", "lang": "fr"}], {"tenant": "7"}),
+        ([{"tenant": "7"}, {}], {}),
+        ([{"name": "Zoë, two words; x=1"}], {"name": "Zoë, two words; x=1"}),
+        ([{}], {}),
+    ]
+    for pushes, expected in rows:
+        with case(pushes):
+            seen.clear()
+            for number, entries in enumerate(pushes):
+                push(f"id{number}", **entries)
+            drain(worker)
+            assert seen == [expected]
+            assert baggage.get_all() == {}
+    never = TracerProvider(sampler=ALWAYS_OFF)
+    lowq.contrib.otel.instrument(app, tracer_provider=never)
+    seen.clear()
+    push("a", tenant="7")
+    drain(worker)
+    assert seen == [{"tenant": "7"}], "whether the trace is sampled or not"
+
+
+# --- all applications ---
+
+
+def test_the_instrumentor_follows_applications_made_before_and_after_it(redis_url: str, telemetry: Telemetry) -> None:
+    instrumentor = LowqInstrumentor()
+    with closing(lowq.Lowq(redis_url=redis_url)) as before:
+        for _ in range(2):  # once or twice
+            LowqInstrumentor().instrument(tracer_provider=telemetry.provider, skip_dep_check=True)
+        try:
+            with closing(lowq.Lowq(redis_url=redis_url)) as after:
+                assert [len(app.observers) for app in (before, after)] == [1, 1]
+                worker = make_worker(after)
+                worker.push("a")
+                drain(worker)
+                assert [span.name for span in telemetry.spans()] == ["push Orders", "perform Orders"]
+                instrumentor.uninstrument()
+                instrumentor.uninstrument()
+                assert [app.observers for app in (before, after, lowq.Lowq())] == [[], [], []]
+        finally:
+            instrumentor.uninstrument()
 
 
 # --- arguments ---

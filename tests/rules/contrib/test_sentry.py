@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -30,7 +31,12 @@ from tests.waiting import PATIENCE, until
 
 
 class Sent(list[Any]):
-    """What Sentry was sent."""
+    """What Sentry was sent: errors and messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transactions: list[Any] = []
+        self.check_ins: list[Any] = []
 
     def errors(self) -> list[tuple[str, list[str]]]:
         """Of each event: the exception or the message, and the ids."""
@@ -43,7 +49,7 @@ def said(event: Mapping[str, Any]) -> str:
     return str(event.get("message") or event["logentry"]["formatted"])
 
 
-def connect(found: Sent, *more: Integration) -> None:
+def connect(found: Sent, *more: Integration, traces_sample_rate: float | None = None) -> None:
     """Sentry's client, whose events go there."""
 
     class Memory(Transport):
@@ -51,10 +57,12 @@ def connect(found: Sent, *more: Integration) -> None:
             event = envelope.get_event()
             if event is not None:
                 found.append(event)
+            found.transactions += [item.payload.json for item in envelope.items if item.type == "transaction"]
+            found.check_ins += [item.payload.json for item in envelope.items if item.type == "check_in"]
 
     sentry_sdk.init(
         dsn="http://key@localhost/1", transport=Memory, default_integrations=False,
-        integrations=[LoggingIntegration(), *more],
+        integrations=[LoggingIntegration(), *more], traces_sample_rate=traces_sample_rate,
     )  # fmt: skip
 
 
@@ -70,7 +78,7 @@ def sent() -> Iterator[Sent]:
 def app(redis_url: str) -> Iterator[lowq.Lowq]:
     """On one store: none sees what is captured."""
     with closing(lowq.Lowq(redis_url=redis_url)) as app:
-        lowq.contrib.sentry.instrument(app)
+        lowq.contrib.sentry.instrument(app, capture="attempt")
         yield app
 
 
@@ -226,7 +234,7 @@ def test_ids_that_the_handler_names(app: lowq.Lowq, sent: Sent, is_async: bool) 
 def test_what_is_released_is_captured_only_on_demand_and_what_is_buried_is_marked(app: lowq.Lowq, sent: Sent) -> None:
     worker = make_worker(app, fail_for("a"), release_on={ValueError: 30})
     for number, capture_released in enumerate((False, True)):
-        lowq.contrib.sentry.instrument(app, capture_released=capture_released)
+        lowq.contrib.sentry.instrument(app, capture="attempt", capture_released=capture_released)
         assert len(app.observers) == 1
         push(worker, "a")
         drain(worker, now=4e9 + 1000 * number)
@@ -307,6 +315,155 @@ def test_bad_arguments_are_refused() -> None:
         lowq.contrib.sentry.instrument("shop")  # type: ignore[arg-type]  # that is the point
     with pytest.raises(ConfigError, match="capture_released=1 must be True or False"):
         lowq.contrib.sentry.instrument(lowq.Lowq(), capture_released=1)  # type: ignore[arg-type]  # that is the point
+    with pytest.raises(ConfigError, match="monitor_schedules=None must be True or False"):
+        lowq.contrib.sentry.instrument(lowq.Lowq(), monitor_schedules=None)  # type: ignore[arg-type]  # likewise
+    with pytest.raises(ConfigError, match='capture=\'morgue\' must be "buried" or "attempt"'):
+        lowq.contrib.sentry.instrument(lowq.Lowq(), capture="morgue")  # type: ignore[arg-type]  # likewise
+
+
+# --- when it is captured ---
+
+
+def test_by_default_an_error_is_captured_when_its_job_goes_to_the_morgue(
+    app: lowq.Lowq, sent: Sent, is_async: bool
+) -> None:
+    lowq.contrib.sentry.instrument(app)
+    worker = make_worker(app, fail_for("b"), is_async=is_async, max_retry_count=2)
+    push(worker, "a", "b")
+    for number in range(3):
+        assert sent == []
+        drain(worker, now=4e9 + 1e6 * number)
+    assert sent.errors() == [("ValueError", ["b"])]
+    assert (sent[0]["tags"]["lowq.buried"], sent[0]["contexts"]["lowq"]["verdict"]) == ("true", "exhausted")
+    buries = make_worker(app, fail_for("a"), bury_on=(ValueError,), queue_name="Buries", is_async=is_async)
+    push(buries, "a")
+    drain(buries)
+    assert sent[-1]["contexts"]["lowq"]["verdict"] == "buried"
+
+
+def test_by_default_poison_is_the_line_of_the_log(app: lowq.Lowq, sent: Sent) -> None:
+    lowq.contrib.sentry.instrument(app)
+    worker = make_worker(app, fail_for("a", KeyboardInterrupt), max_crash_count=2)
+    push(worker, "a")
+    for number in range(2):
+        assert sent == []
+        with pytest.raises(KeyboardInterrupt):
+            drain(worker, now=4e9 + 1e6 * number)
+    (event,) = sent
+    assert "buried as poison" in said(event)
+
+
+# --- spans ---
+
+
+def test_a_push_and_a_batch_have_the_spans_of_a_queue(app: lowq.Lowq, sent: Sent, is_async: bool) -> None:
+    connect(sent, traces_sample_rate=1.0)
+    worker = make_worker(app, fail_for("bad"), is_async=is_async, max_retry_count=0)
+    with sentry_sdk.start_transaction(name="request"):
+        worker.perform_async({"id": "a", "payload": 1, "score": 1})
+    drain(worker)
+    request, batch = sent.transactions
+    (publish,), (process,) = request["spans"], batch["spans"]
+    assert (publish["op"], publish["description"], publish["status"]) == ("queue.publish", "Orders", "ok")
+    assert publish["data"]["messaging.destination.name"] == "Orders"
+    assert publish["data"]["messaging.message.id"] == "a"
+    trace = batch["contexts"]["trace"]
+    assert (trace["op"], trace["trace_id"]) == ("queue.task.lowq", request["contexts"]["trace"]["trace_id"])
+    assert (trace["parent_span_id"], trace["status"]) == (publish["span_id"], "ok")
+    assert (process["op"], process["status"]) == ("queue.process", "ok")
+    names = ("system", "destination.name", "message.id", "message.retry.count", "batch.message_count")
+    assert [process["data"][f"messaging.{name}"] for name in names] == ["lowq", "Orders", "a", 0, 1]
+    assert process["data"]["messaging.message.receive.latency"] >= 0
+    assert batch["tags"]["lowq.id"] == "a"
+    # Of several pushes none is the parent; and a failure, which is a part of the trace.
+    with sentry_sdk.start_transaction(name="request"):
+        push(worker, "b")
+        worker.perform_async([{"id": "bad", "score": 1}, {"id": "c", "score": 1}])
+        with pytest.raises(lowq.JobError):
+            worker.perform_async({"id": ""})
+    drain(worker)
+    request, batch, *alone = sent.transactions[2:]
+    assert [span["status"] for span in request["spans"]] == ["ok", "ok", "internal_error"]
+    assert request["spans"][1]["data"]["messaging.batch.message_count"] == 2
+    traces = [item["contexts"]["trace"] for item in (request, batch)]
+    assert traces[0]["trace_id"] != traces[1]["trace_id"]
+    assert traces[1]["status"] == batch["spans"][0]["status"] == "internal_error"
+    (error,) = sent
+    trace = next(item["contexts"]["trace"] for item in alone if item["tags"]["lowq.id"] == "bad")
+    assert (error["contexts"]["trace"]["trace_id"], trace["status"]) == (trace["trace_id"], "internal_error")
+
+
+def test_without_tracing_there_is_no_span_and_nothing_in_redis(app: lowq.Lowq, sent: Sent) -> None:
+    worker = make_worker(app)
+    with sentry_sdk.start_transaction(name="request"):
+        push(worker, "a")
+    assert not [key for key in app.client.command("KEYS", "*") if b"traces" in key]
+    drain(worker)
+    assert sent.transactions == []
+
+
+# --- schedules ---
+
+
+def test_jobs_of_schedules_are_check_ins_with_their_time_tables(app: lowq.Lowq, sent: Sent) -> None:
+    lowq.contrib.sentry.instrument(app, monitor_schedules=True)
+    fails = [True]
+
+    @lowq.every("0 8 * * 1", tz="Europe/Berlin", name="Weekly report!")
+    @lowq.every(120, name="quick")
+    @lowq.every(90, name="odd")
+    @app.worker(queue_name="Reports", shards_count=1, batch_size=10)
+    def report(payloads_by_id: dict[str, list[Any]]) -> None:
+        if fails[0]:
+            raise ValueError("boom")
+
+    for job_id in ("Weekly report!", "quick", "odd", "other"):
+        push(report, job_id)
+    drain(report)
+    fails.clear()
+    fails.append(False)
+    drain(report, now=4e9)
+    by_slug: dict[str, list[Any]] = {}
+    for item in sent.check_ins:
+        by_slug.setdefault(item["monitor_slug"], []).append(item)
+    assert set(by_slug) == {"reports-weekly-report", "reports-quick"}
+    for items in by_slug.values():
+        # In company, uncharged; alone; and again.
+        assert [item["status"] for item in items] == ["in_progress", "in_progress", "error", "in_progress", "ok"]
+        first, again, ended, *later = [item["check_in_id"] for item in items]
+        assert first == again == ended != later[0] == later[1]
+        assert items[2]["duration"] >= 0
+    weekly, quick = (by_slug[slug][0]["monitor_config"] for slug in ("reports-weekly-report", "reports-quick"))
+    assert weekly == {"schedule": {"type": "crontab", "value": "0 8 * * 1"}, "timezone": "Europe/Berlin"}
+    assert quick == {"schedule": {"type": "interval", "value": 2, "unit": "minute"}, "timezone": "UTC"}
+
+
+def test_check_ins_of_schedules_whose_names_sentry_does_not_take_are_told_apart(app: lowq.Lowq, sent: Sent) -> None:
+    lowq.contrib.sentry.instrument(app, monitor_schedules=True)
+    long, names = "q" * 60, ("one", "two", "\u65e5\u5831", "\u9031\u5831")
+
+    @app.worker(queue_name=long, shards_count=1, batch_size=10)
+    def report(payloads_by_id: dict[str, list[Any]]) -> None:
+        pass
+
+    for name in names:
+        lowq.every(120, name=name)(report)
+    push(report, *names)
+    drain(report)
+    slugs = {item["monitor_slug"] for item in sent.check_ins}
+    assert len(slugs) == 4
+    assert all(re.fullmatch("[a-z0-9_-]{1,50}", slug) for slug in slugs)
+
+
+def test_schedules_are_not_monitored_unless_that_is_asked_for(app: lowq.Lowq, sent: Sent) -> None:
+    @lowq.every(120, name="quick")
+    @app.worker(queue_name="Reports", shards_count=1)
+    def report(payloads_by_id: dict[str, list[Any]]) -> None:
+        pass
+
+    push(report, "quick")
+    drain(report)
+    assert sent.check_ins == []
 
 
 # --- observers ---

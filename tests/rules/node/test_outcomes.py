@@ -195,6 +195,26 @@ def test_ids_of_a_batch_that_failed_are_tried_alone_and_only_the_one_that_fails_
     assert states(worker, "abc") == {"a": None, "b": BURIED, "c": None}
 
 
+@pytest.mark.parametrize("per_id", [False, True])
+def test_what_was_cancelled_before_its_failure_is_written_is_neither_charged_nor_given_up(
+    make_app: MakeApp, driver: Driver, per_id: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = make_app()
+
+    def cancel_and_fail(*args: Any) -> None:
+        if args[0] in ("1", {"1": ["v1"]}):
+            worker.queue.cancel("1")
+            raise ValueError("boom")
+
+    worker = driver.worker(app, cancel_and_fail, per_id=per_id, max_retry_count=0)
+    worker.perform_async([{"id": job_id, "payload": "v1"} for job_id in (["1", "2"] if per_id else ["1"])])
+    driver.perform(app, worker)
+    stats = worker.queue.stats()
+    assert (stats.cancelled, stats.failed, stats.morgue_length, stats.length) == (1, 0, 0, 0)
+    assert driver.exhausted == []
+    assert "morgue" not in caplog.text
+
+
 def test_retries_are_exhausted_when_the_count_reaches_the_maximum(make_app: MakeApp, driver: Driver) -> None:
     def handler(payloads_by_id: PayloadsById) -> None:
         payloads_by_id["1"].pop()["version"] = 7  # which changes nothing of what was taken

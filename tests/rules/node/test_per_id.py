@@ -14,7 +14,6 @@ from lowq.workers import Worker
 from tests.rows import case
 from tests.rules.node.conftest import MakeApp
 from tests.rules.node.drivers import Driver, job_of, states
-from tests.rules.support import TTL
 from tests.rules.thread_rig import ThreadRig
 from tests.waiting import NEVER
 
@@ -125,7 +124,7 @@ def test_an_id_that_expires_behind_a_slow_one_does_not_begin(app: lowq.Lowq) -> 
         nonlocal ahead
         seen.append(job_id)
         ahead = 2 * NEVER
-        rig.shards[0].lease.acquire(TTL)  # as its node does meanwhile
+        rig.shards[0].lease.deadline += ahead  # as its node renews it meanwhile
 
     worker = Driver("thread").worker(app, handler, per_id=True)
     worker.perform_async({"id": job_id, "score": 1, **({"ttl": NEVER} if job_id == "c" else {})} for job_id in IDS)

@@ -3,6 +3,7 @@
 import itertools
 import logging
 import math
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -41,11 +42,12 @@ def test_it_is_seconds_and_nonsense_is_logged_and_the_default_used(
     def divide() -> float:
         raise ZeroDivisionError
 
-    nonsense: list[Any] = [None, "soon", math.nan, math.inf, timedelta(1), 10**400, divide]
+    nonsense: list[Any] = [None, "soon", math.nan, math.inf, 10**400, divide]
     rows: list[tuple[Any, float]] = [
         (700, 700),
         (-3, 0),
         (2.5, 2.5),
+        (timedelta(minutes=20), 1200),
         (1e300, MAX_TIME),
         *((one, -1) for one in nonsense),
     ]
@@ -107,6 +109,33 @@ def test_the_applications_holds_where_a_worker_has_none(make_app: MakeApp, caplo
     assert "Orders.retry_in(0) failed for id '1'; the default is used" in caplog.text
 
 
+def test_it_may_be_an_option_a_length_of_time_or_a_function(make_app: MakeApp) -> None:
+    def with_error(retry_count: int, error: object) -> float:
+        return 600 if isinstance(error, KeyError) else 0
+
+    rows: list[Any] = [600, timedelta(minutes=10), lambda _count: timedelta(minutes=10), with_error]
+    for retry_in in rows:
+        with case(retry_in):
+            decorate: Any = make_app().worker(shards_count=1, retry_in=retry_in)
+            worker = decorate(fail)
+            assert worker.push("1")
+            assert drain(worker, limit=1).failed == 1
+            assert 590 < (job_of(worker).perform_at or 0) - time.time() <= 600
+            if not callable(retry_in):
+                assert 600 <= delay_of(make_app(), fail, retry_in=retry_in) + 0.001 < 660  # in the body of a class
+            assert 600 <= delay_of(make_app(retry_in=retry_in), fail) + 0.001 < 660  # of all workers
+
+
+def test_a_length_of_time_that_makes_no_sense_is_refused(make_app: MakeApp) -> None:
+    for wrong in (-1, math.nan, 2**40, timedelta(-1), "soon", True):
+        with case(wrong):
+            retry_in: Any = wrong
+            with pytest.raises(lowq.ConfigError, match=r"^Orders[:.] ?retry_in=.*( must be seconds| is no function)"):
+                make_app().worker(retry_in=retry_in)(type("Orders", (), {"perform": lambda _self, _payloads: None}))
+            with pytest.raises(lowq.ConfigError, match=r"^retry_in=.*( must be seconds| is no function)"):
+                make_app(retry_in=retry_in)
+
+
 # --- the log ---
 
 
@@ -153,3 +182,17 @@ def test_a_retry_is_a_warning_in_one_line_and_the_morgue_an_error_with_the_trace
             assert [(record.levelname, bool(record.exc_info)) for record in records] == said
             assert vars(records[0])["ids"] == ["1"]
             assert event != "failed" or not any("\n" in record.getMessage() for record in records)
+
+
+def test_the_log_counts_attempts(make_app: MakeApp, caplog: pytest.LogCaptureFixture) -> None:
+    driver = Driver("thread")
+    for most, said in (
+        (1, "id 1: attempt 2 of 2 in 1 min 40 s"),
+        (0, "id 1: attempt 1 of 1 failed, its oldest payload is in the morgue now"),
+    ):
+        with case(most):
+            app = make_app()
+            worker = driver.worker(app, fail, max_retry_count=most)
+            worker.push("1")
+            driver.perform(app, worker)
+            assert said in caplog.text

@@ -13,7 +13,7 @@ import lowq
 from lowq.errors import MiddlewareError, QueueFull, UnknownScheduleError
 from lowq.node.schedules import FORGET_SECONDS, LOOK_SECONDS, QueueSchedules, take_turn
 from lowq.operate.schedules import read_record, record_prefixes, set_record
-from lowq.schedules import TICKS_TOGETHER, Record, Schedule
+from lowq.schedules import MOST_COUNTED, TICKS_TOGETHER, Record, Schedule
 from lowq.sharding import shard_of
 from lowq.store.keys import nodes_key
 from lowq.testing import drain
@@ -224,12 +224,32 @@ def test_what_was_missed_is_made_up_for_as_declared(make_rig: MakeRig) -> None:
             rig.turn(NOW - 1800)
             rig.turn(NOW + 3 * HOUR - 1800)
             assert rig.pushed() == expected
+            assert rig.record()[1].missed == 3
             rig.turn(NOW + 3 * HOUR + 30)  # another node has taken over half a minute late
             assert rig.pushed() == [*expected, NOW + 3 * HOUR]
+            assert rig.record()[1].missed == 3
     many = make_rig(Schedule("report", 1, missed="all"))
     many.turn(NOW)
     assert [many.turn(NOW + TICKS_TOGETHER + 10) for _ in range(3)] == [0, 1, 1]
     assert many.worker.queue.stats().pushed == TICKS_TOGETHER + 10
+    assert many.record()[1].missed == TICKS_TOGETHER + 10 - 61, "those later than a minute"
+
+
+def test_missed_ticks_are_counted_once_up_to_a_bound_also_those_of_a_pause(make_rig: MakeRig) -> None:
+    rig = make_rig(Schedule("report", 1))
+    rig.turn(NOW)
+    rig.turn(NOW + 7 * 86400)
+    assert rig.record()[1].missed == MOST_COUNTED
+    rig.turn(NOW + 7 * 86400)
+    assert rig.record()[1].missed == MOST_COUNTED
+    rig.register()
+    rig.node("host:1:a", 1.0, *rig.known.values())
+    assert rig.app.pause_schedule("report")
+    rig.turn(NOW + 8 * 86400)
+    assert rig.app.schedule("report").missed_count == MOST_COUNTED
+    assert rig.app.resume_schedule("report")
+    rig.turn(NOW + 7 * 86400 + 100)
+    assert rig.app.schedule("report").missed_count == MOST_COUNTED + 39
 
 
 # --- pauses ---

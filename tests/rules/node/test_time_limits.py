@@ -97,7 +97,7 @@ def test_a_task_that_exceeded_its_limit_shows_where_it_waited() -> None:
         limits = TimeLimits(10, None, interrupt=lambda _: None)
         task = asyncio.create_task(limits.run(ask_a_slow_supplier(), contextvars.copy_context()))
         await asyncio.sleep(0)
-        limits.cancelled = task.cancel()
+        limits.raised, limits.cancelled = TimeLimitExceeded, task.cancel()
         await task
 
     with pytest.raises(TimeLimitExceeded, match="longer than its time_limit of 10 s") as caught:

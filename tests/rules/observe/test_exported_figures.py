@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 import lowq
+from lowq.cli.health import metric_lines
 from lowq.consumer import ConsumerJob
 from lowq.node.node import Node
-from lowq.observe.graphite_statsd import Reading
+from lowq.observe.health import Reading
 from tests.receiver import Receiver
 from tests.waiting import PATIENCE, until
 
@@ -64,6 +65,7 @@ def test_a_node_sends_what_became_of_its_jobs_and_its_last_figures(app: lowq.Low
         until(lambda: (last("processed", "mails"), values(graphite, "tasks_busy")[-1:]) == (7, [0]), "those of tasks")
         work.perform_async([{"id": number} for number in range(20)])
         until(lambda: len(ended) >= 25, "all jobs")
+        assert 'lowq_node_buried_total{queue="shop.orders"} 2.0' in metric_lines(node.vitals())  # all have a metric
     finally:
         assert node.stop()
     until(lambda: last("processed") == 23, "the last lines")

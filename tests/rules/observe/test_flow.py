@@ -11,6 +11,7 @@ from lowq.store.keys import history_key
 from tests.recorded import record
 from tests.rows import case
 from tests.rules.support import NOW
+from tests.tiers import real_redis_often
 
 #: The beginning of a stretch, and when 5 minutes since then are over and all nodes have reported.
 START = NOW // 600 * 600
@@ -61,6 +62,7 @@ def test_what_is_no_flow_is_left_out_and_written_anew(app: lowq.Lowq) -> None:
                 assert flow(app, START + 16) == Flow(10.0, 2.0, 1.0, 3.0)
 
 
+@real_redis_often
 def test_the_flow_has_a_ring_of_its_own(app: lowq.Lowq) -> None:
     for number in range(0, 3000, 7):
         record(app, "Orders", START + 40 * number, number, inflow=Inflow(1, 1), seconds=700.0)

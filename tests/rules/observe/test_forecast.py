@@ -75,12 +75,12 @@ def test_what_becomes_of_a_backlog(store_url: str) -> None:
 
 
 def test_what_came_at_once_minutes_ago_is_no_growth(app: lowq.Lowq) -> None:
-    queue = push(app, 60_000)
-    record(app, "Orders", START + 119, 100, seconds=10.0, inflow=Inflow(100_000, 99_900))
-    record(app, "Orders", START + 299, 18_000, seconds=180.0, inflow=Inflow(0, -18_000))
+    queue = push(app, 6_000)
+    record(app, "Orders", START + 119, 10, seconds=10.0, inflow=Inflow(10_000, 9_990))
+    record(app, "Orders", START + 299, 1_800, seconds=180.0, inflow=Inflow(0, -1_800))
     found = queue.forecast(now=END)
     assert (found.growing_rate, found.text) == (0.0, "empty in about 10 min")
-    assert found.pushed_rate == pytest.approx(100_000 / 190, rel=0.1)
+    assert found.pushed_rate == pytest.approx(10_000 / 190, rel=0.1)
 
 
 def test_nothing_is_said_before_half_a_minute_is_known(app: lowq.Lowq) -> None:

@@ -12,8 +12,10 @@ from lowq.errors import ConfigError
 from lowq.inspection import FoundPage
 from lowq.store import Client
 from lowq.store.keys import shard_prefix
+from tests.round_trips import counted_round_trips
 from tests.rows import case
 from tests.rules.support import NOW
+from tests.waiting import PATIENCE
 
 #: Pages of several queues are joined here. Those of one are read from both stores in test_queries.py.
 pytestmark = pytest.mark.parametrize("store_url", ["memory"], indirect=True)
@@ -135,6 +137,85 @@ def test_a_page_that_nobody_watches_grow_is_read_once(app: Lowq, monkeypatch: py
             assert len(place.jobs(match="0*", order_by="id")) == 10 * shards // 3
             assert scripts.count("scan") == shards
             assert scripts.count("fetch_jobs") <= shards
+
+
+def test_a_search_by_contents_asks_each_shard_once_and_many_together(app: Lowq) -> None:
+    queue = app.queue("Wide", 120)
+    queue.push({"id": n, "payload": {"customer": n % 120}} for n in range(240))
+    with counted_round_trips() as counted:
+        page = queue.jobs(payload="customer:7")
+    assert ([job.id for job in page], page.looked, page.cursor) == (["7", "127"], 240, None)
+    assert counted.count <= 10
+    sparse = app.queue("Sparse", 120)
+    sparse.push({"id": n, "payload": {"customer": n}} for n in range(10))
+    sparse.bury(range(10))
+    rows: list[dict[str, Any]] = [{"match": "7*"}, {"payload": "customer:7"}]
+    for options in rows:
+        with case(options), counted_round_trips() as counted:
+            assert [job.id for job in sparse.jobs("morgue", **options)] == ["7"]
+        assert counted.count <= 6
+
+
+def test_jobs_of_many_shards_come_with_all_their_payloads(app: Lowq) -> None:
+    queue = app.queue("Wide", 50)
+    queue.push({"id": 1, "payload": n, "score": n} for n in range(900))
+    queue.push({"id": n, "score": n} for n in range(2, 100))
+    found = {job.id: len(job.payloads) for job in queue.jobs(limit=1000)}
+    assert (found.pop("1"), set(found.values()), len(found)) == (900, {1}, 98)
+
+
+def test_jobs_in_any_state_are_what_runs_then_what_waits_then_the_dead(app: Lowq) -> None:
+    mail = app.queue("Mail")
+    mail.bury(["03", "13"], now=NOW)
+    mail.push({"id": "03", "payload": {"customer": 3}})
+    app.queue("Bills").push({"id": "runs"})
+    options: dict[str, Any] = {"state": "any", "queues": ["Bills", "Mail"]}
+    with app.queue("Bills").consumer() as consumer:
+        assert [job.id for job in consumer.take(limit=1, timeout=PATIENCE)] == ["runs"]
+        for limit in (1, 3, 1000):
+            with case(limit):
+                found = all_of(app, limit, **options)
+                assert found[0] == ("Bills", "runs")
+                assert found[-2:] == [("Mail", "03"), ("Mail", "13")]
+                assert len(found) == 42
+    states = [(item.job.id, item.job.state) for item in app.jobs("any", payload="customer:3", queues=["Mail"])]
+    scheduled, dead = (
+        [(job_id, "scheduled") for job_id in ("08", "18")],
+        [(job_id, "morgue") for job_id in ("03", "13")],
+    )
+    assert states == [("03", "due"), *scheduled, *dead]
+    assert [job.state for job in mail.jobs("any", match="03")] == ["due", "morgue"]
+    rows: list[tuple[dict[str, Any], str]] = [
+        ({"order_by": "id"}, "jobs in any state"), ({"priority": 1}, "priority"), ({"after": "9x"}, "any state"),
+    ]  # fmt: skip
+    for wrong, says in rows:
+        with case(wrong), pytest.raises(ConfigError, match=says):
+            mail.jobs("any", **wrong)
+    with pytest.raises(ConfigError, match="state='any'"):
+        mail.bulk("delete", "any")
+
+
+def test_all_that_match_are_acted_on_over_all_queues_and_no_newer_ones(app: Lowq) -> None:
+    for name in NAMES:
+        app.queue(name).bury(["03", "04"], reason="Timeout")
+    app.queue("Mail").bury("05", reason="Other")
+    assert app.count("kick", error="timeout") == 6
+    assert app.count("kick", error="timeout", queues=["Mail", "Bills"]) == 4
+    later = [{"id": f"later-{n}", "delay": 3600} for n in range(3)]
+    for name in NAMES:
+        app.queue(name).push(later)
+    dead, waiting = app.snapshot("kick", error="timeout"), app.snapshot("delete", match="later-*")
+    assert (dead.total, waiting.total, waiting.remembers) == (6, 9, True)
+    app.queue("Orders").bury("06", reason="Timeout")
+    app.queue("Bills").push({"id": "later-9", "delay": 60})
+    assert [(step.done, step.total) for step in app.bulk("kick", error="timeout", before=dead)][-1] == (6, 6)
+    assert [(step.done, step.total) for step in app.bulk("delete", match="later-*", before=waiting)][-1] == (9, 9)
+    assert {(item.queue, item.job.id) for item in app.jobs("morgue")} == {("Mail", "05"), ("Orders", "06")}
+    assert [item.job.id for item in app.jobs(match="later-*")] == ["later-9"]
+    assert [(step.done, step.total) for step in app.bulk("delete", queues=[])] == [(0, 0)]
+    assert app.snapshot("delete", queues=[]).total == 0
+    with pytest.raises(ConfigError, match="within one queue"):
+        app.bulk("delete", shard=1)
 
 
 def test_by_shard(app: Lowq) -> None:

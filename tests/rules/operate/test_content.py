@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from lowq.errors import ConfigError
-from lowq.operate.job_filter import MAX_NAMES, MAX_TEXT, PayloadField
+from lowq.job import MAX_NAMES, MAX_TEXT, PayloadField
 from tests.rows import case
 
 

@@ -22,7 +22,7 @@ def test_its_fields_are_the_keyword_arguments_that_callers_give() -> None:
 
 def test_it_refuses_what_makes_no_sense_and_names_what_is_allowed() -> None:
     rows: list[tuple[dict[str, Any], str]] = [
-        ({"state": "dead"}, "state='dead': it is one of scheduled, due, retrying, taken, morgue, or None"),
+        ({"state": "dead"}, "state='dead': it is one of scheduled, due, retrying, taken, morgue, any, or None"),
         ({"order_by": "buried_at"}, "order_by='buried_at': jobs that wait or are taken are ordered by one of perform_"),
         ({"state": "morgue", "order_by": "perform_at"}, "jobs in the morgue are ordered by one of buried_at, id"),
         ({"min": "a"}, "min='a': it is a number, a bound of perform_at"),

@@ -1,6 +1,7 @@
 """Lists, counts and bulk actions over a queue whose jobs have priorities: times are compared, not scores."""
 
 import itertools
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 import lowq
 from lowq.queue import Queue
 from tests.rows import case
+from tests.tiers import real_redis_often
 
 DAY = 86_400
 ALL = [f"{number:02}" for number in range(60)]
@@ -26,6 +28,7 @@ def ids(queue: Queue, *state: Any, **options: Any) -> list[str]:
     return [job.id for job in queue.jobs(*state, limit=100, **options)]
 
 
+@real_redis_often
 def test_jobs_are_listed_counted_and_explained_by_time(app: lowq.Lowq) -> None:
     queue = filled(app)
     every = queue.jobs(limit=100).jobs
@@ -110,6 +113,7 @@ def test_bulk_actions_leave_no_job_out_whose_time_is_beside_the_moment_when_they
             assert list(queue.bulk("delete", now=now))[-1].done == 10
 
 
+@real_redis_often
 def test_bulk_actions_are_done_to_all_priorities(app: lowq.Lowq) -> None:
     rows: list[tuple[Any, list[str]]] = [(None, []), ("due", ALL[30:]), ("scheduled", ALL[:30])]
     for number, ((state, left), match) in enumerate(itertools.product(rows, (None, "*"))):
@@ -141,3 +145,65 @@ def test_what_is_made_due_keeps_its_priority_and_counts_as_changed(app: lowq.Low
     }
     assert queue.delete(ALL, unchanged=moments).done == 30
     assert sorted(ids(queue)) == ALL[30:]
+
+
+@real_redis_often
+def test_jobs_of_a_priority_and_of_an_age_are_listed_and_acted_on(app: lowq.Lowq) -> None:
+    rows: list[tuple[dict[str, Any], list[str]]] = [
+        ({"priority": 3}, [f"{number:02}" for number in range(60) if number * 7 % 10 == 3]),
+        ({"priority": 0, "state": "due"}, ["00", "10", "20"]),
+        ({"priority": 0, "state": "scheduled"}, ["30", "40", "50"]),
+        ({"priority": 7, "match": "?1"}, ["01", "11", "21", "31", "41", "51"]),
+        ({"priority": 7, "match": "?2"}, []),
+        ({"priority": 7, "state": "retrying"}, []),
+        ({"priority": 7, "order_by": "id", "min": "30"}, ["31", "41", "51"]),
+        ({"older_than": 0}, ALL[:30]),
+        ({"older_than": 3600}, []),
+        ({"newer_than": 3600, "priority": 7}, ["01", "11", "21", "31", "41", "51"]),
+        ({"newer_than": timedelta(hours=1), "older_than": 0, "priority": 7}, ["01", "11", "21"]),
+    ]
+    for number, (options, expected) in enumerate(rows):
+        with case(options):
+            queue = filled(app, f"Orders-{number}")
+            assert ids(queue, **options) == expected
+            if "order_by" in options:
+                continue
+            assert queue.count("delete", **options) == len(expected)
+            assert queue.snapshot("delete", **options).total == len(expected)
+            assert [step.done for step in queue.bulk("delete", **options)][-1] == len(expected)
+            assert ids(queue) == [job_id for job_id in ALL if job_id not in expected]
+
+
+def test_a_queue_without_priorities_has_jobs_of_the_usual_one_alone(app: lowq.Lowq) -> None:
+    queue = app.queue("plain", 2)
+    queue.push({"id": number} for number in range(5))
+    assert (len(ids(queue, priority=0)), ids(queue, priority=9)) == (5, [])
+    assert queue.count("bury", priority=9) == 0
+    assert [step.done for step in queue.bulk("bury", priority=9)][-1] == 0
+    assert queue.count("bury", priority=0) == 5
+
+
+def test_a_backfill_is_undone_and_what_had_waited_before_stays(app: lowq.Lowq) -> None:
+    queue = app.queue("Orders", 3)
+    queue.push({"id": number, "payload": "live"} for number in range(5))
+    queue.push({"id": number, "payload": "backfill", "priority": 9} for number in range(3, 50))
+    assert queue.count("delete", priority=9, newer_than=timedelta(hours=1)) == 45
+    *_, step = queue.bulk("delete", priority=9, newer_than=timedelta(hours=1))
+    assert step.done == 45
+    assert sorted(ids(queue)) == ["0", "1", "2", "3", "4"]  # the more urgent of two pushes counts
+
+
+def test_a_priority_or_an_age_that_makes_no_sense_is_refused(app: lowq.Lowq) -> None:
+    rows: list[tuple[dict[str, Any], str]] = [
+        ({"priority": 10}, "priority=10: it is a whole number from 0, the most urgent, to 9"),
+        ({"priority": True}, "priority=True: it is a whole number"),
+        ({"priority": 3, "state": "morgue"}, "jobs in the morgue have none"),
+        ({"priority": 3, "state": "taken"}, "jobs in flight have none"),
+        ({"older_than": -1}, "older_than=-1 must be seconds, or a timedelta, of 0 or more"),
+        ({"newer_than": "2h"}, "newer_than='2h' must be seconds"),
+        ({"newer_than": 5, "order_by": "id"}, "newer_than=5.0: it goes by the time, and not in the order of id"),
+    ]
+    for options, said in rows:
+        with case(options), pytest.raises(lowq.ConfigError) as refused:
+            app.queue("Orders", 3).jobs(**options)
+        assert said in str(refused.value)

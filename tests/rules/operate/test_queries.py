@@ -16,6 +16,7 @@ from tests.rows import case
 from tests.rules.operate.conftest import tell_of_activities
 from tests.rules.queue_rig import SHARDS, QueueRig
 from tests.rules.support import NOW, job, report, run_script
+from tests.tiers import real_redis_often
 
 #: For what is put together in Python, which no store sees.
 on_memory = pytest.mark.parametrize("store_url", ["memory"], indirect=True)
@@ -126,6 +127,7 @@ def test_of_an_id_in_several_states_what_is_in_flight_comes_first_then_what_wait
     assert listed == [[[("old", 2.0)]], [[("new", 3.0)]], [[("oldest", 1.0)]]]
 
 
+@real_redis_often
 def test_payloads_are_shown_by_score_up_to_a_number_and_about_a_mebibyte(rig: QueueRig) -> None:
     rig.push(job("raw", b"\xffnot json", 1.0), job("raw", "fine", 2.0))
     assert peek(rig, "raw").payloads == [(UNDECODABLE + "\\xffnot json", 1.0), ("fine", 2.0)]
@@ -139,6 +141,7 @@ def test_payloads_are_shown_by_score_up_to_a_number_and_about_a_mebibyte(rig: Qu
     assert [len(payload) for payload, _ in peek(rig, "one").payloads] == [2**21]
 
 
+@real_redis_often
 def test_fetch_keeps_the_order_and_reads_large_jobs_in_several_replies(rig: QueueRig) -> None:
     ids = [f"job-{i}" for i in range(12)]
     rig.push(*(job(job_id, job_id + "x" * 400_000) for job_id in ids))
@@ -285,7 +288,7 @@ def test_why_of_jobs_that_are_not_due(rig: QueueRig) -> None:
         ("nobody", None, "absent", None, ""),
         ("buried", "morgue", "buried", None, "1 min 30 s ago"),
         ("later", "scheduled", "not_due", NOW + 250, "due in 4 min 10 s"),
-        ("failed", "retrying", "retry_wait", NOW + 250, "retry 3 of 7, due in 4 min 10 s"),
+        ("failed", "retrying", "retry_wait", NOW + 250, "attempt 4 of 8, due in 4 min 10 s"),
     ]
     for job_id, state, reason, until, detail in rows:
         with case(job_id):

@@ -321,6 +321,8 @@ def test_jobs_that_are_being_moved_are_left_alone(app: lowq.Lowq, monkeypatch: p
     for act in (queue.kick, queue.delete, queue.perform_now, queue.bury):
         with pytest.raises(Resharding, match="being moved"):
             act(left)
+    with pytest.raises(Resharding, match="being moved to another shard"):
+        list(queue.bulk("delete"))
     assert (queue.peek(left) is not None, queue.stats().length) == (True, 18)
     for shard, job_id in zip(shards, taken, strict=True):  # what is in flight is finished, and nothing more is taken
         shard.in_flight.finish([job_id])
@@ -329,6 +331,17 @@ def test_jobs_that_are_being_moved_are_left_alone(app: lowq.Lowq, monkeypatch: p
     assert [*steps][-1].is_done
     assert queue.stats().processed == 2
     assert (queue.delete(left).done, queue.bury(list(range(20))).done) == (1, 17)
+
+
+def test_what_a_bulk_action_has_found_is_acted_on_where_it_has_been_moved_since(app: lowq.Lowq) -> None:
+    queue = app.queue("Orders", 1)
+    queue.push({"id": number} for number in range(300))
+    steps = queue.bulk("cancel", match="*")  # an action has 200 ids at most
+    while not next(steps).done:
+        pass
+    queue.reshard(3)
+    *_, step = steps
+    assert (step.done, queue.stats().length) == (300, 0)
 
 
 def test_two_movers_at_once_get_it_done_once(app: lowq.Lowq) -> None:
@@ -715,6 +728,39 @@ def test_who_serves_a_layout_does_not_go_back_but_repairs_the_registry(app: lowq
         job.ack()
         assert takes(consumer, 30) == numbers(30)
     assert queue.stats().length == 0
+
+
+@pytest.mark.parametrize("says", ["that it is under way", "that it is over"])
+def test_a_reshard_that_was_set_back_goes_on_before_anything_of_it_is_taken(app: lowq.Lowq, says: str) -> None:
+    """A failover has brought jobs back to the old shards. Whoever has seen the end of the reshard leaves newer payloads
+    in the new ones, until the older ones have come.
+    """
+    queue = app.queue("Orders", 2)
+    queue.push([{"id": n, "payload": "older", "score": 1} for n in range(20)])
+    next(reshard(app, "Orders", 3))
+    begun, all_prefixes = entry(app), [*Layout(2).prefixes("lowq", "Orders"), *Layout(3, 1).prefixes("lowq", "Orders")]
+    fail_over = list[Callable[[], None]]()
+    with disturbed(app, "seal", lambda: fail_over.extend(replica_of(app, prefix) for prefix in all_prefixes)):
+        assert queue.reshard(3) is not None
+    with queue.consumer() as consumer:
+        assert takes(consumer, 20) == numbers(20)
+        for bring_back in fail_over:
+            bring_back()
+        if says == "that it is under way":
+            app.client.command("HSET", REGISTRY, "Orders", begun, key=REGISTRY)
+        push_elsewhere(app, "Orders", 2, [{"id": n, "payload": "newer", "score": 2} for n in range(20)])
+        assert consumer.take(timeout=1) == []
+        announced(app, lambda: json.loads(entry(app)).get("reshard"), "a registry that says that it is under way")
+        assert consumer.take(timeout=1) == []
+        app.registrations.forget()
+        assert queue.reshard(3) is not None
+        taken = dict[str, list[Any]]()
+        while len(taken) < 20:
+            jobs = consumer.take(20, timeout=PATIENCE)
+            assert jobs
+            taken |= {job.id: [*job.payloads] for job in jobs}
+    assert taken == {job_id: ["older", "newer"] for job_id in numbers(20)}
+    assert all_open(queue, app)
 
 
 @pytest.mark.parametrize("knows", ["served them", "knows the registry alone"])

@@ -1,12 +1,13 @@
 """What `make test-matrix` finds, plans and runs, and what its table and exit code say."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests import matrix
-from tests.matrix import Environment, Interpreter, Result, Run, ask, candidates, newest, plan, published
+from tests.matrix import TESTS, Environment, Interpreter, Result, Run, ask, candidates, newest, plan, published
 
 NINE = Interpreter((3, 12, 9), "/a/python3")
 TEN = Interpreter((3, 12, 10), "/b/python3")
@@ -36,6 +37,7 @@ def test_all_parts_are_planned_on_files_that_are_there() -> None:
     assert [str(run.environment) for run in runs if run.part in ("python", "redis-py")] == [
         "3.12.10", "3.13.0", "3.12.10 redis==6.0.*",
     ]  # fmt: skip
+    assert [run.variables for run in runs if run.part == "resp3"] == [{"REDIS_PROTOCOL": "3"}]
     assert [(run.part, run.server) for run in runs if run.part in ("servers", "tls")] == [
         ("servers", "/8/redis-server"), ("tls", ""), ("tls", "/8/redis-server"),
     ]  # fmt: skip
@@ -43,16 +45,43 @@ def test_all_parts_are_planned_on_files_that_are_there() -> None:
     assert all(Path(run.variables.get("PYTHONPATH", "/")).is_dir() for run in runs)
 
 
-def test_a_row_replaces_the_one_of_the_same_versions_and_the_others_stay() -> None:
-    def row(summary: str, day: str, part: str = "python") -> tuple[str, ...]:
-        return matrix.row(Result(Run(part, Environment(TEN)), True, summary, "8.1.0", "Redis 7.0.15"), day)
+EMPTY_PAGE = "a\n<!-- versions tested: begin -->\n<!-- versions tested: end -->\nz\n"
 
-    page = "a\n<!-- versions tested: begin -->\n<!-- versions tested: end -->\nz\n"
-    page = published(page, [row("5 passed", "2026-01-01", "tls"), row("6 passed", "2026-01-01")])
-    assert published(page, [row("7 passed in 2.5s (0:01:02)", "2026-01-02")]).splitlines()[5:7] == [
-        "| python | 3.12.10 | 8.1.0 | Redis 7.0.15 | rules processes | passed: 7 passed | 2026-01-02 |",
-        "| tls | 3.12.10 | 8.1.0 | Redis 7.0.15 | rules processes | passed: 5 passed | 2026-01-01 |",
+
+def a_row(
+    summary: str, part: str = "python", *, passed: bool = True, server: str = "Redis 7.0.15", tests: Sequence[str] = ()
+) -> tuple[str, ...]:
+    run = Run(part, Environment(TEN), tests or TESTS[part])
+    return matrix.row(Result(run, passed, summary, "8.1.0", server), "2026-01-01")
+
+
+def rows_of(page: str) -> list[tuple[str, str]]:
+    """Part and result."""
+    return [(cells[0], cells[5]) for cells in matrix.rows_of(page)]
+
+
+def test_a_row_replaces_the_one_of_the_same_versions_and_the_others_stay() -> None:
+    page = published(EMPTY_PAGE, [a_row("5 passed", "rights"), a_row("6 passed")])
+    assert published(page, [a_row("7 passed in 2.5s (0:01:02)")]).splitlines()[5:7] == [
+        "| python | 3.12.10 | 8.1.0 | Redis 7.0.15 | rules | passed: 7 passed | 2026-01-01 |",
+        "| rights | 3.12.10 | 8.1.0 | Redis 7.0.15 | processes/project/test_rights | passed: 5 passed | 2026-01-01 |",
     ]
+
+
+def test_what_failed_or_is_no_run_of_the_matrix_has_no_row_and_is_named() -> None:
+    page = published(EMPTY_PAGE, [a_row("5 passed", "tls"), a_row("6 passed"), a_row("7 passed", "processes")])
+    page = published(page, [a_row("1 failed", passed=False), a_row("3 passed", tests=["tests/rules", "-k", "push"])])
+    assert rows_of(page) == [("processes", "passed: 7 passed"), ("tls", "passed: 5 passed")]
+    assert "Without a row: python 3.11, python 3.12, python 3.13, python 3.14, processes 3.11, " in page
+    assert "servers valkey-9, servers redis-8.0," in page
+    assert "servers valkey-9" not in published(page, [a_row("8 passed", "servers", server="Valkey 9.1.2")])
+    outdated = page.replace("processes/store/test_connections", "integration/test_connections")
+    assert rows_of(published(outdated, [])) == [("processes", "passed: 7 passed")]
+
+
+def test_the_page_has_the_rows_that_would_be_published_today() -> None:
+    page = matrix.PAGE.read_text()
+    assert published(page, []) == page
 
 
 def test_it_runs_what_is_asked_for(
@@ -68,7 +97,8 @@ def test_it_runs_what_is_asked_for(
     asked = ["--only", "servers,resp3", "--versions", "3.13", "--jobs", "3", "--args", "-x -k 'push or take'"]
     assert matrix.main(asked) == 0
     said = capsys.readouterr().out
-    options = "-m pytest -q -n 3 -m not slow tests/rules tests/processes -x -k push or take"
+    tests = "tests/rules tests/processes/store -m redis and not slow"
+    options = f"-m pytest -q -n 3 -m not slow {tests} -x -k push or take"
     assert f" {options}\n3 passed" in said
     assert f"3 {options}\n3 passed" in said
     rows = [line.split()[:2] for line in said.splitlines() if line.endswith("passed: 3 passed")]

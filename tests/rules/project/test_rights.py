@@ -1,4 +1,4 @@
-"""docs/rights.md against the scripts: each user may run what its scripts call, and nothing that nobody calls."""
+"""docs/operations.md against the scripts: each user may run what its scripts call, and nothing that nobody calls."""
 
 import pytest
 

@@ -10,7 +10,7 @@ from lowq.clock import Clock
 from lowq.shards.delivery import Delivery
 from lowq.shards.dispatcher import Dispatcher, Schedule
 from lowq.shards.lease import Lease
-from lowq.shards.limits import Share
+from lowq.shards.permits import Share
 from lowq.shards.scheduler import LagScheduler
 from lowq.shards.shard import Shard
 from lowq.store import Client
@@ -29,6 +29,19 @@ def shard(queue: str, index: int = 0, due: float | None = None) -> Shard:
 
 def delivery(delay: float | None = None, *, paused: bool = False, levels: dict[int, float] | None = None) -> Delivery:
     return Delivery(1, LEASE, [], delay, paused, levels)
+
+
+def look(
+    dispatch: Dispatcher,
+    item: Shard,
+    delay: float | None,
+    *,
+    paused: bool = False,
+    levels: dict[int, float] | None = None,
+) -> None:
+    """Asks the shard when its next job is due, which Redis answers so."""
+    for asked, version in dispatch.unclaimed([item]):
+        dispatch.note_state(asked, version, delay, paused=paused, levels=levels)
 
 
 def dispatcher(

@@ -107,47 +107,108 @@ def test_what_a_dead_owner_left_in_flight_waits_again_spread_over_time(rig: Shar
 def test_its_own_process_resumes_with_what_it_has_and_a_lease_as_long_as_asked_for(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1))
-    fence = shard.in_flight.take(10, NOW + 1).lease.fence
+    fence, token = shard.in_flight.take(10, NOW + 1).lease.fence, shard.lease.token
     before = rig.snapshot()
     rig.lease_runs_out()
     lease = shard.lease.acquire(2 * TTL, LATER)
     assert isinstance(lease, Lease)
-    assert (lease.resumed, lease.fence, lease.restored) == (True, fence, 0)
+    assert (lease.resumed, lease.token, lease.fence, lease.restored) == (True, token, int(LATER * 1e6), 0)
+    assert lease.fence > fence
     after = rig.snapshot()
     assert after["meta"].pop("lease_ttl") == str(int(2 * TTL * 1000))
+    assert after["meta"].pop("resumed_fence") == str(lease.fence)
     assert after | {"meta": after["meta"] | {"lease_ttl": before["meta"]["lease_ttl"]}} == before
     held = rig.owner("second").lease.acquire(TTL, NOW)
     assert isinstance(held, LeaseDenied)
     assert TTL < held.seconds <= 2 * TTL
 
 
+def test_each_call_of_the_holder_makes_a_higher_fence_and_keeps_the_token(rig: ShardRig) -> None:
+    """Whatever the clock says, and whether replies get lost, or a call arrives behind its repeat."""
+    shard = rig.own()
+    late, token = shard.lease.acquire_call(TTL, NOW), shard.lease.token
+    fences = [int(rig.meta("fence") or 0)]
+    for number in range(4):
+        if number == 1:
+            rig.lease_runs_out()
+        if number == 2:
+            rig.lose_reply(late)
+        lease = lease_of(shard, NOW - number)  # a clock that steps back
+        fences.append(lease.fence)
+        assert (lease.resumed, lease.token, rig.read("lease")) == (True, token, token)
+    assert fences == sorted(set(fences))
+    rig.lose_reply(late)
+    second = rig.crash("second", NOW - 10).lease.current
+    assert second is not None
+    assert second.fence > fences[-1] + 1, "also than that which nobody has heard of"
+    assert (rig.meta("fence"), rig.meta("resumed_fence")) == (str(second.fence), None)
+
+
 # --- Redis lost its last writes ---
 
 
-def test_an_earlier_lease_of_its_own_is_not_resumed_when_later_ones_were_lost(rig: ShardRig) -> None:
+class Replica:
+    """What a replica has of the shard, which is behind: what its primary writes from now on is lost with it."""
+
+    def __init__(self, rig: ShardRig) -> None:
+        self._client = rig.client
+        keys = rig.client.command("KEYS", "*")
+        self._dumped = [(key, max(rig.client.command("PTTL", key), 0), rig.client.command("DUMP", key)) for key in keys]
+
+    def take_over(self) -> None:
+        self._client.command("FLUSHALL")
+        for key, left, data in self._dumped:
+            self._client.command("RESTORE", key, left, data)
+
+
+@pytest.mark.parametrize("ran_out", [True, False])
+def test_an_owner_that_was_cut_off_has_a_higher_fence_than_one_whose_writes_a_failover_has_lost(
+    rig: ShardRig, ran_out: bool
+) -> None:
+    """What it has in hand is reported all the same; what it took and has not begun is taken again. ``ran_out``: also at
+    the new primary, whose clock may be behind.
+    """
+    rig.push(job("x", "v1", 1), job("y", "v1", 1))
+    first = rig.own()
+    delivery = first.in_flight.take(2, NOW)
+    assert delivery.is_held(first.lease, 0.0)
+    replica = Replica(rig)
+    second = rig.crash("second", NOW + 1)
+    lost = second.in_flight.take(2, NOW + 2).lease.fence
+    replica.take_over()
+    if ran_out:
+        rig.lease_runs_out()
+    lease = lease_of(first, NOW + 3)
+    assert (lease.resumed, lease.fence > lost > delivery.lease.fence) == (True, True)
+    assert not delivery.is_held(first.lease, 0.0), "nothing of it begins under the old fence"
+    first.in_flight.finish(["x"])
+    first.in_flight.in_hand.clear()  # as a thread does that begins nothing more of a delivery
+    again = first.in_flight.take(2, NOW + 4)
+    assert (handed(again), again.lease.fence) == ({"y": ["v1"]}, lease.fence)
+    assert (rig.count("processed"), rig.read("crashes")) == (1, {})
+    assert again.is_held(first.lease, 0.0)
+
+
+def test_nor_is_a_fence_lower_when_later_leases_of_its_own_were_lost(rig: ShardRig) -> None:
     rig.push(job("x", "v1", 1))
     rig.own()
     rig.shard.in_flight.take(1, NOW)
-    persisted = rig.client.command("HGETALL", rig.prefix + "meta")
-    token = rig.client.command("GET", rig.prefix + "lease")
-    second = rig.crash("second", NOW + 1).lease.current
+    replica = Replica(rig)
+    rig.crash("second", NOW + 1)
     first = rig.crash("first", NOW + 2)
-    assert second is not None
+    assert handed(first.in_flight.take(1, NOW + 2)) == {"x": ["v1"]}
     assert first.lease.current is not None
     highest = first.lease.current.fence
-    assert highest > second.fence
-    for lost in (token, None):  # the earlier lease may still run, or not
-        assert handed(first.in_flight.take(1, NOW + 3)) == {"x": ["v1"]}
-        rig.client.command("DEL", rig.prefix + "meta", rig.prefix + "lease")
-        rig.client.command("HSET", rig.prefix + "meta", *persisted)
-        if lost is not None:
-            rig.client.command("SET", rig.prefix + "lease", lost, "PX", 100_000)
+    for ran_out in (False, True):  # the earlier lease may still run, or not
+        replica.take_over()
+        if ran_out:
+            rig.lease_runs_out()
         lease = lease_of(first, NOW - 100)  # by a clock that stepped back, too
-        assert not lease.resumed
-        assert lease.restored == 1
         assert lease.fence > highest
         highest = lease.fence
-    assert rig.read("crashes") == {"x": "1"}  # of the one process that died
+        assert handed(first.in_flight.take(1, NOW + 3)) == {"x": ["v1"]}, "it is in flight, and in nobody's hand"
+        first.in_flight.in_hand.clear()
+    assert rig.read("crashes") == {}
 
 
 # --- uncharged ---

@@ -10,11 +10,12 @@ from lowq import clock
 from lowq.clock import Clock
 from lowq.limits import Concurrency
 from lowq.shards.dispatcher import Dispatcher, Schedule
-from lowq.shards.limits import QueuePermits, Share
+from lowq.shards.permits import QueuePermits, Share
 from lowq.shards.scheduler import LagScheduler, SeqScheduler
 from lowq.shards.shard import Shard
+from lowq.store.shard import SentTake
 from tests.rows import case
-from tests.rules.shards.dispatching import Waiting, delivery
+from tests.rules.shards.dispatching import Waiting, delivery, look
 from tests.rules.shards.dispatching import shard as shard_of
 from tests.waiting import NEVER, PATIENCE, until
 
@@ -125,7 +126,7 @@ def test_the_most_urgent_shard_of_a_queue_is_next(shares: Shares) -> None:
     dispatch.unclaim(theirs)
     assert dispatch.pick(0) is mine
     dispatch.unclaim(mine)
-    dispatch.note_state(theirs, theirs.dispatch.wakes, 0.0, paused=False, levels={3: 0.0})
+    look(dispatch, theirs, 0.0, levels={3: 0.0})
     assert dispatch.pick(0) is theirs
     # A job of it failed and waits again: it is as urgent as it was.
     dispatch.note_delivery(theirs, theirs.dispatch.wakes, delivery(50.0, levels={8: 50.0}))
@@ -165,7 +166,7 @@ def test_whatever_kept_a_shard_from_being_worked_a_thread_is_woken_when_it_ends(
                 if what in ("lease over", "resumed"):
                     dispatch.wake(a)
                 else:  # as a look finds what a lost message would have told
-                    dispatch.note_state(a, a.dispatch.wakes, -3.0, paused=False)
+                    look(dispatch, a, -3.0)
             assert future.result(PATIENCE) is a
 
 
@@ -189,13 +190,25 @@ def test_a_look_undoes_nothing_that_happened_meanwhile(shares: Shares) -> None:
     looks = dispatch.unclaimed([a, worked])
     dispatch.wake(a, 1.0)
     assert dispatch.pick(0) is worked
-    for looked_at, wakes in looks:
-        dispatch.note_state(looked_at, wakes, None, paused=True)
+    for looked_at, version in looks:
+        dispatch.note_state(looked_at, version, None, paused=True)
     assert a.next_due == 1.0
     assert dispatch.pick(0) is worked
     dispatch.wake(a, 100.0)
     assert a.next_due == 1.0, "a later wake-up does not put off an earlier time"
-    assert [item for item, _ in dispatch.unclaimed([a, worked])] == [a]
+    ((looked_at, version),) = dispatch.unclaimed([a, worked])
+    assert looked_at is a
+    # A job was taken, has failed and is to be retried while the reply was under way.
+    dispatch.wake(a)
+    ((_, version),) = dispatch.unclaimed([a])
+    dispatch.unclaim(worked)
+    dispatch.rest(worked, 100.0)
+    assert dispatch.pick(0) is a
+    dispatch.note_delivery(a, a.dispatch.wakes, delivery(10.0))
+    dispatch.unclaim(a)
+    due = a.next_due
+    dispatch.note_state(a, version, None, paused=False)
+    assert a.next_due == due
 
 
 def test_a_shard_that_is_to_be_given_up_is_let_go_after_the_trip(shares: Shares) -> None:
@@ -212,6 +225,32 @@ def test_a_shard_that_is_to_be_given_up_is_let_go_after_the_trip(shares: Shares)
 
 
 # --- sleep ---
+
+
+def test_the_take_of_a_shard_is_sent_while_a_thread_is_woken_for_it(shares: Shares, waiting: Waiting) -> None:
+    a, b = shard(0), shard(1)
+    dispatch = dispatcher(shares, [a, b], 2, clock=waiting.clock)
+    sent: list[Shard] = []
+
+    def send_take(shard: Shard, reply: SentTake) -> None:
+        sent.append(shard)
+        reply.put(None)
+        if len(sent) == 2:
+            dispatch.close()
+
+    dispatch.send_take = send_take
+    dispatch.wake(a)  # nobody is asleep
+    assert dispatch.wait(0) is a
+    # Not by who keeps the leases, which would wait for a connection. And also when nothing more is handed out
+    # meanwhile: its jobs are in flight.
+    for number in (0, 1, 2):
+        thread = waiting.wait(dispatch, 1)
+        dispatch.wake(b, sends=number > 0)
+        assert thread.result(PATIENCE) is b
+        assert sent == [b] * number
+        assert (b.dispatch.claimed_by, b.in_flight.sent is None) == (1, number == 0)
+        dispatch.note_delivery(b, b.dispatch.wakes, delivery())
+        dispatch.unclaim(b)
 
 
 def test_when_the_thread_that_watches_the_time_goes_to_work_another_watches_it(
@@ -267,6 +306,20 @@ def test_what_becomes_due_is_begun_though_its_queue_was_full_when_the_time_was_s
     assert [future.result() for future in futures if future.done()] == [later]
 
 
+def test_when_two_threads_leave_a_full_queue_at_once_two_others_come_for_what_is_due(waiting: Waiting) -> None:
+    shards, other = [shard(number, clock.now()) for number in range(4)], shard_of("z", 0)
+    dispatch = dispatcher({"q": Share(max_threads=2), "z": Share()}, [*shards, other], 4, clock=waiting.clock)
+    left = [dispatch.wait(0), dispatch.wait(1)]  # it is full now
+    futures = [waiting.wait(dispatch, number) for number in (2, 3)]
+    _let_the_alarm_ring_for_nothing(dispatch, other, waiting, 2)
+    with dispatch._changed:  # before anybody who is woken by the first one is awake
+        for each in left:
+            assert each is not None
+            dispatch.note_delivery(each, each.dispatch.wakes, delivery(None))
+            dispatch.unclaim(each)
+    assert {future.result(PATIENCE) for future in futures} == {*shards} - {*left}
+
+
 def test_a_shard_that_rests_for_a_failover_is_worked_when_that_is_over(waiting: Waiting) -> None:
     resting, other = shard(0, clock.now()), shard(1)
     dispatch = dispatcher({"q": Share()}, [resting, other], 4, clock=waiting.clock)
@@ -285,7 +338,7 @@ def _let_the_alarm_ring_for_nothing(dispatch: Dispatcher, shard: Shard, waiting:
     dispatch.wake(shard, 0.3)  # reads the clock twice, and each thread when it is woken
     until(lambda: waiting.looks >= looks + 2 + threads)
     looks = waiting.looks
-    dispatch.note_state(shard, shard.dispatch.wakes, None, paused=False)  # reads it once
+    look(dispatch, shard, None)  # reads it once
     until(lambda: waiting.looks >= looks + 2)
 
 

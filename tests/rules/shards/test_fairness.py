@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowq.shards.dispatcher import Dispatcher, Schedule
-from lowq.shards.limits import Share
+from lowq.shards.permits import Share
 from lowq.shards.scheduler import ASK_AGAIN, LagScheduler, SeqScheduler, is_ready
 from lowq.shards.shard import Shard
 from tests.rows import case
-from tests.rules.shards.dispatching import Waiting, delivery, dispatcher, shard
+from tests.rules.shards.dispatching import Waiting, delivery, dispatcher, look, shard
 from tests.waiting import NEVER, PATIENCE, until
 
 # --- shares, over time ---
@@ -357,7 +357,7 @@ def test_a_shard_that_is_ready_is_always_found(draw: random.Random, threads: int
             case 0:
                 dispatch.wake(item, draw.choice([0.0, 0.7]))
             case 1:
-                dispatch.note_state(item, wakes, draw.choice([None, 0.0, 0.7]), paused=draw.random() < 0.3)
+                look(dispatch, item, draw.choice([None, 0.0, 0.7]), paused=draw.random() < 0.3)
             case 2:
                 draw.choice([dispatch.leave, dispatch.stay])([item])
             case 3:

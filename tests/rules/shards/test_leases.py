@@ -1,6 +1,8 @@
 """The leases of a node: who gets a shard, when it is tried for, when it is given up; by a clock that the tests move."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from secrets import token_hex
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,20 +13,21 @@ from lowq.errors import LeaseLost, RedisUnavailable, ScriptError
 from lowq.shards.dispatcher import Dispatcher
 from lowq.shards.lease import Lease
 from lowq.shards.leases import Leases
-from lowq.shards.limits import Share
+from lowq.shards.permits import Share
 from lowq.shards.scheduler import LagScheduler, is_ready
 from lowq.shards.shard import Shard
 from lowq.shards.wakeups import Listener
 from lowq.store import Call, Client
 from tests.leases import run_out
 from tests.rows import case
-from tests.rules.shards.dispatching import Waiting
+from tests.rules.shards.dispatching import Waiting, delivery
 from tests.rules.support import TTL, job, run_script
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.parametrize("store_url", ["memory"], indirect=True)
 
 AWAY = RedisUnavailable("away")
+POLL = 2.0
 OLD, NEXT = ("127.0.0.1", 1), ("127.0.0.1", 2)
 
 
@@ -45,7 +48,7 @@ class Line:
         replies: list[Any] = []
         for call in calls:
             error = self.errors.get((call.script, call.key))
-            if error is None and call.is_wanted():
+            if error is None and (call.only_if is None or call.only_if(call)):
                 self.calls.append(call)
                 replies += self.client.run_many([call])
             else:
@@ -77,7 +80,7 @@ class Rig:
         )  # fmt: skip
         self.leases = Leases(
             cast(Client, self.line), self.shards, {"q": self.dispatcher}, cast(Listener, self.listener), TTL,
-            resumes=resumes, clock=lambda: self.now,
+            poll_interval=POLL, resumes=resumes, clock=lambda: self.now,
         )  # fmt: skip
 
     def _shard(self, index: int, nonce: str) -> Shard:
@@ -120,6 +123,21 @@ class Rig:
         self.dispatcher.wake(shard)
         assert self.dispatcher.pick(0) is shard
         return shard
+
+    def push(self, shard: Shard, *, job_id: str = "x", delay: float = 0.0, ttl: float | None = None) -> None:
+        """Pushes a job. The message of it is lost."""
+        more = job(job_id, delay=delay, ttl=ttl)
+        run_script(
+            self.line.client, "push", shard.prefix, "", token_hex(4), "", 3, f"{len(more)} anew=1", 15, "", *more
+        )  # fmt: skip
+
+    def look(self, after: float = 0.0, *, renews: bool = True) -> list[Shard]:
+        """Renews the leases, so many seconds later, and asks what is to be asked; returns what a thread would work."""
+        self.now += after
+        if renews:
+            self.leases.renew()
+        self.leases.refresh(self.now)
+        return [shard for shard in self.shards if is_ready(0, self.now, shard)]
 
     def is_worked(self, shard: Shard) -> bool:
         """Whether a thread would work it, had it a job."""
@@ -304,17 +322,52 @@ def test_a_lease_lasts_from_before_its_renewal_was_sent(rig: Rig) -> None:
     assert a.lease.deadline == 1005.0 + TTL
 
 
+def test_a_lease_that_may_have_run_out_is_acquired_anew_though_redis_still_has_it(rig: Rig) -> None:
+    """The server may be a new primary, with a clock behind that of the old one, where another node had the shard."""
+    a, b, _ = rig.shards
+    rig.hold(a, b)
+    tokens, fences = rig.tokens(), (fence_of(a), fence_of(b))
+    rig.now += TTL - 1
+    rig.leases.asked.add(b)
+    rig.leases.renew(only_asked=True)
+    rig.now += 1
+    assert not rig.is_worked(a)
+    rig.leases.renew()
+    assert not rig.is_worked(a), "its renewal doesn't count"
+    assert rig.is_worked(b)
+    assert set(rig.acquire()) == {a, b}
+    assert (fence_of(a) > fences[0], fence_of(b)) == (True, fences[1])
+    assert (rig.is_worked(a), rig.tokens()) == (True, tokens)
+
+
+def test_a_lease_that_is_asked_for_while_others_are_renewed_is_renewed_next(rig: Rig) -> None:
+    a, b, _ = rig.shards
+    rig.hold(a, b)
+    rig.leases.asked.add(a)
+    ask = partial(rig.leases.asked.add, b)  # as the listener leaves it to the maintenance loop
+    rig.leases.renew(only_asked=True)
+    ask()
+    rig.leases.renew(only_asked=True)
+    assert (rig.asked("renew", a), rig.asked("renew", b)) == (1, 1)
+
+
 def test_a_lease_that_was_lost_is_found_out_about(rig: Rig) -> None:
     a, b, _ = rig.shards
-    for look in (rig.leases.renew, rig.leases.refresh, lambda: rig.leases.try_for(a, 0.0)):
-        with case(look):
+    for how in ("renewed", "asked", "told"):
+        with case(how):
             rig.run_out(a)
             rig.leases.try_for(a, 0.0)
             rig.hold(a, b)
+            if how == "asked":
+                rig.dispatcher.note_delivery(a, a.dispatch.wakes, delivery())
+                rig.push(a, job_id=token_hex(4))
+                rig.leases.renew()
             rig.others(a)
-            look()
-            is_doubted = look in (rig.leases.renew, rig.leases.refresh)
-            assert not (is_doubted and rig.is_worked(a)), "nothing of it is begun meanwhile"
+            if how == "told":
+                rig.leases.try_for(a, 0.0)
+            else:
+                rig.leases.renew() if how == "renewed" else rig.leases.refresh(rig.now)
+                assert not rig.is_worked(a), "nothing of it is begun meanwhile"
             assert rig.acquire() == [b]
             assert rig.heard == {a: "free", b: "wake"}
 
@@ -324,13 +377,90 @@ def test_a_renewal_that_came_late_wakes_who_left_the_shard_alone(rig: Rig, waiti
     rig.hold(a)
     dispatch = Dispatcher(rig.shards, [{"q": LagScheduler()}], {"q": Share()}, clock=waiting.clock)
     rig.leases = Leases(
-        cast(Client, rig.line), rig.shards, {"q": dispatch}, cast(Listener, rig.listener), TTL, clock=waiting.clock
+        cast(Client, rig.line),
+        rig.shards,
+        {"q": dispatch},
+        cast(Listener, rig.listener),
+        TTL,
+        poll_interval=POLL,
+        clock=waiting.clock,
     )
     a.lease.deadline = 0.0
     future = waiting.wait(dispatch, 0)
     assert not future.done()
     rig.leases.renew()
+    rig.leases.acquire(waiting.clock())
     assert future.result(PATIENCE) is a
+
+
+# --- wake-ups that get lost ---
+
+
+def test_work_that_nobody_has_announced_is_found_with_the_next_renewal(rig: Rig) -> None:
+    a, b, c = rig.shards
+    rig.hold(a, b, c)
+    for shard in rig.shards:
+        rig.dispatcher.note_delivery(shard, shard.dispatch.wakes, delivery())
+    assert rig.look() == []
+    rig.push(a, delay=100.0)
+    assert rig.look() == []
+    assert a.next_due == pytest.approx(rig.now + 100.0, abs=PATIENCE)
+    rig.push(b)
+    rig.push(c, ttl=1000.0, delay=50.0)
+    assert rig.look() == [b]
+    assert c.in_flight.has_ttl, "it is to be swept"
+    asked = rig.asked("ack_and_take", b)
+    assert rig.look() == [b]
+    assert rig.asked("ack_and_take", b) == asked, "what is known is not asked again"
+
+
+def test_whatever_a_holder_may_have_missed_is_found_with_the_next_renewal(rig: Rig) -> None:
+    a = rig.shards[0]
+    for what in ("resumed", "in flight, in nobody's hand", "full no more"):
+        with case(what):
+            rig.line.client.command("FLUSHALL")
+            rig.leases.try_for(a, 0.0)
+            rig.hold(a)
+            rig.push(a)
+            paused = what == "resumed"
+            if what == "in flight, in nobody's hand":
+                a.in_flight.take(1)
+                a.in_flight.drop_delivery()
+            a.in_flight.full_under = a.lease.current if what == "full no more" else None
+            known = delivery(0.0 if paused or what == "full no more" else None, paused=paused)
+            rig.dispatcher.note_delivery(a, a.dispatch.wakes, known)
+            assert not is_ready(0, rig.now, a)
+            assert rig.look() == [a]
+
+
+def test_while_wake_ups_get_lost_idle_shards_are_asked_again_and_again(rig: Rig) -> None:
+    a, b, _ = rig.shards
+    rig.hold(a, b)
+    for shard in (a, b):
+        rig.dispatcher.note_delivery(shard, shard.dispatch.wakes, delivery())
+    rig.push(a)
+    assert rig.look() == [a]
+    rig.push(b)
+    assert rig.look(0.5, renews=False) == [a], "perhaps the message is only late"
+    assert rig.look(0.6, renews=False) == [a, b], "it was lost: others may be, too"
+    calls = len(rig.line.calls)
+    for _ in range(100):
+        rig.look(1.0, renews=False)
+    assert 2 * 60 / POLL <= len(rig.line.calls) - calls + 2 <= 2 * (60 / POLL + 2)
+    assert rig.leases.refresh(rig.now) == float("inf"), "none was lost since"
+
+
+def test_a_message_that_is_only_late_has_nobody_asked_again(rig: Rig) -> None:
+    a, b, _ = rig.shards
+    rig.hold(a, b)
+    rig.dispatcher.note_delivery(a, a.dispatch.wakes, delivery())
+    rig.push(a)
+    assert a in rig.look()
+    rig.dispatcher.wake(a)
+    calls = len(rig.line.calls)
+    rig.look(1.1, renews=False)
+    rig.look(POLL, renews=False)
+    assert len(rig.line.calls) == calls
 
 
 def test_no_answer_at_all_is_an_outage(rig: Rig) -> None:

@@ -11,10 +11,10 @@ import pytest
 from lowq import clock
 from lowq.errors import RedisUnavailable, ScriptError, ShardsCountError
 from lowq.shards.leases import Leases
-from lowq.shards.maintenance import MaintenanceLoop, Sweeper
+from lowq.shards.maintenance import MaintenanceLoop
 from lowq.shards.membership import Identity, Membership
 from lowq.shards.outage import Outage
-from lowq.shards.shard import Shard
+from lowq.shards.shard import Shard, Sweeper
 from lowq.shards.splitter import Members
 from lowq.store import Call, Client, Refusal
 from lowq.store.registry import HeartbeatReply, Registration
@@ -66,9 +66,11 @@ class Rig:
         self.registered: Callable[[], None] = lambda: None
         self.leases = SimpleNamespace(
             want=lambda shards: self.wanted.append(list(shards)), was_away=self._was_away, held=[],
+            names_stopping=False, asked=set(),
             next_try=float("inf"), acquire=lambda _now: None, try_for=lambda _shard, _at: None, trouble=None,
+            refresh=lambda _now: float("inf"),
         )  # fmt: skip
-        for name in ("renew", "refresh", "clear_trouble"):
+        for name in ("renew", "clear_trouble"):
             setattr(self.leases, name, lambda: None)
         for name in ("give_up", "surrender_replaced", "log_held"):
             setattr(self.leases, name, lambda: False)
@@ -78,7 +80,7 @@ class Rig:
         self.loop = MaintenanceLoop(
             cast(Client, self.registry), membership, cast(Leases, self.leases), list, Outage(),
             divide=lambda members: self.divide(members),  # noqa: PLW0108  # it may change
-            lease_ttl=TTL, poll_interval=1000 * TTL, on_ready=self._on_ready, on_fatal=self.fatal.append,
+            lease_ttl=TTL, renewal_interval=TTL / 3, on_ready=self._on_ready, on_fatal=self.fatal.append,
             on_registered=lambda _call, _reply: self.registered(),
             sweeper=Sweeper(list, [], 500), clock=lambda: clock.now() + self.late,
         )  # fmt: skip
@@ -190,6 +192,21 @@ def test_quiet_leaves_the_members_and_wants_nothing_whenever_it_is_said(shares: 
         rig.loop.stop()
         assert rig.registry.heartbeats[-1].args[2] == ""
         assert json.loads(str(rig.registry.heartbeats[-1].args[3]))["quiet"]
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_unquiet_joins_the_members_again_unless_it_never_was_one(shares: bool) -> None:
+    rig = Rig(shares=shares)
+    rig.divide = lambda _: ["a"]
+    rig.run()
+    part = rig.registry.heartbeats[-1].args[2]
+    rig.loop.quiet()
+    until(lambda: rig.wanted[-1] == [])
+    rig.loop.unquiet({"Orders": 2})
+    until(lambda: rig.wanted[-1] != [])
+    rig.loop.stop()
+    assert rig.registry.heartbeats[-1].args[2] == (json.dumps({"queues": {"Orders": 2}}) if shares else part)
+    assert not json.loads(str(rig.registry.heartbeats[-1].args[3]))["quiet"]
 
 
 def test_trouble_with_one_shard_keeps_nobody_from_getting_ready(rig: Rig) -> None:

@@ -7,22 +7,17 @@ import pytest
 
 from lowq import Concurrency, Rate
 from lowq.errors import RedisUnavailable, ScriptError
-from lowq.limits import Limit
+from lowq.limits import LimitRule
+from lowq.shards.delivery import Delivery, TakenJob
 from lowq.shards.dispatcher import Dispatcher
-from lowq.shards.limits import (
-    MOST_UNUSED_SECONDS,
-    STARVED_SECONDS,
-    UNUSED_SECONDS,
-    Permits,
-    QueuePermits,
-    Share,
-)
+from lowq.shards.limits import Permits
 from lowq.shards.outage import Outage
+from lowq.shards.permits import MOST_UNUSED_SECONDS, STARVED_SECONDS, UNUSED_SECONDS, QueuePermits, Share
 from lowq.shards.scheduler import LagScheduler
 from lowq.store import Call, Client
 from lowq.store.registry import PermitsReply
 from tests.rows import case
-from tests.rules.shards.dispatching import Waiting, shard
+from tests.rules.shards.dispatching import LEASE, Waiting, shard
 from tests.waiting import PATIENCE
 
 TTL = 15.0
@@ -36,6 +31,7 @@ class Redis:
         self.now = 1000.0
         self.takes = 0.0
         self.left = 100
+        self.deferred_until = -float("inf")
         self.loses_replies = self.spoilt = False
         self.calls: list[Call[Any]] = []
 
@@ -50,9 +46,12 @@ class Redis:
         if self.spoilt:
             return ScriptError("WRONGTYPE")
         more = int(call.args[6])
+        deferred = self.deferred_until - self.now
+        if deferred > 0:
+            return PermitsReply.of([0, 0, deferred * 1e6, 7, deferred * 1e6])
         granted = min(more, self.left)
         self.left -= granted
-        return PermitsReply.of([granted, 0, 1_000_000 if granted < more else None, 7])
+        return PermitsReply.of([granted, 0, 1_000_000 if granted < more else None, 7, None])
 
     @property
     def stated(self) -> list[tuple[str, int]]:
@@ -65,9 +64,13 @@ class Process:
     "other" without limits has work, too, and has had a batch of the first thread, so the turn is that of "q".
     """
 
-    def __init__(self, *limits: Limit, waiting: Waiting | None = None, beside: bool = False, threads: int = 1) -> None:
+    def __init__(
+        self, *limits: LimitRule, waiting: Waiting | None = None, beside: bool = False, threads: int = 1,
+        batch_size: int = 1, is_per_id: bool = False,
+    ) -> None:  # fmt: skip
         self.redis = Redis()
-        shares, names = {"q": Share(limits=limits)}, ["q"]
+        share = Share(limits=limits, batch_size=batch_size, is_per_id=is_per_id)
+        shares, names = {"q": share}, ["q"]
         if beside:
             shares["other"], names = Share(), ["other", "q"]
         due = {"q": self.redis.now + beside, "other": 0.0}
@@ -108,6 +111,11 @@ class Process:
         self.redis.now += after
         self.permits.turn()
         return len(self.redis.calls) - before
+
+
+def delivery_of(jobs: int) -> Delivery:
+    """A delivery of so many jobs."""
+    return Delivery(1, LEASE, [cast(TakenJob, None)] * jobs, None, paused=False)
 
 
 def test_what_comes_late_from_a_redis_that_is_far_away_can_be_used(waiting: Waiting) -> None:
@@ -230,6 +238,66 @@ def test_a_batch_that_was_written_off_keeps_no_permit_though_the_node_drains(is_
     process.dispatcher.close()
     process.turns(after=TTL / 2)
     assert process.redis.stated[-1] == ("0", 0)
+
+
+def test_ids_that_begin_one_after_the_other_count_when_they_begin_and_strict_ones_when_they_have_ended() -> None:
+    """Redis is told how many are still needed, what is wanted besides, and how many count from now on."""
+    stories: list[tuple[Rate, bool, list[tuple[int, int]]]] = [
+        (Rate(10), True, [(0, 0), (2, 1), (1, 1), (0, 0)]),  # the third never began
+        (Rate(10, strict=True), True, [(0, 0), (3, 0), (2, 1), (0, 1)]),
+        (Rate(10, strict=True), False, [(0, 0), (3, 0), (0, 3)]),
+    ]
+    for rate, is_per_id, stated in stories:
+        with case(rate, is_per_id):
+            process = Process(rate, batch_size=5, is_per_id=is_per_id)
+            process.wants(1)
+            process.permits.turn()
+            batch = process.dispatcher.pick(0)
+            assert batch is not None
+            process.dispatcher.note_delivery(batch, 0, delivery_of(3))
+            process.turns(after=1)
+            if is_per_id:
+                process.dispatcher.shares.next_id_began(batch)
+                process.turns()
+            process.dispatcher.unclaim(batch)
+            process.turns()
+            assert [(int(call.args[5]), int(call.args[8])) for call in process.redis.calls] == stated
+            process.turns(after=TTL / 2)
+            assert len(process.redis.calls) == len(stated), "nothing of it is left"
+
+
+def test_a_deferral_holds_for_permits_that_could_be_used_again_and_ends_by_itself() -> None:
+    process = Process(Concurrency(10))
+    process.wants(1)
+    process.permits.turn()
+    process.redis.deferred_until = process.redis.now + 30
+    process.permits.wake(CHANNEL, "! 30.000000")
+    assert process.dispatcher.pick(0) is None
+    process.wants(1)
+    assert process.turns() == 1, "it gives back what it can't use"
+    process.wants(1)
+    assert process.turns(after=29) == 0, "it asks again when the time is over"
+    process.wants(1)
+    process.turns(after=1)
+    assert process.dispatcher.pick(0) is not None
+
+
+def test_a_deferral_that_was_called_off_unheard_ends_once_messages_may_have_been_lost() -> None:
+    for limits in ([Rate(10)], [Concurrency(10)], [Rate(10), Concurrency(10)], [Rate(10), Rate(10, per=60)]):
+        with case(limits):
+            process = Process(*limits)
+            process.redis.deferred_until = process.redis.now + 3600
+            for channel in process.permits.channels:
+                process.permits.wake(channel, "! 3600.000000")
+            process.wants(1)
+            process.turns()
+            process.redis.deferred_until = -float("inf")
+            for channel in process.permits.channels:
+                process.permits.wake(channel, "")
+            for _ in limits:
+                process.wants(1)
+                process.turns()
+            assert process.dispatcher.pick(0) is not None
 
 
 def lapses(process: Process) -> float:

@@ -4,19 +4,21 @@ A failure prints the story: one line per step, then how Redis differs from the m
 compared, and after each step the whole content of the store.
 
 `make test` runs as many stories as find the usual bugs, the same ones each time, and shows it of every fourth bug;
-`make test-slow` runs other stories each time, and as many as find them all.
+`make test-slow` runs other stories each time, and as many as find them all. Rare bugs are shown by stories that are
+told step by step (`stories.py`); some of them are looked for, too.
 """
 
 import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from operator import attrgetter
 from typing import Any, ClassVar, cast
 
 import pytest
-from hypothesis import HealthCheck, Phase, Verbosity, note, settings
+from hypothesis import HealthCheck, Phase, Verbosity, currently_in_test_context, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -36,8 +38,21 @@ from lowq.store import Call, Client, pool
 from lowq.store.calls import load_scripts
 from lowq.store.translate import Refusal
 from tests.mutants import MUTATIONS, Mutation, break_scripts, bug
+from tests.rows import case
 from tests.rules.model import JITTER, LEVEL, Model, Refused
-from tests.rules.support import NOW, REMAINS, REMEMBERED, TTL, ShardRig, as_redis_answers, job, jobs_of, report
+from tests.rules.shards.stories import Step, told
+from tests.rules.support import (
+    NOW,
+    REMAINS,
+    REMEMBERED,
+    TTL,
+    ShardRig,
+    as_redis_answers,
+    expiries_of,
+    job,
+    jobs_of,
+    report,
+)
 from tests.tiers import often
 
 #: Bits of the state in a reply of `ack_and_take`.
@@ -66,6 +81,8 @@ JOBS = st.lists(
 )
 #: ``debounce`` and ``max_wait`` of stories that have them, seconds.
 DEBOUNCE = 2.0, 5.0
+#: Who finishes and fails in stories of a queue with `keep_finished`.
+KEEPER = "host:1:abc"
 #: Ids that may wait and be taken in stories that have it: of three.
 CAPACITY = 2
 #: What a push says: of a merge policy, of debounce, or of a capacity.
@@ -73,6 +90,7 @@ WORDS = {
     "collapse": "",
     "debounce": f" debounce={DEBOUNCE[0]} max_wait={DEBOUNCE[1]}",
     "capacity": f" capacity={CAPACITY}",
+    "cancel": " cancel=1",
 }
 #: Jobs that one call restores: as a story must be the same whenever it is told, the time says which, not Redis.
 RESTORED = 1
@@ -127,6 +145,9 @@ class Link:
                     call.args[2] = "1"
         replies = self._client.run_many([as_redis_answers(call) for call in calls])
         (self.reply,), (self.last_call,) = replies, calls
+        if self.last_call.script == "renew" and isinstance(self.reply, list):
+            marks = [sorted(zip(flat[::3], flat[1::3], flat[2::3], strict=True)) for flat in self.reply[5:]]
+            self.reply = [*self.reply[:3], *marks]
         if self.last_call.script == "ack_and_take" and isinstance(self.reply, list):
             reply = list(self.reply)
             jobs = jobs_of(reply)
@@ -134,7 +155,8 @@ class Link:
                 reply.pop()
             if reply[2] & HAS_TRACES:
                 reply.pop()
-            ends = reply[-1] if reply[2] & HAS_EXPIRIES else []
+            expiries = expiries_of(list(self.reply))
+            ends = [part for item, *_ in jobs if item in expiries for part in (item, expiries[item])]
             self.reply = [*reply[:2], reply[2] & ~(HAS_TRACES | HAS_EXPIRIES | HAS_LEVELS), reply[3], ends, *jobs]
         return [
             reply if isinstance(reply, Exception) or call.read is None else call.read(reply)
@@ -188,6 +210,7 @@ class ShardMachine(RuleBasedStateMachine):
             max_bytes=MAX_BYTES,
             max_crash_count=MAX_CRASH_COUNT,
             lease_ttl=TTL,
+            keeper=KEEPER if self._keeps else "",
         )
         self.now = NOW
         self.numbers = 0
@@ -205,7 +228,12 @@ class ShardMachine(RuleBasedStateMachine):
     def _process(self) -> Process:
         self.numbers += 1
         nonce = f"process{self.numbers}"
-        return Process(nonce, self.rig.owner(nonce))
+        return Process(nonce, self.rig.owner(nonce, keeps=f"{10**9} text {KEEPER}" if self._keeps else ""))
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether the queue has `keep_finished`."""
+        return self.policies[0].endswith("+kept")
 
     def _step(self, act: Callable[[], object], apply: Callable[[], Any], lost: str = "") -> Any:
         """Does it to Redis and to the model, and compares the answers. Returns that of the model; None: refused."""
@@ -230,7 +258,8 @@ class ShardMachine(RuleBasedStateMachine):
         except Refusal as refusal:
             actual = [refusal.code, *refusal.detail.split()]
         answer = expected()
-        note(f"# Redis answers {actual!r} to" + (f" the repeat ({lost}) of" if lost else ""))
+        if currently_in_test_context():
+            note(f"# Redis answers {actual!r} to" + (f" the repeat ({lost}) of" if lost else ""))
         self._same("the reply", answer, actual)
         return answer
 
@@ -358,11 +387,12 @@ class ShardMachine(RuleBasedStateMachine):
             debounce = DEBOUNCE if policy == "debounce" else None
             capacity = CAPACITY if policy == "capacity" else None
             return self.model.push(
-                self.now, token, timed, repeat=calls > 1, policy=policy, debounce=debounce, capacity=capacity
-            )
+                self.now, token, timed, repeat=calls > 1, policy=policy, debounce=debounce, capacity=capacity,
+                cancels=policy == "cancel",
+            )  # fmt: skip
 
-        policy, _, traces = self.policies[self.numbers // 3 % len(self.policies)].partition("+")
-        words = WORDS.get(policy, f" merge={policy}") + (f" trace=c{self.numbers}" if traces else "")
+        policy, _, more = self.policies[self.numbers // 3 % len(self.policies)].partition("+")
+        words = WORDS.get(policy, f" merge={policy}") + (f" trace=c{self.numbers}" if more == "traces" else "")
         self._step(lambda: self.rig.push(*encoded, now=self.now, token=token, words=words), apply, lost)
 
     # --- the lease ---
@@ -410,7 +440,7 @@ class ShardMachine(RuleBasedStateMachine):
             self._acquire(self.owner, lost)
         elif what == "is renewed":
             now, args = self.now, (repr(self.now), token, int(TTL * 1000))
-            self._step(lambda: self.rig.run("renew", *args), lambda: self.model.renew(token, now), lost)
+            self._step(lambda: self.rig.run("renew", *args)[:3], lambda: self.model.renew(token, now), lost)
         else:
             self._acquire(self._process(), lost)
 
@@ -618,7 +648,7 @@ class ShardMachine(RuleBasedStateMachine):
 
     @rule(
         ids=SOME_IDS,
-        what=st.sampled_from(["bury", "kick", "delete", "perform_now"]),
+        what=st.sampled_from(["bury", "kick", "delete", "cancel", "perform_now"]),
         reason=st.sampled_from(["", "unwanted"]),
         where=st.sampled_from(["", "waiting", "morgue"]),
         lost=LOST,
@@ -637,11 +667,18 @@ class ShardMachine(RuleBasedStateMachine):
             "bury": (["", "", attempt, "", *to_bury], partial(self.model.bury_waiting, self.now, ids, reason)),
             "kick": ([attempt, "", *ids], partial(self.model.kick, self.now, ids)),
             "delete": ([attempt, where, "", *ids], partial(self.model.delete, ids, where)),
+            "cancel": ([attempt, "cancel", "", *ids], partial(self.model.delete, ids, "cancel")),
             "perform_now": ([attempt, "", *ids], partial(self.model.perform_now, self.now, ids)),
         }[what]
-        self._step(lambda: self.rig.run(what, repr(self.now), *args), apply, lost)
+        script = "delete" if what == "cancel" else what
+        self._step(lambda: self.rig.run(script, repr(self.now), *args), apply, lost)
         if given_up:
-            self.given_up = Call(what, "", [first if arg == attempt else arg for arg in args])
+            self.given_up = Call(script, "", [first if arg == attempt else arg for arg in args])
+
+    @precondition(lambda self: self.owner.hand)
+    @rule(lost=LOST)
+    def somebody_cancels_what_is_in_flight(self, lost: str) -> None:
+        self.somebody_administers("cancel", list(self.owner.hand), "", "", lost, given_up=False)
 
     @precondition(lambda self: self.given_up)
     @rule()
@@ -686,7 +723,7 @@ class ShardMachine(RuleBasedStateMachine):
             self._finish_all()
         ids = ["a", "b", "c"]
         self._step(lambda: self.rig.run("delete", "", "", "morgue", "", *ids), lambda: self.model.delete(ids, "morgue"))
-        left = self.rig.names() - REMAINS - REMEMBERED
+        left = self.rig.names() - REMAINS - REMEMBERED - ({"finished"} if self._keeps else set())
         assert not left, f"keys are left: {left}"
 
 
@@ -736,11 +773,16 @@ def _number(text: str) -> Any:
 
 
 @pytest.fixture
-def run_machine(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    """Runs the machine on a store, with as many examples as told."""
+def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small deliveries, and restores of one job."""
     monkeypatch.setattr("lowq.shards.delivery.MAX_DELIVERY_BYTES", MAX_BYTES)
     few = break_scripts(["acquire"], calls={"HRANDFIELD": ONE_OF_THE_TAKEN})["acquire"]
     monkeypatch.setitem(load_scripts(), "acquire", few)
+
+
+@pytest.fixture
+def run_machine(store_url: str, few_at_once: None) -> Iterator[Run]:
+    """Runs the machine on a store, with as many examples as told."""
     clients = []
 
     def run(
@@ -790,8 +832,10 @@ POLICIES = [
     ("latest",),
     ("debounce",),
     ("capacity",),
-    ("collapse", "append", "latest", "debounce", "capacity"),
+    ("cancel",),
+    ("collapse", "append", "latest", "debounce", "capacity", "cancel"),
     ("collapse+traces",),
+    ("collapse+kept",),
     ("collapse", "append+traces", "latest+traces", "debounce", "capacity+traces"),
 ]
 each_policy = pytest.mark.parametrize("policies", POLICIES, ids="-".join)
@@ -800,7 +844,7 @@ each_policy = pytest.mark.parametrize("policies", POLICIES, ids="-".join)
 @each_policy
 def test_shard_does_what_the_model_does(run_machine: Run, store_url: str, policies: Sequence[str]) -> None:
     is_embedded = store_url.startswith("memory")
-    run_machine(SHORT // (10 if is_embedded else 1 if policies == ("collapse",) else 2), policies=policies)
+    run_machine(SHORT // (25 if is_embedded else 1 if policies == ("collapse",) else 2), policies=policies)
 
 
 @each_policy
@@ -820,7 +864,7 @@ def test_shard_does_so_in_many_stories(run_machine: Run, store_url: str, policie
 SOUND = bug(
     "nothing",
     "push fail release acquire",
-    "local function add_payload(key, payload, score, form) return sound(key, payload, score, form) end",
+    "local function add_payload(key, payload, score, form, at) return sound(key, payload, score, form, at) end",
     ZADD="",
     EXISTS="",
 )
@@ -828,11 +872,6 @@ SOUND = bug(
 
 #: What Redis says of a script that isn't Lua, or doesn't run as Lua.
 LUA_SLIP = re.compile(r"compiling script|attempt to |nonexistent global variable|bad argument")
-
-
-def mutations(*, deep: bool) -> pytest.MarkDecorator:
-    chosen = [mutation for mutation in MUTATIONS if mutation.deep is deep]
-    return pytest.mark.parametrize("mutation", often(chosen, chosen[:: 1 if deep else 4]), ids=attrgetter("name"))
 
 
 on_redis = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
@@ -851,15 +890,46 @@ def find_bug(run_machine: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[[Mut
     return find
 
 
+USUAL = [mutation for mutation in MUTATIONS if not mutation.rare]
+
+
 @on_redis
-@mutations(deep=False)
+@pytest.mark.parametrize("mutation", often(USUAL, USUAL[::4]), ids=attrgetter("name"))
 @pytest.mark.timeout(1800)
 def test_machine_finds_the_bug(mutation: Mutation, find_bug: Callable[[Mutation, int], None]) -> None:
     find_bug(mutation, SEARCH)
 
 
+def tell(url: str, steps: Sequence[Step]) -> None:
+    """Has the machine go these steps, and judges each of them as in a random story."""
+    with closing(Client(url, size=4, timeout=5.0)) as client:
+        machine = type("ShardMachine", (ShardMachine,), {"client": client, "policies": ("collapse",)})()
+        for name, given in [("first_owner", {}), *steps]:
+            getattr(machine, name)(**given)
+            machine.redis_holds_what_the_model_holds()
+            machine.the_doctor_finds_nothing()
+
+
 @on_redis
-@mutations(deep=True)
+@pytest.mark.usefixtures("few_at_once")
+def test_a_story_that_is_told_shows_each_rare_bug(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rare = {mutation.name: mutation for mutation in MUTATIONS if mutation.rare}
+    assert told().keys() == rare.keys()
+    for name, mutation in rare.items():
+        with case(name), monkeypatch.context() as patch:
+            tell(store_url, told()[name])
+            use_scripts(mutation, patch)
+            with pytest.raises((AssertionError, ScriptError)) as found:
+                tell(store_url, told()[name])
+            assert not LUA_SLIP.search(str(found.value)), "the mutation's own Lua fails, which shows nothing"
+
+
+#: Rare ones that random stories meet soon enough to be looked for besides.
+SEARCHED = {"retrying ids come in company", "of two equal payloads the later time counts"}
+
+
+@on_redis
+@pytest.mark.parametrize("mutation", [each for each in MUTATIONS if each.name in SEARCHED], ids=attrgetter("name"))
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_machine_finds_the_rarer_bug(mutation: Mutation, find_bug: Callable[[Mutation, int], None]) -> None:

@@ -13,6 +13,7 @@ from lowq.store.keys import limit_key
 from tests.rows import case
 from tests.rules.queue_rig import QueueRig
 from tests.rules.support import NOW, run_script
+from tests.tiers import real_redis_often
 from tests.waiting import PATIENCE, until
 
 KEY = limit_key("lowq", "concurrency:api")
@@ -25,6 +26,8 @@ class Reply(NamedTuple):
     #: Microseconds.
     delay: int | None
     slot: int
+    #: Microseconds.
+    deferred: int | None = None
 
 
 class Limit:
@@ -38,17 +41,23 @@ class Limit:
         rig.client.command("DEL", KEY)
 
     def ask(
-        self, holder: str, want: int, at: float = 0.0, *, has: int = 0, back: str = "", call: int | None = None
-    ) -> Reply:
+        self, holder: str, want: int, at: float = 0.0, *, has: int = 0, back: str = "", call: int | None = None,
+        counted: int | None = None,
+    ) -> Reply:  # fmt: skip
         """``at``: seconds after the beginning."""
         if call is None:
             self.calls[holder] += 1
             call = self.calls[holder]
-        per, given = ("", has) if self.per is None else (repr(self.per), back)
+        given = has if self.per is None or counted is not None else back
+        per, more = "" if self.per is None else repr(self.per), () if counted is None else (counted,)
         reply = run_script(
-            self.rig.client, "take_permits", KEY, repr(NOW + at), self.limit, per, holder, call, given, want, repr(TTL)
-        )
+            self.rig.client, "take_permits", KEY, repr(NOW + at), self.limit, per, holder, call, given, want, repr(TTL),
+            *more,
+        )  # fmt: skip
         return Reply(*reply)
+
+    def defer(self, seconds: float, at: float = 0.0) -> None:
+        assert run_script(self.rig.client, "defer_limit", KEY, repr(NOW + at), repr(seconds)) == 1
 
 
 @pytest.fixture
@@ -70,6 +79,8 @@ class Ask(NamedTuple):
     #: How many of its last call it gives back, of a rate.
     back: int = 0
     call: int | None = None
+    #: Of a rate whose permits count later: how many count from now on.
+    counted: int | None = None
 
 
 STORIES: dict[str, tuple[int, float | None, list[Ask]]] = {
@@ -119,6 +130,30 @@ STORIES: dict[str, tuple[int, float | None, list[Ask]]] = {
     "a clock that steps back grants no more than once more": (
         10, 1.0, [Ask("a", 10, 100, 10), Ask("a", 10, 0, 0), Ask("a", 10, 1.1, 10)]
     ),
+    "what counts later is held until then, and counts from then on": (
+        3, 1.0,
+        [
+            Ask("a", 3, 0, 3, counted=0), Ask("b", 1, 5, 0, counted=0), Ask("a", 0, 6, 0, has=1, counted=2),
+            Ask("b", 1, 6.9, 0, counted=0), Ask("b", 3, 7.1, 2, counted=0),
+        ],
+    ),
+    "what counts later and is not used is there at once": (
+        3, 1.0, [Ask("a", 3, 0, 3, counted=0), Ask("a", 0, 0, 0, has=1, counted=0), Ask("b", 3, 0, 2, counted=0)]
+    ),
+    "what counts later and what counts at once count together": (
+        3, 1.0, [Ask("a", 2, 0, 2), Ask("b", 1, 0, 1, counted=0), Ask("c", 3, 1.1, 2), Ask("b", 0, 1.1, 0, counted=1)]
+    ),
+    "what counts later counts once, also if the call is repeated": (
+        3, 9.0,
+        [Ask("a", 2, 0, 2, counted=0), *[Ask("a", 0, 0, 0, counted=2, call=2)] * 3, Ask("b", 3, 0, 1, counted=0)],
+    ),
+    "what a silent holder had that counts later counts from the end of its ttl": (
+        2, 9.0,
+        [
+            Ask("a", 2, 0, 2, counted=0), Ask("b", 1, TTL + 1, 0, counted=0), Ask("b", 1, TTL + 8.9, 0, counted=0),
+            Ask("b", 2, TTL + 9.2, 2, counted=0),
+        ],
+    ),
 }  # fmt: skip
 
 
@@ -128,7 +163,9 @@ def test_what_is_granted(rig: QueueRig) -> None:
         for number, ask in enumerate(asks):
             with case(name, number, ask):
                 back = f"{slots[ask.holder]} {ask.back}" if ask.back else ""
-                reply = limit.ask(ask.holder, ask.want, ask.at, has=ask.has, back=back, call=ask.call)
+                reply = limit.ask(
+                    ask.holder, ask.want, ask.at, has=ask.has, back=back, call=ask.call, counted=ask.counted
+                )
                 assert reply.granted == ask.granted
                 if not ask.back:
                     slots[ask.holder] = reply.slot
@@ -138,7 +175,61 @@ def test_who_waits_for_what_is_held_is_told_how_many_wait_and_no_time(rig: Queue
     limit = Limit(rig, 3)
     limit.ask("a", 2)
     limit.ask("b", 2)
-    assert limit.ask("c", 1) == (0, 1, None, 0), "b still waits for its second"
+    assert limit.ask("c", 1) == (0, 1, None, 0, None), "b still waits for its second"
+
+
+@pytest.mark.parametrize("per", [None, 1.0])
+def test_nobody_gets_any_while_it_is_deferred(rig: QueueRig, per: float | None) -> None:
+    limit = Limit(rig, 3, per)
+    assert limit.ask("a", 1).granted == 1
+    limit.defer(30, at=1)
+    limit.defer(10, at=1)  # the latest end holds
+    reply = limit.ask("b", 1, at=2, has=0)
+    assert (reply.granted, reply.delay, reply.deferred) == (0, 29_000_000, 29_000_000)
+    assert limit.ask("a", 0, at=2, has=1).deferred == 29_000_000, "who uses what it has again learns of it, too"
+    assert limit.ask("b", 1, at=30.9).granted == 0
+    assert limit.ask("b", 1, at=31.1).granted == 1
+    limit.defer(5, at=32)
+    limit.defer(0, at=33)
+    assert limit.ask("c", 1, at=34)[0] == 1, "it was called off"
+
+
+def test_a_deferral_outlives_the_key_and_has_bounds(rig: QueueRig) -> None:
+    limit = Limit(rig, 3)
+    limit.defer(3600)
+    assert 3600 < rig.client.command("PTTL", KEY) / 1000 <= 3602
+    limit.ask("a", 1)
+    assert rig.client.command("PTTL", KEY) / 1000 > 3600
+    values = "nonsense", "nan", "inf", "1e300", "-5", "", *(f"{NOW + 9} {each}" for each in ("nan", "1e300", "-5", ""))
+    for value in (*values, f"{NOW + 9}", "nan 9", "1e300 1e300"):
+        with case(value):
+            rig.client.command("HSET", KEY, "deferred", value)
+            assert limit.ask("b", 1).granted == 1
+            limit.ask("b", 0)
+
+
+def test_a_deferral_is_no_longer_than_was_asked_for_when_the_clock_steps_back(rig: QueueRig) -> None:
+    limit, hour = Limit(rig, 3), 3600
+    limit.defer(30, at=hour)
+    assert limit.ask("a", 1, at=0).deferred == 30_000_000
+    assert limit.ask("a", 1, at=20).deferred == 10_000_000, "it goes by, though its first end is an hour ahead"
+    assert limit.ask("a", 1, at=30.1).granted == 1
+    limit.defer(30, at=hour)
+    limit.defer(10, at=0)  # the latest end holds, of those that were asked for
+    assert limit.ask("b", 1, at=9.9).deferred == 20_100_000
+    limit.defer(10, at=29)
+    assert limit.ask("b", 1, at=39.1).granted == 1
+
+
+def test_those_who_use_their_permits_again_are_told_of_a_deferral(rig: QueueRig) -> None:
+    subscription = rig.client.subscribe()
+    subscription.add([KEY])
+    until(lambda: subscription.get(0.1) is not None)
+    Limit(rig, 3).defer(2.5)
+    event = subscription.get(PATIENCE)
+    assert event is not None
+    assert event[2] == b"! 2.500000"
+    subscription.close()
 
 
 def test_a_lower_limit_holds_from_then_on(rig: QueueRig) -> None:
@@ -187,6 +278,14 @@ class TestRate:
         assert rig.client.command("HLEN", KEY) <= 410
 
 
+def test_very_many_holders_that_are_silent_hold_nobody_up(rig: QueueRig) -> None:
+    limit = Limit(rig, 1)
+    records = [text for number in range(9000) for text in (f"holder:{number}", f"1 0 0 0 0 0 {NOW - TTL:.0f} {TTL}")]
+    rig.client.command("HSET", KEY, *records)
+    assert limit.ask("a", 1).granted == 1
+    assert rig.client.command("HLEN", KEY) == 1
+
+
 @pytest.mark.parametrize("per", [None, 3600.0])
 def test_who_needs_none_any_more_wakes_the_next(rig: QueueRig, per: float | None) -> None:
     limit = Limit(rig, 1, per)
@@ -207,12 +306,16 @@ def test_who_needs_none_any_more_wakes_the_next(rig: QueueRig, per: float | None
     subscription.close()
 
 
+@real_redis_often
 @given(data=st.data())
 def test_never_more_than_the_limit_in_any_story(store_url: str, data: st.DataObject) -> None:
     rig = QueueRig(store_url)
     try:
         most, per = data.draw(st.integers(1, 5), "limit"), data.draw(st.sampled_from([None, 0.5, 2.0]), "per")
+        is_late = per is not None and data.draw(st.booleans(), "counts later")
         limit = Limit(rig, most, per)
+        ended: list[tuple[float, float]] = []  # of each that counts later: its permit, and its end
+        begun = defaultdict[str, list[float]](list)
         at, held, granted = 0.0, defaultdict[str, int](int), list[tuple[float, int]]()
         latest: dict[str, tuple[int, int]] = {}  # of each holder: its slot, and its place in `granted`
         for _ in range(data.draw(st.integers(1, 25), "calls")):
@@ -222,6 +325,15 @@ def test_never_more_than_the_limit_in_any_story(store_url: str, data: st.DataObj
                 held[holder] -= data.draw(st.integers(0, held[holder]))
                 held[holder] += limit.ask(holder, want, at, has=held[holder]).granted
                 assert sum(held.values()) <= most
+                continue
+            if is_late and per is not None:
+                over = [begun[holder].pop() for _ in range(data.draw(st.integers(0, len(begun[holder]))))]
+                ended += [(moment, at) for moment in over]
+                reply = limit.ask(holder, want, at, has=len(begun[holder]), counted=len(over))
+                begun[holder] += [at] * reply.granted
+                # Wherever between its permit and its end each is measured, no stretch has more.
+                running = [(moment, at) for some in begun.values() for moment in some]
+                assert sum(end > at - per for _, end in [*ended, *running]) <= most
                 continue
             back = ""
             if holder in latest and data.draw(st.booleans()):

@@ -9,10 +9,11 @@ import pytest
 
 from lowq.errors import RedisUnavailable
 from lowq.options import QueueOptions
-from lowq.shards.maintenance import Sweeper
+from lowq.shards.shard import Sweeper
 from lowq.store import Client
 from tests.rows import case
 from tests.rules.support import NOW, ShardRig, exhausted, handed, job, report, retry
+from tests.tiers import real_redis_often
 
 LONG = "long " * 1000
 #: What is left of a shard whose payloads have all expired, or were performed.
@@ -141,6 +142,7 @@ def test_more_than_one_take_sweeps_has_expired(owned: ShardRig) -> None:
     assert takes < 12
 
 
+@real_redis_often
 @pytest.mark.parametrize("count", [1, 2, 3000])
 def test_what_never_reached_its_taker_is_not_handed_out_again_when_it_has_expired(rig: ShardRig, count: int) -> None:
     shard = rig.own("many", max_payloads=3000)

@@ -36,7 +36,7 @@ def test_silence_is_not_well() -> None:
     assert health.trouble() is None
     now += 1
     assert health.trouble() == f"the node has said nothing for {SILENCE:.0f} s"
-    health.note(None)
+    health.note({"trouble": None})
     assert health.trouble() is None
 
 
@@ -51,7 +51,7 @@ def test_the_dashboard_beside_a_node_hears_how_that_is_and_ends_with_it(monkeypa
 
     monkeypatch.setattr("multiprocessing.current_process", type("Process", (), {}))
     report, life = os.pipe(), os.pipe()
-    node = Watcher(f"web:{report[1]}:{life[0]}", lambda: 1000.0)
+    node = Watcher(f"web:{report[1]}:{life[0]}:1000.0:0.1.0", lambda: 1000.0)
     assert node.trouble() == "the node has not started yet"
     for said, trouble in ((b'{"trouble": "no Redis"}', "no Redis"), (b'{"trouble": null}', None)):
         node.heard(said)

@@ -282,7 +282,9 @@ raise SystemExit(runner.run_tests(["__main__"]))
 
 
 def test_sync_handlers_are_within_the_transaction_of_a_test_of_django() -> None:
-    done = subprocess.run([sys.executable, "-c", DJANGO], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    # Of a whole process: several times what one step of a test may take.
+    limit = 4 * PATIENCE
+    done = subprocess.run([sys.executable, "-c", DJANGO], capture_output=True, text=True, timeout=limit, check=False)
     assert done.returncode == 0, done.stderr
     assert "Ran 1 test" in done.stderr
 

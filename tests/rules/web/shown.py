@@ -47,7 +47,7 @@ class Element:
             if isinstance(child, str):
                 yield child
             elif child.tag not in ("title", "script", "style"):
-                gap = "" if child.tag in ("b", "i", "span", "a", "code", "time") else " "
+                gap = "" if child.tag in ("b", "i", "span", "a", "code", "time", "wbr") else " "
                 yield gap
                 yield from child._texts()
                 yield gap

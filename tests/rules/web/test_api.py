@@ -14,12 +14,16 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from starlette.testclient import TestClient
 
 import lowq
+from lowq.operate.schedules import set_record
+from lowq.schedules import Record
+from lowq.store.keys import limit_key
 from lowq_web.api import ENDPOINTS
 from lowq_web.received import Nothing
 from tests.recorded import record
 from tests.rows import case
+from tests.rules.web.confirming import ended
 from tests.rules.web.conftest import OWN, Open, dashboard
-from tests.rules.web.hand import Hand
+from tests.rules.web.hand import Hand, heartbeat
 
 
 @pytest.fixture
@@ -52,6 +56,35 @@ def test_what_was_done_to_ids_and_why_others_were_left() -> None:
             assert (left[odd], left["runs"]) == (why, why if action == "kick" else "in flight, left alone")
             assert ("waits" in left, "dead" in left) == (action == "kick", action in ("bury", "perform_now"))
             assert (answer["done"], answer["in_flight"]) == (done, int(action != "kick"))
+
+
+def test_running_and_waiting_jobs_are_cancelled() -> None:
+    with dashboard() as (app, client):
+        hand = Hand(app, "Orders")
+        hand.queue.push([{"id": "waits", "delay": 60}])
+        hand.push("runs", time.time() - 1)
+        hand.take(["runs"], time.time())
+        document = {"action": "cancel", "ids": ["runs", "waits", "gone"]}
+        answer = client.post(ACTIONS, content=json.dumps(document), headers=JSON).json()
+        assert (answer["done"], answer["signalled"], answer["missing"]) == (2, 1, 1)
+        assert answer["not_done"] == [{"id": "gone", "why": "no such job waits or is in flight"}]
+        assert [(entry.action, entry.count, entry.detail["signalled"]) for entry in app.audit()] == [("cancel", 2, 1)]
+
+
+def test_all_running_jobs_that_match_are_cancelled() -> None:
+    with dashboard() as (app, client):
+        hand = Hand(app, "Orders")
+        for name in ("a", "b"):
+            hand.push(name, time.time() - 1)
+        hand.take(["a", "b"], time.time())
+        assert client.post("/api/v1/queues/Orders/count", json={"action": "cancel"}).json()["count"] == 2
+        refused = client.post(ACTIONS, json={"action": "cancel", "all": {"state": "morgue"}})
+        assert (refused.status_code, "one of: scheduled, due, retrying, taken" in refused.text) == (400, True)
+        wanted = {"state": "taken", "match": "a*"}
+        started = client.post(ACTIONS, json={"action": "cancel", "all": wanted, "at_most": 1})
+        assert ended(client, started.json()["id"])["done"] == 1
+        told = {name: "was cancelled" in hand.queue.why(name).detail for name in ("a", "b")}
+        assert told == {"a": True, "b": False}
 
 
 def test_nonsense_is_refused_with_the_reason(client: TestClient, queue: lowq.Queue, app: lowq.Lowq) -> None:
@@ -122,7 +155,7 @@ def test_the_description_holds_for_what_it_allows_and_what_it_does_not(browse: O
             @given(case=operation.as_strategy(generation_mode=mode))
             def compare(case: Any) -> None:
                 # Parameters that are right alone may make no sense together: an order and its bounds. That is 400.
-                together = [positive_data_acceptance] if case.operation.path == "/jobs" else []
+                together = [positive_data_acceptance] if case.operation.path.startswith("/jobs") else []
                 case.call_and_validate(headers=dict(OWN), excluded_checks=together)
                 if "queue" in (case.path_parameters or {}):
                     # One that exists. Parameters that are right alone may then make no sense together: that is 400.
@@ -166,6 +199,47 @@ def test_metrics_have_what_an_alert_needs(browse: Open, app: lowq.Lowq) -> None:
     assert (plain["lowq_perform_seconds_count"], plain["lowq_perform_seconds_sum"]) == (4, 1.5)
     assert samples["lowq_perform_seconds_bucket", "0.001"] == 3
     assert samples["lowq_perform_seconds_bucket", "+Inf"] == 4
+
+
+def test_metrics_say_of_schedules_and_limits_what_can_be_missed(browse: Open, app: lowq.Lowq) -> None:
+    @lowq.every(3600, name="hourly")
+    @lowq.every(60, name="report", missed="skip")
+    @app.worker(queue_name="Reports", shards_count=1, limit=[lowq.Rate(5, per=60, key="api"), lowq.Concurrency(2)])
+    def report(payloads_by_id: dict[str, list[Any]]) -> None: ...
+
+    now = time.time()
+    around_calls = [{"rate": 20, "per": 1.0, "key": "erp"}, {"rate": 9}, "nonsense"]
+    hourly = {"hourly": {"at": 3600.0, "tz": None, "missed": "one"}}
+    heartbeat(app, "a", now, schedules={"Reports": hourly}, limits=around_calls)
+    for name, settled, missed, last in (("hourly", now + 60, 0, None), ("report", now - 900, 7, now - 900)):
+        entry = Record({"at": 60.0 if name == "report" else 3600.0, "tz": None, "missed": "one"}, settled, last)
+        assert set_record(app, "Reports", name, b"", entry.changed(missed=missed).encode())
+    app.queue("lowq:schedules:Reports", 1).push("hourly")
+    report.push("a")
+    key = limit_key("lowq", "rate:60.0:api")
+    for holder, held, since in (("n1:Reports", 0, now), ("n2:Reports", 3, 0), ("dead:Reports", 9, now - 999)):
+        asked = now if since != now - 999 else now - 999
+        values = f"1 {held} 0 0 {since!r} {asked + 60!r} {asked!r} 100"
+        app.client.command("HSET", key, f"holder:{holder}", values, key=key)
+    text = browse().get("/metrics").text
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    schedules = {(s.name, s.labels["schedule"]): s.value for s in samples if "schedule" in s.labels}
+    assert {s.labels["queue"] for s in samples if "schedule" in s.labels or "limit" in s.labels} == {"Reports", ""}
+    assert schedules == {
+        ("lowq_schedule_last_seconds", "report"): now - 900,
+        ("lowq_schedule_next_seconds", "hourly"): schedules["lowq_schedule_next_seconds", "hourly"],
+        ("lowq_schedule_missed_total", "hourly"): 0, ("lowq_schedule_missed_total", "report"): 7,
+        ("lowq_schedule_unknown", "hourly"): 0, ("lowq_schedule_unknown", "report"): 1,
+    }  # fmt: skip
+    assert schedules["lowq_schedule_next_seconds", "hourly"] > now
+    limits = {(s.name, s.labels["limit"]): s.value for s in samples if "limit" in s.labels}
+    assert limits == {
+        ("lowq_limit_permits", "rate:60.0:api"): 5, ("lowq_limit_permits", "concurrency:Reports"): 2,
+        ("lowq_limit_permits_used", "rate:60.0:api"): 3, ("lowq_limit_permits_used", "concurrency:Reports"): 0,
+        ("lowq_limit_permits", "rate:1.0:erp"): 20, ("lowq_limit_permits_used", "rate:1.0:erp"): 0,
+        ("lowq_limit_waiting", "rate:1.0:erp"): 0,
+        ("lowq_limit_waiting", "rate:60.0:api"): 1, ("lowq_limit_waiting", "concurrency:Reports"): 0,
+    }  # fmt: skip
 
 
 def test_health_of_a_node_is_that_of_its_keeper(browse: Open) -> None:

@@ -16,10 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import lowq
 import lowq_web
-from lowq import inspection
 from lowq.store import Client
 from lowq_web.app import MAX_SCANS
-from lowq_web.listing import JobQuery
+from lowq_web.listing import JobQuery, Page, Target
 from lowq_web.redaction import Redact
 from lowq_web.single_flight import FAILURE_AGE, SingleFlight
 from lowq_web.stats_cache import HISTORY_AGE, INTERVAL, PER_SHARD, StatsCache
@@ -125,7 +124,7 @@ def test_a_listing_that_was_given_up_keeps_no_slot(app: lowq.Lowq, monkeypatch: 
     made: list[Any] = []
     pages, alive, run = JobQuery.pages, site.stats_cache.alive, Threads.run
 
-    def stall(asked: JobQuery, queue: lowq.Queue, redact: Redact) -> Iterator[inspection.Page | None]:
+    def stall(asked: JobQuery, queue: Target, redact: Redact) -> Iterator[Page | None]:
         stalled.set()
         assert over.wait(PATIENCE)
         return pages(asked, queue, redact)

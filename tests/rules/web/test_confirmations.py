@@ -12,7 +12,7 @@ from lowq_web import confirmations
 from tests.rows import case
 from tests.rules.web.confirming import confirm, ended, form_on
 from tests.rules.web.conftest import dashboard
-from tests.rules.web.shown import parse
+from tests.rules.web.shown import Reader, parse
 from tests.waiting import until
 
 ACT = "/queues/Orders/act"
@@ -190,6 +190,26 @@ class TestApi:
         done = self.act(client, 202, all={"state": "due"}, at_most=20, before=counted["at"])
         assert (done["state"], done["done"], done["filter"]["before"]) == ("done", 20, counted["at"])
         assert ids(queue, "due") == {"new"}
+
+
+def test_jobs_of_a_priority_are_listed_counted_and_deleted(client: TestClient, queue: lowq.Queue) -> None:
+    queue.push({"id": f"old-{number}", "priority": 9} for number in range(3))
+    assert Reader(client).ids("/queues/Orders?priority=9&min=-2h") == ["old-0", "old-1", "old-2"]
+    found = client.get("/api/v1/queues/Orders/jobs?priority=9&newer_than=7200&older_than=0").json()["jobs"]
+    assert [job["id"] for job in found] == ["old-0", "old-1", "old-2"]
+    wanted = {"priority": 9, "newer_than": 7200}
+    assert client.post(f"{TestApi.PATH}/count", json={"action": "delete", "all": wanted}).json()["count"] == 3
+    page = ask(client, do="delete all", priority="9")
+    assert re.search(r"of Orders of priority 9: 3, counted", parse(page).text)
+    done = TestApi().act(client, 202, all=wanted)
+    assert (done["done"], done["filter"]["priority"], "newer_than" in done["filter"]) == (3, 9, False)
+    assert ids(queue, "due") == {f"due-{number}" for number in range(20)}
+    for query, said in (("priority=12", "from 0, the most urgent, to 9"), ("priority=x", "from 0, the most urgent"),
+                        ("priority=9&state=morgue", "jobs in the morgue have none")):  # fmt: skip
+        with case(query):
+            refused = client.get(f"/queues/Orders?{query}")
+            assert refused.status_code == 400
+            assert said in parse(refused.text).text
 
 
 def test_so_many_snapshots_and_jobs_are_remembered(

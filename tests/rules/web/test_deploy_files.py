@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import lowq
+import lowq.testing
 import lowq_web
 from lowq.observe.histories import BOUNDS
 from lowq.observe.tallies import Counted, record_call
@@ -24,7 +25,8 @@ TARGET = {"job", "instance"}
 #: Alerts that were promised.
 ALERTS = {
     "LowqLatencyHigh", "LowqShardsWithoutOwner", "LowqDeadGrowing", "LowqNoNodes", "LowqPausedTooLong",
-    "LowqBatchStuck",
+    "LowqBatchStuck", "LowqScheduleLate", "LowqScheduleMissed", "LowqLimitReached", "LowqRedisMemoryShort",
+    "LowqRedisPersistenceFailing",
 }  # fmt: skip
 
 
@@ -32,14 +34,22 @@ ALERTS = {
 def metrics(app: lowq.Lowq) -> dict[str, set[str]]:
     """Name of each time series -> its labels, as Prometheus gets them; and of its own one."""
     app.queue("Orders", 2, capacity=10).push({"id": 1})
+
+    @lowq.every(60, name="report")
+    @app.worker(queue_name="Reports", limit=lowq.Concurrency(2))
+    def report(payloads_by_id: dict[str, list[Any]]) -> None: ...
+
+    lowq.testing.drain(report, now=4e9)  # which begins the schedule
+    app.queue("lowq:schedules:Reports", 1).push("report")
     nothing = Counted(0, 0, 0.0, (0,) * (len(BOUNDS) + 1))
     app.client.run_many([record_call(history_key("lowq", "Orders"), nothing, nothing, 2.0, None)])
     found, cache = {"up": set[str]()}, lowq_web.create_app(app).state.context.stats_cache
-    for family in AllFigures(app, cache.figures(), cache.surroundings()).collect():
+    figures = AllFigures(app, cache.figures(), cache.surroundings(), cache.watched())
+    for family in figures.collect():
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
         if not family.samples:  # known only at times
-            found[family.name] = {"queue"}
+            found[family.name] = {"queue", "schedule"} if "schedule" in family.name else {"queue"}
     return found
 
 

@@ -71,6 +71,7 @@ def test_it_does_all_that_the_api_does(app: lowq.Lowq, generated: tuple[Any, set
     assert len(call("jobs", name, payload="customer:1").jobs) == 3
     assert len(call("all_jobs", limit=4).found) == 4
     assert call("job", name, id="3").jobs[0].payloads[0].payload == {"customer": 1}
+    assert call("stack", name, id="3").stack is None
     assert call("shards", name).shards[1].index == 1
     assert call("statistics", name).tasks.delayed == 6
     assert call("forecast", name).backlog == 0
@@ -93,6 +94,10 @@ def test_it_does_all_that_the_api_does(app: lowq.Lowq, generated: tuple[Any, set
     assert call("count", name, body=models.CountDocument(action=models.ActionName.DELETE, all_=everything)).count >= 0
     started = call("act", name, body=models.ActDocument(action=models.ActionName.KICK, all_=models.JobFilter()))
     until(lambda: call("task", started.id).state == "done", "end of the task")
+    dead = models.JobFilter(state=models.State.MORGUE)
+    assert call("count_all", body=models.CountAllDocument(action=models.ActionName.KICK, all_=dead)).count == 0
+    started = call("act_on_all", body=models.ActOnAllDocument(action=models.ActionName.KICK, all_=dead))
+    until(lambda: call("task", started.id).state == "done", "end of the task")
     assert call("tasks").tasks[0].id == started.id
     assert queue.stats().morgue_length == 0
     quiet = models.CommandDocument(node="shop-1:7:abcdef", do=models.NodeCommand.QUIET)
@@ -105,6 +110,7 @@ def test_it_does_all_that_the_api_does(app: lowq.Lowq, generated: tuple[Any, set
     assert call("pause_schedule", body=which).changed is True
     (schedule,) = call("schedules").schedules
     assert (schedule.at, schedule.is_known, schedule.paused_at is None) == (3600, False, False)
+    assert call("limits").limits == []
     assert call("resume_schedule", body=models.ScheduleDocument(name="hourly")).paused is False
     assert call("cancel", started.id, body=models.Nothing()).id == started.id
     moved = call("reshard", name, body=models.ReshardDocument(shards_count=5))

@@ -41,7 +41,7 @@ def test_every_node_is_shown_as_it_reported(app: lowq.Lowq, reader: Reader) -> N
     page = reader.page("/nodes")
     assert "2 alive" in page.text
     assert "1 lost" in page.text
-    assert re.search(r"gone:1:cccccc 8 min 20 s ago.*; was performing Orders order-1\b", page.text)
+    assert re.search(r"gone:1:cccccc \d+ min( \d+ s)? ago.*; was performing Orders order-1\b", page.text)
     nodes = reader.page("/").facts["Nodes"]
     assert (nodes.link, "2 alive" in nodes.text) == ("/nodes", True)
 
@@ -63,7 +63,7 @@ def test_every_node_is_shown_as_it_reported(app: lowq.Lowq, reader: Reader) -> N
 
     other = node_of(page, "shop-2:99:bbbbbb")
     assert "quiet" in other.find("h2").text
-    assert [button.text for button in other.every("button")] == ["Reload", "Stop"]
+    assert [button.text for button in other.every("button")] == ["Unquiet", "Reload", "Stop"]
     assert (other.facts["Memory"].text, other.facts["Shards"].text) == ("unknown", "none")
     tasks = [(row["Thread or task"].text, row["Performs"].text) for row in other.table("Thread or task", "Performs")]
     assert tasks == [("0", "idle"), ("task", "Orders shard 2"), ("tasks", "11 more, started later")]
@@ -117,6 +117,63 @@ def test_the_first_page_names_it_with_all_its_ids_and_what_waits_behind_it(app: 
         assert f"lowq_{line}" in figures
     heartbeat(app, "shop:1:aaaaaa", time.time(), threads=1, performing=[runs("Orders", 0, ["a"], 5.0)])
     assert client.get("/api/v1/stuck").json()["batches"] == []
+
+
+def deploy_card(reader: Reader, address: str = "/nodes") -> Element:
+    return next(part for part in reader.page(address).every("section") if part.attributes.get("id") == "deploy")
+
+
+def test_whether_a_deploy_is_safe_goes_by_what_a_stop_waits_for(app: lowq.Lowq, reader: Reader) -> None:
+    assert "Yes: no node is running" in deploy_card(reader).text
+    performed(app, "slow", 50.0)
+    performed(app, "seldom", 50.0, count=19)
+    performed(app, "Orders", 0.2)
+    for batch, is_safe in (
+        (runs("Orders", 0, ["a"], 24.0), True),
+        (runs("Orders", 0, ["a"], 26.0), False),  # it is longer than that already
+        (runs("slow", 0, ["a"], 12.0), False),  # those of its queue often are
+        (runs("seldom", 0, ["a"], 12.0), True),  # nobody knows
+    ):
+        with case(batch):
+            heartbeat(app, "shop:1:aaaaaa", time.time(), shutdown_timeout=25.0, performing=[None, batch])
+            card = deploy_card(reader)
+            assert ("Yes: " in card.text) is is_safe
+            assert ("then it is cut off, and performed again" in card.text) is not is_safe
+            longest = card.find("p", has="Longest running batch").text
+            assert f"{batch['seconds']:.0f} s, {batch['queue']} on shop:1:aaaaaa" in longest
+            assert "shutdown_timeout of 25 s" in longest
+    heartbeat(app, "shop:1:aaaaaa", time.time(), performing=[runs("Orders", 0, ["a"], 3600.0)])
+    assert "Yes: " in deploy_card(reader).text, "an older release does not say how long it waits"
+    heartbeat(app, "hand:1:bbbbbb", time.time(), kind="consumer", taken=3)
+    assert "has 3 jobs in hand" in deploy_card(reader).text
+
+
+def test_supervisors_and_nodes_are_sorted_by_what_they_are_asked_for(app: lowq.Lowq, reader: Reader) -> None:
+    now = time.time()
+    supervisor = {"pid": 4711, "started_at": now - 9000, "version": "1.0"}
+    for name, host, version, up, seconds in (
+        ("a:1:aaaaaa", "a", "1.1", 100, 5.0), ("a:2:bbbbbb", "a", "1.2", 200, 9.0), ("b:1:cccccc", "b", "1.1", 50, 1.0),
+    ):  # fmt: skip
+        heartbeat(
+            app, name, now, host=host, version=version, started_at=now - up, shutdown_timeout=25.0,
+            performing=[runs("Orders", 0, ["x"], seconds)], supervisor=supervisor if host == "a" else {},
+        )  # fmt: skip
+    columns = ("Process", "Version", "Up", "Longest batch", "shutdown_timeout")
+    for query, names in (
+        ("", ["a:1:aaaaaa", "a:2:bbbbbb", "a:4711", "b:1:cccccc"]),
+        ("?sort=version", ["a:4711", "a:1:aaaaaa", "b:1:cccccc", "a:2:bbbbbb"]),
+        ("?sort=up", ["b:1:cccccc", "a:1:aaaaaa", "a:2:bbbbbb", "a:4711"]),
+        ("?sort=longest&dir=desc", ["a:2:bbbbbb", "a:1:aaaaaa", "b:1:cccccc", "a:4711"]),
+        ("?sort=nonsense&dir=desc", ["b:1:cccccc", "a:4711", "a:2:bbbbbb", "a:1:aaaaaa"]),
+    ):
+        with case(query):
+            rows = deploy_card(reader, f"/nodes{query}").table(*columns)
+            assert [row["Process"].text.split()[0] for row in rows] == names
+    rows = deploy_card(reader).table(*columns)
+    (row,) = (row for row in rows if row["Process"].text == "a:4711 supervisor of 2")
+    assert row["Version"].text == "1.0"
+    assert row["Up"].lasts(9000)
+    assert "2 of version 1.1, 1 of version 1.2" in deploy_card(reader).text
 
 
 def test_all_threads_are_stuck_when_each_is_and_their_queues_are_known(app: lowq.Lowq) -> None:

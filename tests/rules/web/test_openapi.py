@@ -43,8 +43,9 @@ def test_a_query_that_is_wrong_is_answered_with_the_parameter_and_its_bounds() -
     rows: list[tuple[dict[str, str], str]] = [
         ({"colour": "red"}, "Object contains unknown field `colour`"),
         ({"limit": "0"}, "Expected `int` >= 1 - at `$.limit`"),
-        ({"limit": "1" * 5000}, "Expected `int`, got `str` - at `$.limit`"),
-        ({"reverse": "1"}, "Expected `bool`, got `str` - at `$.reverse`"),
+        ({"limit": "1" * 5000}, "Integer value out of range - at `$.limit`"),
+        ({"limit": "many"}, "Expected `int`, got `str` - at `$.limit`"),
+        ({"reverse": "yes"}, "Expected `bool`, got `str` - at `$.reverse`"),
         ({"state": "sleeping"}, "Invalid enum value 'sleeping' - at `$.state`"),
         ({"match": ""}, "Expected `str` of length >= 1 - at `$.match`"),
         ({"match": "\udcff*"}, "match is no text that UTF-8 has"),

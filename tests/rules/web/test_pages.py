@@ -17,7 +17,7 @@ from lowq_web import text
 from lowq_web.stats_cache import StatsCache
 from tests.round_trips import counted_round_trips
 from tests.rows import case
-from tests.rules.web.confirming import act
+from tests.rules.web.confirming import act, ended
 from tests.rules.web.conftest import OWN, Open, dashboard
 from tests.rules.web.hand import Hand, heartbeat
 from tests.rules.web.shown import Reader, parse
@@ -77,8 +77,9 @@ class TestHostileText:
                 app.queue("Orders", 3).push({"id": "plain", "payload": {word: [word]}})
                 act(client, "/queues/Orders/act", do="bury selected", id="plain", reason=word)
                 app.note(word, word, word, 1, {word: [word]})
-                for path in ("/queues/Orders?state=morgue", "/queues/Orders/job?id=plain", "/audit", "/jobs?list=dead",
-                             f"/jobs?list=dead&error={quote(word)}", f"/search?id={quote(word)}"):  # fmt: skip
+                for path in ("/queues/Orders?state=morgue", "/queues/Orders/job?id=plain", "/audit",
+                             "/jobs?state=morgue", f"/jobs?state=morgue&error={quote(word)}",
+                             f"/search?id={quote(word)}"):  # fmt: skip
                     page = client.get(path, follow_redirects=True).text
                     assert not list(parse(page).find("main").every("script", "img", "textarea"))
                     assert not re.search(r"<[^>]*\son\w+\s*=", re.sub(r'"[^"]*"', '""', page))
@@ -123,7 +124,7 @@ class TestRedaction:
             assert found.get("jobs", found.get("found")) == [], "nobody finds what is masked"
         app.queue("Orders").push({"id": "dead", "payload": payload})
         app.queue("Orders").bury(["dead"])
-        for path in ("/queues/Orders?", "/jobs?list=dead&"):
+        for path in ("/queues/Orders?", "/jobs?state=morgue&"):
             assert "No job matches." in client.get(f"{path}payload=Password:hunter2").text, path
         for path in paths:
             answer = client.get(path)
@@ -231,18 +232,22 @@ class TestSearch:
         page = Reader(client).page("/queues/Orders/job?id=gone", 404)
         assert "/search?id=gone" in [link.link for link in page.find("main").every("a")]
 
-    def test_a_part_of_an_id_leads_to_all_states_that_have_any(self, client: TestClient, app: lowq.Lowq) -> None:
+    def test_a_part_of_an_id_leads_to_all_jobs_that_have_it(self, client: TestClient, app: lowq.Lowq) -> None:
         queue, reader = app.queue("Orders", 3), Reader(client)
         queue.push([{"id": "4-gone[1]"}, {"id": "4-gone[1]x"}, {"id": "here"}])
-        queue.bury(["4-gone[1]", "4-gone[1]x"])
-        app.registrations.enter("Empty", 2)
+        queue.bury("4-gone[1]")
         for typed, found in (("gone[1]", 2), ("4*", 2), ("gone1", 0)):
             with case(typed):
-                links = {link.text: link.link for link in reader.page(f"/search?id={quote(typed)}").every("a")}
-                assert not [link for link in links.values() if "/queues/Empty" in link]
-                page = reader.page(links["dead"])
-                assert len([row for row in page.table("Id", "Payloads") if list(row["Id"].every("a"))]) == found
-                assert "queued" in links
+                (link,) = reader.page(f"/search?id={quote(typed)}").find("main").every("a")
+                rows = reader.page(link.link).table("Id", "Payloads")
+                assert len([row for row in rows if list(row["Id"].every("a"))]) == found
+
+    def test_a_field_of_a_payload_leads_to_the_jobs_that_have_it(self, client: TestClient, app: lowq.Lowq) -> None:
+        app.queue("Orders", 3).push([{"id": "customer:1", "payload": {"customer": 2}}])
+        assert client.get("/search?id=customer:1").headers["location"] == "/queues/Orders/job?id=customer%3A1"
+        found = client.get("/search?id=customer:2").headers["location"]
+        assert found.startswith("/jobs?payload=customer%3A2")
+        assert "No job has the id customer:2." in Reader(client).page(found).of_role("status")
 
 
 def test_queues_and_shards_that_nobody_works_are_warned_of(client: TestClient, app: lowq.Lowq) -> None:
@@ -255,7 +260,7 @@ def test_queues_and_shards_that_nobody_works_are_warned_of(client: TestClient, a
     for shard in range(8):
         hand.push(hand.ids(shard, 1)[0], now - 61)
     app.registrations.enter("Empty", 2)
-    assert re.search("1 problem .*Orders has no worker. 8 jobs wait, the oldest for 1 min", banners())
+    assert re.search("1 problem .*Orders waits, and no node is running. 8 jobs wait, the oldest for 1 min", banners())
     assert "Empty" not in banners()
     for shard in range(8):
         hand.own(shard, now)
@@ -269,9 +274,9 @@ def test_queues_with_the_same_trouble_share_a_line(client: TestClient, app: lowq
         app.queue(f"queue-{number:02d}", 1).push({"id": 1})
     page = parse(client.get("/").text)
     (line,) = next(part for part in page.every() if part.attributes.get("id") == "part-banners").every("li")
-    assert line.text.startswith("12 queues have no worker: queue-00, queue-01,")
-    assert "and 4 more. 12 jobs wait" in line.text
-    assert len(list(line.every("a"))) == 8
+    assert line.text.startswith("12 queues wait, and no node is running: queue-00, queue-01,")
+    assert "and 6 more. 12 jobs wait" in line.text
+    assert len(list(line.every("a"))) == 7
 
 
 class TestNodes:
@@ -296,18 +301,26 @@ class TestNodes:
             assert node.name in parse(client.get(quiet.headers["location"]).text).of_role("status")
             until(lambda: app.nodes()[0].quiet, "a quiet node")
             until(lambda: "1 quiet" in Reader(client).page("/").facts["Nodes"].text, "a quiet node on the first page")
+            app.queue("Orders").push("a")
+            until(lambda: app.nodes()[0].shards == {}, "no shard of a quiet node")
+            assert app.queue("Orders").stats().length == 1
+            assert self.send(client, node.name, "unquiet").status_code == 303, "without a question"
+            until(lambda: app.queue("Orders").stats().processed == 1, "what came while it was quiet")
+            until(lambda: not app.nodes()[0].quiet, "a node that is quiet no more")
             assert self.send(client, node.name, "stop", sure="1").status_code == 303
             assert node.stopping.wait(PATIENCE)
         finally:
             node.stop(5.0)
-        assert [entry.action for entry in app.audit()] == ["stop", "quiet"]
+        assert [entry.action for entry in app.audit()] == ["stop", "unquiet", "quiet"]
 
     def test_stop_of_a_supervised_node_names_the_supervisor_that_replaces_it(
         self, client: TestClient, app: lowq.Lowq
     ) -> None:
         by = "it is a process of a supervisor: send HUP to that one, pid 4711 on shop-1"  # as `lowq run` says it
-        heartbeat(app, "a", time.time(), reload_refusal=by)
-        heartbeat(app, "b", time.time(), reload_refusal=by)
+        own = {"pid": 4711, "started_at": time.time(), "version": "1.0"}
+        heartbeat(app, "a", time.time(), reload_refusal=by, host="shop-1", supervisor=own)
+        heartbeat(app, "b", time.time(), reload_refusal=by, host="shop-1", supervisor=own)
+        heartbeat(app, "other", time.time(), host="shop-2", supervisor=own)
         heartbeat(app, "c", time.time())
         page = parse(self.send(client, "a", "stop").text).text
         for words in ("process 4711 on shop-1, starts another", "2 nodes", "kill -HUP 4711", "kill -TERM 4711"):
@@ -327,6 +340,8 @@ class TestNodes:
         for name, why in (("b", "ask its supervisor"), ("c", "consumer")):
             refused = self.send(client, name, "reload", sure="1")
             assert (refused.status_code, why in html.unescape(refused.text)) == (400, True)
+        refused = self.send(client, "c", "unquiet")
+        assert (refused.status_code, "is a consumer, which stays quiet" in html.unescape(refused.text)) == (400, True)
         assert [(entry.action, entry.target) for entry in app.audit()] == [("reload", "a")]
 
     def test_queues_that_it_alone_works_are_named_before_a_node_goes_quiet(
@@ -347,3 +362,30 @@ def test_redis_away_is_said() -> None:
     assert client.get("/api/v1/queues").json()["error"]
     assert "does not answer" in client.get("/healthz").json()["error"]
     assert client.post("/queues/Orders/pause", headers=OWN).status_code == 503
+
+
+def test_running_jobs_are_cancelled_from_their_page_and_from_the_list_after_a_question() -> None:
+    with dashboard() as (app, client):
+        hand, reader = Hand(app, "Orders"), Reader(client)
+        for name in ("one", "two"):
+            hand.push(name, time.time() - 1)
+        hand.take(["one", "two"], time.time())
+        buttons = [button.attributes["value"] for button in reader.page("/queues/Orders/job?id=one").every("button")]
+        assert "cancel" in [value for value in buttons if value]
+        (box, _) = (row["Select"] for row in reader.page("/queues/Orders?state=taken").table("Id", "Payloads"))
+        assert list(box.every("input"))
+        for form, expected in (
+            ({"do": "cancel", "id": "one"}, "1 job cancelled; 1 running, told to end"),
+            ({"do": "cancel selected", "id": ["one", "two"], "state": "taken"}, "2 jobs cancelled; 2 running"),
+        ):
+            with case(form):
+                asked = client.post("/queues/Orders/act", data=form)
+                assert "nothing of it runs again" in asked.text
+                moved = act(client, "/queues/Orders/act", **form)
+                assert expected in reader.page(moved.headers["location"]).of_role("status")
+        asked = client.post("/queues/Orders/act", data={"do": "cancel all", "state": "taken"})
+        assert "All running jobs of" in asked.text
+        moved = act(client, "/queues/Orders/act", do="cancel all", state="taken")
+        assert ended(client, moved.headers["location"].rpartition("/")[2])["done"] == 2
+        assert "it was cancelled, and has not ended yet" in client.get("/queues/Orders/job?id=one").text
+        assert [(entry.action, entry.count) for entry in app.audit()] == [("cancel", 2), ("cancel", 2), ("cancel", 1)]

@@ -23,7 +23,8 @@ from starlette.websockets import WebSocketDisconnect
 import lowq
 import lowq_web
 from lowq.settings import Config
-from lowq_web.security import TOKEN, cross_site, host_refusal, is_loopback
+from lowq_web.hosts import host_refusal, is_loopback
+from lowq_web.security import TOKEN, cross_site
 from tests.rows import case
 from tests.rules.web.conftest import ANN, OWN, USERS, Open
 from tests.rules.web.served import get, served

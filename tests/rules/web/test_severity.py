@@ -2,15 +2,18 @@
 
 from typing import Any
 
+import pytest
 from starlette.testclient import TestClient
 
 import lowq
 from lowq import inspection
 from lowq.observe.histories import Flow
 from lowq.operate.nodes import StuckBatch
-from lowq_web.severity import Problem, find_problems, levels_of
+from lowq_web.severity import Problem, find_problems, level_of_redis, levels_of
+from lowq_web.stats_cache import StatsCache
 from tests.rows import case
-from tests.rules.web.shown import parse
+from tests.rules.web.shown import Reader, parse
+from tests.waiting import until
 
 
 def overview(name: str = "Orders", *, owners: tuple[str | None, ...] = ("a", "a"), **figures: Any) -> Any:
@@ -55,21 +58,68 @@ def test_each_trouble_is_found_and_nothing_else_is() -> None:
     ]
     for figures, flows, batches, expected in rows:
         with case(figures):
-            found = find_problems([overview(**figures)], {} if flows is None else {"Orders": flows}, batches)
+            found = find_problems([overview(**figures)], {} if flows is None else {"Orders": flows}, batches, {})
             assert kinds(*found) == expected
 
 
 def test_the_worst_come_first_and_their_cells_are_marked() -> None:
     late = [overview(f"late-{number}", due=number, lag=100.0, taken=1) for number in (1, 30)]
     queues = [*late, overview("lost", due=2, owners=(None, None)), overview("slow", due=9, lag=900.0, taken=1)]
-    found = find_problems(queues, {}, [])
+    found = find_problems(queues, {}, [], {})
     assert kinds(*found) == [("late", "red"), ("unworked", "red"), ("late", "amber")]
     assert [(problem.words, problem.jobs, problem.lag) for problem in found] == [
         ("is late", 9, 900.0), ("has no worker", 4, 0.0), ("are late", 31, 100.0),
     ]  # fmt: skip
     assert levels_of(found) == {
-        ("slow", "lag"): "red", ("lost", "due"): "red", ("late-1", "lag"): "amber", ("late-30", "lag"): "amber",
+        ("", "lag"): "red", ("slow", "lag"): "red", ("", "due"): "red", ("lost", "due"): "red",
+        ("late-1", "lag"): "amber", ("late-30", "lag"): "amber",
     }  # fmt: skip
+
+
+def test_that_no_node_runs_is_said_once_of_all_and_failing_queues_say_how_many_die() -> None:
+    queues = [overview(name, due=2, owners=(None,)) for name in ("a", "b")]
+    assert kinds(*find_problems(queues, {}, [], {}, any_node=False)) == [("nodeless", "red")]
+    flows = {"Orders": Flow(300.0, 100.0, 10, 0.0, None, 90.0)}
+    (problem,) = find_problems([overview(morgue_length=2300)], flows, [], {"Orders": 12.0})
+    assert problem.troubles[0].detail == "90% of what it performed in the last 5 minutes, and 12 a minute die"
+    assert problem.dead == 2300
+
+
+def test_a_redis_that_loses_jobs_is_red() -> None:
+    def redis(eviction: str, *warnings: str, disk_ok: bool = True) -> inspection.RedisInfo:
+        return inspection.RedisInfo("Redis 7", 1, 0, 1, 1, eviction, "AOF", warnings, disk_ok)
+
+    assert level_of_redis(redis("noeviction")) is None
+    assert level_of_redis(redis("noeviction", "x")) == level_of_redis(redis("volatile-lru", "x")) == "amber"
+    assert level_of_redis(redis("allkeys-lru", "x")) == level_of_redis(redis("noeviction", "x", disk_ok=False)) == "red"
+
+
+def test_deaths_are_counted_over_some_minutes(app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lowq_web.stats_cache.DEATHS_STEP", 0.0)
+    queue, cache = app.queue("Orders", 2), StatsCache(app)
+    queue.push({"id": n} for n in range(4))
+    assert cache.figures().deaths == {}
+    queue.bury(["0", "1"])
+
+    def deaths() -> dict[str, float]:
+        cache.forget()
+        return cache.figures().deaths
+
+    assert until(deaths, "deaths").keys() == {"Orders"}
+    monkeypatch.setattr("lowq_web.stats_cache.DEATHS_WINDOW", 0.0)
+    assert deaths() == {}, "those of long ago"
+
+
+def test_a_kind_of_trouble_leads_to_the_queues_that_have_it(client: TestClient, app: lowq.Lowq) -> None:
+    for name in ("a", "b"):
+        app.queue(name, 1).push({"id": 1})
+    app.queue("idle", 1).push({"id": 1})
+    app.queue("idle").delete("1")
+    reader = Reader(client)
+    link = reader.page("/").find("a", has="2 queues").link
+    rows = reader.page(link).table("Queue", "Latency")
+    assert [next(row["Queue"].every("a")).text for row in rows] == ["a", "b"]
+    assert "No queue has this trouble" in reader.page("/?trouble=late").find("main").text
 
 
 def test_the_first_page_says_it_in_one_line(client: TestClient, app: lowq.Lowq) -> None:

@@ -9,7 +9,7 @@ import lowq
 from lowq.observe.error_groups import error_fingerprint
 from lowq.store.keys import error_groups_key
 from tests.rules.support import run_script
-from tests.rules.web.confirming import confirm
+from tests.rules.web.confirming import confirm, ended
 from tests.rules.web.shown import Reader
 from tests.waiting import until
 
@@ -25,7 +25,7 @@ def record(app: lowq.Lowq, queue: str, name: str, count: int, job_id: str, text:
 def test_groups_of_all_queues_are_shown_by_what_fails_most_or_failed_last(app: lowq.Lowq, reader: Reader) -> None:
     record(app, "Orders", "f1", 1000, "order 7", "E: yesterday", ago=25 * 3600.0)
     record(app, "Orders", "f2", 7, "a", "E: most", ago=7200.0)
-    record(app, "Mails", "f1", 2, ODD, f"E: {ODD}", ago=60.0)
+    record(app, "Mails", "f4", 2, ODD, f"E: {ODD}", ago=60.0)
     record(app, "Orders", "f3", 2, "a", "E: before", ago=3700.0)
 
     def shown(path: str) -> list[str]:
@@ -47,12 +47,41 @@ def test_the_page_of_a_queue_leads_to_its_errors_also_to_those_that_are_too_many
 ) -> None:
     monkeypatch.setattr("lowq_web.pages.errors.MOST", 1)
     record(app, "Orders", "f1", 3, "a", "E: one")
-    record(app, "Mails", "f1", 2, "a", "E: other")
+    record(app, "Mails", "f2", 2, "a", "E: other")
     page = reader.page("/errors")
     assert [row["Error"].text for row in page.table("Error")] == ["E: one"]
     assert "1 more group is not shown" in page.text
     links = {link.text: link.attributes["href"] for link in reader.page("/queues/Mails").every("a")}
     assert [row["Error"].text for row in reader.page(links["errors"]).table("Error")] == ["E: other"]
+
+
+def test_an_error_of_several_queues_is_one_row_and_its_dead_are_retried_in_all(
+    app: lowq.Lowq, client: TestClient, reader: Reader
+) -> None:
+    error = "TimeoutError: the bank did not answer"
+    name = error_fingerprint(error)
+    for number, queue in enumerate(("Bills", "Mails", "Orders"), 1):
+        record(app, queue, name, number, f"job-{number}", error, ago=3600.0 * number)
+        app.queue(queue).push({"id": n} for n in range(5))
+        app.queue(queue).bury(range(4), error)
+        app.queue(queue).bury(4, "KeyError: 'x'")
+    (row,) = reader.page("/errors").table("Error", "Queue", "Count", "Failed last", "Last", "First")
+    assert (row["Queue"].text, row["Count"].text, row["Failed last"].text) == ("Bills, Mails, Orders", "6", "job-1")
+    assert row["Last"].lasts(3600)
+    assert row["First"].lasts(3 * 3600)
+    asked = client.post("/jobs/act", data={"state": "morgue", "error_group": name, "do": "kick all"})
+    assert "Retry 12 jobs now?" in asked.text
+    app.queue("Mails").push({"id": "new"})
+    app.queue("Mails").bury("new", error)
+    task = confirm(client, "/jobs/act", asked.text).headers["location"].rpartition("/")[2]
+    found = ended(client, task)
+    assert (found["done"], found["queue"], found["part"]) == (12, None, "")
+    assert {(item.queue, item.job.id) for item in app.jobs("morgue")} == {
+        ("Bills", "4"), ("Mails", "4"), ("Mails", "new"), ("Orders", "4")
+    }  # fmt: skip
+    assert "all queues" in reader.page("/tasks").text
+    assert "all queues" in reader.page(f"/tasks/{task}").text
+    assert "all queues" in reader.page("/audit").text
 
 
 TEXT = f"ValueError: no order {ODD}"

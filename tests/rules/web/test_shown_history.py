@@ -123,8 +123,8 @@ def test_percentiles_and_the_slowest_are_shown(app: lowq.Lowq, timed: TestClient
     page = Reader(timed).page("/queues/Orders/times")
     for shown in (page, Reader(timed).page("/queues/Orders/times?span=month")):
         wait, run = [section.text for section in shown.every("section") if "times" in section.classes]
-        assert ("p50 ≤ 500 ms p95 ≤ 1 min p99 ≤ 1 min" in wait, "100 jobs" in wait) == (True, True)
-        assert ("p50 ≤ 50 ms p95 ≤ 50 ms p99 ≤ 50 ms" in run, "10 batches" in run) == (True, True)
+        assert ("p50 about 383 ms p95 about 36 s p99 about 1 min" in wait, "100 jobs" in wait) == (True, True)
+        assert ("p50 about 37.5 ms p95 about 48.8 ms p99 about 49.8 ms" in run, "10 batches" in run) == (True, True)
     first, second = page.table("Id", "Ran", "Ended", "Shard")
     assert first["Id"].text == f"{ODD} and 2 more in its batch"
     assert (first["Ran"].text, second["Ran"].text) == ("44 s", "40 ms")

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import threading
 import time
 from datetime import datetime
 from typing import Any
@@ -11,9 +12,10 @@ import pytest
 from starlette.testclient import TestClient
 
 import lowq
+from lowq.node.node import Node
 from tests.rules.web.hand import Hand, heartbeat
 from tests.rules.web.shown import Element, Reader
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 TRACEBACK = """Traceback (most recent call last):
   File "/srv/shop/sync.py", line 48, in perform
@@ -66,7 +68,7 @@ def test_payloads_come_in_the_order_of_their_scores(hand: Hand, reader: Reader) 
     times = [time.attributes["datetime"][:10] for item in part.every("li") for time in item.every("time")]
     assert times == ["2023-11-14"], "a score that looks like a time is shown as one too"
     assert at(part.facts["Due"].moment) == pytest.approx(later, abs=0.01)
-    assert (part.facts["Payloads"].number, part.facts["Retries"].text) == (4, "fresh")
+    assert (part.facts["Payloads"].number, part.facts["Attempt"].text) == (4, "1 of 26")
 
 
 def test_an_id_that_failed_has_its_error_and_its_coming_retries(app: lowq.Lowq, reader: Reader) -> None:
@@ -78,7 +80,7 @@ def test_an_id_that_failed_has_its_error_and_its_coming_retries(app: lowq.Lowq, 
     page = reader.page(PAGE)
     part = place(page, "Queued")
     assert headings(page) == ["Queued retrying"]
-    assert part.facts["Retries"].text == "3 of 7"
+    assert part.facts["Attempt"].text == "4 of 8"
     assert next(part.every("pre")).lines == TRACEBACK
     (clock,) = (items for items in part.every("ol") if not list(items.every("pre")))
     times = [at(item.moment) for item in clock.every("li") if list(item.every("time"))]
@@ -103,7 +105,7 @@ def test_in_flight_newly_pushed_and_in_the_morgue_each_have_their_own(hand: Hand
     assert next(morgue.every("pre")).lines == TRACEBACK
     assert at(morgue.facts["Dead since"].moment) == pytest.approx(now - 800, abs=0.01)
     assert not list(place(page, "Queued").every("pre"))[1:], "an error that is not its own"
-    assert buttons(page) == ["Run now", "Retry now", "Bury", "Delete"]
+    assert buttons(page) == ["Run now", "Retry now", "Bury", "Cancel", "Delete"]
 
 
 def test_its_shard_and_owner_are_shown_and_its_crashes(hand: Hand, reader: Reader) -> None:
@@ -150,6 +152,55 @@ def test_who_performs_it_and_what_waits_behind_is_shown_with_three_of_its_ids(
     assert (links["stuck-1"], links["and 2 more"]) == ("/queues/Orders/job?id=stuck-1", "/queues/Orders?state=taken")
     why = client.get("/api/v1/queues/Orders/job?id=waits").json()["why"]
     assert (why["reason"], why["in_flight"], why["in_flight_ids"]) == ("busy", 5, ids[:3])
+
+
+def test_where_a_running_id_is_in_its_code_is_asked_of_its_node(app: lowq.Lowq, client: TestClient) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    @app.worker(shards_count=1, queue_name="Orders")
+    def orders(payloads_by_id: dict[str, list[Any]]) -> None:
+        begun.set()
+        go.wait(PATIENCE)
+
+    app.queue("Orders").push([{"id": "<b>7"}, {"id": "waits"}])
+    node = Node(app, threads=1)
+    node.start()
+    try:
+        assert begun.wait(PATIENCE)
+        until(lambda: any(found.name == node.name for found in app.nodes()), "heartbeat of the node")
+        page = Reader(client).page("/queues/Orders/job?id=%3Cb%3E7")
+        link = page.find("a", has="Where it is in its code").link
+        found = Reader(client).page(link)
+        calls = re.findall(r"in (\w+)", found.find("pre").text)
+        assert calls.index("wait") < calls.index("orders") < calls.index("_bootstrap"), "the innermost comes first"
+        assert node.name in found.text
+        assert [button.text for button in found.find("main").every("button")] == ["Cancel"]
+        stack = client.get("/api/v1/queues/Orders/stack?id=%3Cb%3E7").json()["stack"]
+        assert (stack["node"], "go.wait" in stack["text"]) == (node.name, True)
+        for job_id in ("waits", "nowhere"):
+            assert client.get(f"/api/v1/queues/Orders/stack?id={job_id}").json() == {"stack": None}
+            assert "Nothing performs it now" in Reader(client).page(f"/queues/Orders/stack?id={job_id}", 404).text
+    finally:
+        go.set()
+        node.stop(PATIENCE)
+
+
+def test_a_node_that_does_not_say_where_it_is_is_named(
+    app: lowq.Lowq, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its release is older, or what it performs blocks its process."""
+    ask = lowq.Queue.stack
+    monkeypatch.setattr(lowq.Queue, "stack", lambda queue, job_id: ask(queue, job_id, timeout=0))
+    hand, now = Hand(app, "Orders"), time.time()
+    hand.push("order-7", now - 100)
+    hand.own(0, now - 90)
+    hand.take(["order-7"], now - 90)
+    heartbeat(app, "shop:4711:aaaaaa", now, host="shop", pid=4711, threads=1)
+    page = Reader(client).page("/queues/Orders/stack?id=order-7")
+    assert "shop:4711:aaaaaa has not answered" in page.of_role("alert")
+    assert client.get("/api/v1/queues/Orders/stack?id=order-7").json()["stack"] == {
+        "node": "shop:4711:aaaaaa", "thread": None, "text": ""
+    }  # fmt: skip
 
 
 def test_of_a_job_in_the_hands_of_a_consumer_nothing_is_said_that_would_stop_its_process(

@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 import redis
+from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 import lowq
@@ -56,6 +58,26 @@ def test_eviction_and_no_persistence_are_warned_of(server: RedisServer) -> None:
     assert "jobs are lost" in evicts
     assert re.search(r"appendonly is off|Nothing is persisted", forgets)
     assert "lost" in forgets
+
+
+def test_metrics_have_memory_and_persistence_of_the_server_and_say_nothing_of_an_embedded_store(
+    server: RedisServer,
+) -> None:
+    def figures(url: str) -> dict[str, float]:
+        with closing(lowq.Lowq(redis_url=url)) as app:
+            text = TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1").get("/metrics").text
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        return {sample.name: sample.value for sample in samples if sample.name.startswith("lowq_redis_")}
+
+    found = figures(server.url)
+    assert 0 < found["lowq_redis_memory_bytes"] < found["lowq_redis_memory_max_bytes"] == 200 * 2**20
+    assert (found["lowq_redis_persistence"], found["lowq_redis_persistence_failing"]) == (0, 0)
+    assert found["lowq_redis_clients"] >= 1
+    assert found["lowq_redis_last_save_seconds"] > 1e9
+    with redis.Redis.from_url(server.url) as client:
+        client.config_set("appendonly", "yes")
+    assert figures(server.url)["lowq_redis_persistence"] == 1
+    assert figures("memory://metrics") == {}
 
 
 def test_a_server_that_is_set_up_well_is_not_warned_of_and_snapshots_alone_are(server: RedisServer) -> None:

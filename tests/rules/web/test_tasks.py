@@ -140,7 +140,7 @@ def test_one_that_can_not_begin_says_why_and_leaves_no_record_nor_takes_a_place(
             running = BackgroundActions(app, StatsCache(app))
             for _ in range(background.MAX_RUNNING + 1):
                 with pytest.raises(lowq.RedisUnavailable, match="went away"):
-                    running.start(Actor("ann"), "Orders", "delete", inspection.JobFilter())
+                    running.start(Actor("ann"), app.queue("Orders"), "delete", inspection.JobFilter())
             assert background.read_actions(app) == []
     assert app.queue("Orders").stats().length == 1
 
@@ -204,7 +204,7 @@ def test_a_task_reports_a_few_times_a_second_whatever_its_steps_take(
     monkeypatch.setattr(Client, "call", counted)
     app.queue("Orders", 1).push({"id": 1})
     running = BackgroundActions(app, StatsCache(app), clock=lambda: now)
-    task = running.start(Actor("ann"), "Orders", "delete", inspection.JobFilter())
+    task = running.start(Actor("ann"), app.queue("Orders"), "delete", inspection.JobFilter())
     until(lambda: (found := background.find_action(app, task.id)) and found.state == "done", "end of the task")
     assert 20 <= reports.count("task_report") <= 22
 
@@ -272,7 +272,7 @@ def test_the_end_is_written_when_redis_answers_again_or_given_up(
         with case(error, takes), monkeypatch.context() as patch:
             steps.ends, tried = False, 0
             running = BackgroundActions(app, StatsCache(app), clock=lambda: now)
-            task = running.start(Actor("ann"), "Orders", "delete", inspection.JobFilter()).id
+            task = running.start(Actor("ann"), app.queue("Orders"), "delete", inspection.JobFilter()).id
             patch.setattr(Client, "call", away)
             steps.ends = True
             steps.go()

@@ -10,6 +10,7 @@ import lowq
 from lowq import admin
 from lowq.operate.actions import ACTIONS
 from lowq.operate.audit import MAX_TEXT
+from lowq.operate.nodes import NODE_COMMANDS
 from lowq.store.keys import is_queue_name
 from lowq_web import text
 from lowq_web.context import context_of
@@ -21,10 +22,10 @@ from lowq_web.words import VERBS
 LIMIT = 100
 #: Actions that entries are written of: what can be filtered by, in the order of the form.
 ON_QUEUES = (
-    *ACTIONS, "pause", "resume", "release_all", "reshard", "drop", "cancel", "repair", "run_schedule", "pause_schedule",
+    *ACTIONS, "pause", "resume", "release_all", "reshard", "drop", "repair", "run_schedule", "pause_schedule",
     "resume_schedule",
 )  # fmt: skip
-ON_NODES = ("quiet", "stop", "reload")
+ON_NODES = NODE_COMMANDS
 
 
 class _Part(NamedTuple):

@@ -9,9 +9,10 @@ from starlette.responses import Response
 
 from lowq import inspection
 from lowq_web.chart import chart, known
-from lowq_web.context import context_of
+from lowq_web.context import AppContext, context_of
 from lowq_web.fields import query_of
 from lowq_web.pages.rendering import render, url
+from lowq_web.severity import find_problems, level_of_redis, levels_of
 
 
 def newest_charts(request: Request) -> Response:
@@ -23,8 +24,22 @@ def newest_charts(request: Request) -> Response:
     )
 
 
+def verdict(context: AppContext, queue: str = "") -> dict[str, Any]:
+    """What is wrong with all queues, or with one, and what is coloured for it: as of the latest figures."""
+    figures, around = context.stats_cache.figures(), context.stats_cache.surroundings()
+    queues = [item for item in figures.queues if queue in ("", item.stats.name)]
+    problems = find_problems(queues, figures.flows, around.stuck, figures.deaths, any_node=bool(around.nodes))
+    levels = levels_of(problems)
+    # For the script, which colours what is live.
+    marks = json.dumps({f"{column} {name}": level for (name, column), level in levels.items()})
+    redis_level = level_of_redis(around.redis)
+    return {"problems": problems, "levels": levels, "marks": marks, "redis_level": redis_level}
+
+
 def charts(request: Request, page: str, query: Mapping[str, str], queue: str = "") -> dict[str, Any]:
-    """The arguments of the macro `charts` of that page. ``queue``: "" for all queues together."""
+    """The arguments of the macro `charts` of that page, with the verdict. ``queue``: "" for all queues together."""
+    wrong = verdict(context_of(request), queue)
+    levels = wrong["levels"]
     span = span_of(query)
     rates = context_of(request).stats_cache.history(queue, span).rates
     readings = [[rate.at, known(rate.processed), known(rate.failed), known(rate.lag)] for rate in rates]
@@ -32,11 +47,13 @@ def charts(request: Request, page: str, query: Mapping[str, str], queue: str = "
         "span": span,
         "spans": spans(request, page, span, query, **({"queue": queue} if queue else {})),
         "readings": json.dumps(readings, separators=(",", ":")),
+        # Name -> the chart, and how bad it is.
         "drawn": {
-            "Processed": chart(rates, ["processed"]),
-            "Failed": chart(rates, ["failed"]),
-            "Latency": chart(rates, ["lag"], seconds=True),
+            "Processed": (chart(rates, ["processed"]), None),
+            "Failed": (chart(rates, ["failed"]), levels.get((queue, "failed"))),
+            "Latency": (chart(rates, ["lag"], seconds=True), levels.get((queue, "lag"))),
         },
+        **wrong,
     }
 
 
@@ -50,7 +67,7 @@ def spans(
     request: Request, name: str, current: inspection.Span, query: Mapping[str, str], **parts: Any
 ) -> list[tuple[str, str, bool]]:
     """The choice of spans on a page: the word, its address, whether it is the current one."""
-    kept = {key: value for key, value in query.items() if key in ("sort", "dir")}
+    kept = {key: value for key, value in query.items() if key not in ("after", "page", "said")}
     words = {"hour": "Hour", "day": "Day", "month": "30 days"}
     return [
         (word, url(request, name, {**kept, "span": span}, **parts), span == current) for span, word in words.items()

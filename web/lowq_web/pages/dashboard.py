@@ -9,25 +9,15 @@ from lowq import inspection
 from lowq_web.chart import heat_maps
 from lowq_web.context import AppContext, context_of
 from lowq_web.fields import query_of
-from lowq_web.pages.charts import charts
+from lowq_web.pages.charts import charts, verdict
 from lowq_web.pages.rendering import render
-from lowq_web.severity import find_problems, levels_of
 
 #: Queues of a page; and how many the filter of their names begins to be of use for.
 PER_PAGE, MANY = 50, 8
 
-_SORTS = {
-    "name": lambda stats: stats.name,
-    "lag": lambda stats: stats.lag,
-    "due": lambda stats: stats.due,
-    "length": lambda stats: stats.length,
-    "fresh": lambda stats: stats.fresh,
-    "retries": lambda stats: stats.retries,
-    "taken": lambda stats: stats.taken,
-    "morgue": lambda stats: stats.morgue_length,
-    "processed": lambda stats: stats.processed,
-    "failed": lambda stats: stats.failed,
-}
+#: Column -> the figure that it is sorted by.
+_SORTS = {name: name for name in ("name", "lag", "due", "length", "fresh", "retries", "taken", "processed", "failed")}
+_SORTS["morgue"] = "morgue_length"
 
 
 def dashboard(request: Request) -> Response:
@@ -37,16 +27,23 @@ def dashboard(request: Request) -> Response:
     sort = query.get("sort", "")
     sort = sort if sort in _SORTS else "name"
     down = query.get("dir") == "desc"
-    named = query.get("queue", "").strip()
-    queues = sorted(
-        (item for item in figures.queues if named.casefold() in item.stats.name.casefold()),
-        key=lambda item: _SORTS[sort](item.stats),
-        reverse=down,
-    )
+    named, trouble = query.get("queue", "").strip(), query.get("trouble", "")
+    drawn = charts(request, "dashboard", query)
+    found = [item for item in figures.queues if named.casefold() in item.stats.name.casefold()]
+    if trouble:
+        having = {each.queue for problem in drawn["problems"] if problem.kind == trouble for each in problem.troubles}
+        found = [item for item in found if item.stats.name in having]
+    queues = sorted(found, key=lambda item: getattr(item.stats, _SORTS[sort]), reverse=down)
     last = max(-(-len(queues) // PER_PAGE), 1)
     page = min(max(_number(query.get("page", "")), 1), last)
     shown = queues[(page - 1) * PER_PAGE : page * PER_PAGE]
-    drawn = charts(request, "dashboard", query)
+    kept = {
+        "sort": sort if sort != "name" else None,
+        "dir": "desc" if down else None,
+        "span": drawn["span"] if drawn["span"] != "hour" else None,
+        "queue": named,
+        "trouble": trouble,
+    }
     return render(
         request,
         "dashboard.html",
@@ -58,8 +55,10 @@ def dashboard(request: Request) -> Response:
         many=len(figures.queues) >= MANY,
         sort=sort,
         down=down,
-        **_parts(context),
+        kept=kept,
+        trouble=trouble,
         **drawn,
+        **_parts(context),
     )
 
 
@@ -67,18 +66,16 @@ def parts(request: Request) -> Response:
     """What is fetched again for pages that are left open, beside the numbers of the stream. What is shown here was read
     for all viewers together.
     """
-    return render(request, "parts.html", **_parts(context_of(request)))
+    context = context_of(request)
+    return render(request, "parts.html", **verdict(context), **_parts(context))
 
 
 def _parts(context: AppContext) -> dict[str, Any]:
     figures, around = context.stats_cache.figures(), context.stats_cache.surroundings()
-    problems = find_problems(figures.queues, figures.flows, around.stuck)
     return {
         "figures": figures,
         "heats": heat_maps(figures.queues),
         "hottest": _hottest(figures.queues),
-        "problems": problems,
-        "levels": levels_of(problems),
         "redis": around.redis,
         "nodes": around.nodes,
         "stuck": around.stuck,

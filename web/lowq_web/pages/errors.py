@@ -1,11 +1,13 @@
 """What fails: failures of all queues, or of one, in groups of alike errors."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lowq.observe.error_groups import HOURS, most_frequent_first
+from lowq.inspection import ErrorGroup
+from lowq.observe.error_groups import HOURS
 from lowq_web.context import context_of
 from lowq_web.fields import query_of
 from lowq_web.pages.rendering import render
@@ -16,16 +18,47 @@ MOST = 200
 HEIGHT, WIDTH = 16, 3
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """The groups of a fingerprint, one of each queue that it fails in, the last seen first."""
+
+    groups: list[ErrorGroup]
+
+    @property
+    def latest(self) -> ErrorGroup:
+        return self.groups[0]
+
+    @property
+    def hours(self) -> list[int]:
+        return [sum(counts) for counts in zip(*(group.hours for group in self.groups), strict=True)]
+
+    @property
+    def count(self) -> int:
+        return sum(group.count for group in self.groups)
+
+    @property
+    def first_seen(self) -> float:
+        return min(group.first_seen for group in self.groups)
+
+
 def errors(request: Request) -> Response:
-    """The groups, those that fail most first, or those that were seen last."""
+    """The errors, those that fail most first, or those that were seen last."""
     app, query = context_of(request).app, query_of(request)
     queue, by_last = query.get("queue", ""), query.get("sort") == "last"
-    found = app.queue(queue, app.queue(queue).shards_count).error_groups() if queue else app.error_groups()
-    groups = found if by_last else most_frequent_first(found)
+    rows = _rows(app.queue(queue, app.queue(queue).shards_count).error_groups() if queue else app.error_groups())
+    if not by_last:
+        rows.sort(key=lambda row: sum(row.hours), reverse=True)
     return render(
-        request, "errors.html", queue=queue, by_last=by_last, groups=groups[:MOST],
-        hidden_count=max(len(found) - MOST, 0), sparkline=sparkline, hours=HOURS, width=HOURS * WIDTH, height=HEIGHT,
+        request, "errors.html", queue=queue, by_last=by_last, rows=rows[:MOST], hidden_count=max(len(rows) - MOST, 0),
+        sparkline=sparkline, hours=HOURS, width=HOURS * WIDTH, height=HEIGHT,
     )  # fmt: skip
+
+
+def _rows(groups: Iterable[ErrorGroup]) -> list[_Row]:
+    rows: dict[str, _Row] = {}
+    for group in groups:
+        rows.setdefault(group.fingerprint, _Row([])).groups.append(group)
+    return list(rows.values())
 
 
 def sparkline(counts: Sequence[int]) -> str:

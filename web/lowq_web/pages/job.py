@@ -1,5 +1,7 @@
 """The page of an id."""
 
+import re
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -42,6 +44,17 @@ def job(request: Request) -> Response:
 def _hangs(found: inspection.Description) -> inspection.NodeInfo | None:
     """The node that performs it, if its process is known."""
     return found.node if found.why.reason == "performing" and found.node is not None and found.node.pid else None
+
+
+def stack(request: Request) -> Response:
+    """Where in its code the id is: its node is asked. It waits for the answer, so it counts as a scan."""
+    context, handle = context_of(request), queue_of(request)
+    job_id = query_of(request).get("id", "")
+    with context.scans:
+        found = handle.stack(job_id)
+    calls = re.split(r"(?m)^(?=  File )", found.text) if found else []
+    values = {"queue": handle.name, "job_id": job_id, "stack": found, "calls": calls[::-1]}
+    return render(request, "stack.html", 200 if found else 404, **values)
 
 
 def payload(request: Request) -> Response:

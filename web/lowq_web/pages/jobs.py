@@ -1,89 +1,102 @@
-"""Jobs of all queues: retries, dead and running ones, filtered, page by page."""
+"""The list of jobs, of all queues or of one: by state, sorted, filtered, page by page.
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+Listings that look at every id are streamed: the rows found so far, again and again, each time in a table body that
+hides the one before.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 import lowq
-from lowq import inspection
-from lowq_web.context import AppContext, context_of
+from lowq.operate.actions import ActionName
+from lowq_web.context import context_of
 from lowq_web.fields import query_of
-from lowq_web.listing import LIMIT, JobQuery, news
-from lowq_web.pages.queue import in_words, with_error
-from lowq_web.pages.rendering import render, stream
+from lowq_web.listing import Page, Queues, Target, as_typed, asked_of, group_text, tabs
+from lowq_web.pages.rendering import render, stream, url
+from lowq_web.security import shown_error
 
-
-@dataclass(frozen=True, slots=True)
-class List:
-    """One of the lists."""
-
-    #: Its name in addresses; and of the figure that counts its jobs.
-    name: str
-    figure: str
-    #: The counter that grows when there is more for it.
-    arrivals: str
-    #: Fields of the filter.
-    wanted: Mapping[str, Any]
-
-
-LISTS = (
-    # By retries: all of them, also those that are due again; what has failed most often comes first.
-    List("retries", "retries", "failed", {"order_by": "retry_count", "min": 0, "reverse": True}),
-    List("dead", "morgue_length", "buried", {"state": "morgue", "reverse": True}),
-    List("running", "taken", "processed", {"state": "taken"}),
-)
-#: Fields of the form.
-_FIELDS = ("queue", "match", "payload", "error", "error_group")
+#: State of a list -> the counter that grows when there is more for it; otherwise that of pushes.
+_ARRIVALS = {"retrying": "failed", "taken": "processed", "morgue": "buried"}
+#: State of a list -> what can be done to its jobs; otherwise as to all that wait.
+_VERBS: Mapping[str, list[ActionName]] = {
+    "any": ["perform_now", "kick", "bury", "cancel", "delete"],
+    "due": ["bury", "delete"],
+    "taken": ["cancel"],
+    "morgue": ["kick", "delete"],
+}
+#: What the fields of the filter are called on the page.
+_LABELS = {"min": "From", "max": "To", "match": "Id like", "order_by": "Order", "state": "State", "payload": "Payload",
+           "error": "Error", "error_group": "Error group", "shard": "Shard", "priority": "Priority"}  # fmt: skip
 
 
 def jobs(request: Request) -> Response:
-    """A page of one of the lists."""
-    context, query = context_of(request), query_of(request)
-    shown = next((item for item in LISTS if item.name == query.get("list")), LISTS[1])
-    given = {name: query[name].strip() for name in _FIELDS if query.get(name, "").strip()}
+    """Those of all queues."""
+    context, part = context_of(request), query_of(request).get("queue", "").strip()
     figures = context.stats_cache.figures()
-    after = query.get("after") or None
-    form_error = None
-    scans = False
-    pages: Iterator[inspection.FoundPage | None] = iter(())
+    # Only queues that have jobs, as of the latest figures, need be asked.
+    queues = Queues(context.app, part, [
+        item.stats.name
+        for item in figures.queues
+        if item.stats.length or item.stats.taken or item.stats.morgue_length
+    ])  # fmt: skip
+    return list_jobs(request, "jobs.html", queues, figures.total, None, "any")
+
+
+def list_jobs(
+    request: Request, template: str, target: Target, stats: Any, retrying: int | None, default: str, **values: Any
+) -> Response:
+    """A page with a list. ``stats``: the figures of these queues. ``retrying``: as of `tabs`. ``default``: the state
+    that is listed where the address has none.
+    """
+    context, query = context_of(request), query_of(request)
+    form_error, status = None, 200
+    pages: Iterator[Page | None] = iter(())
     try:
-        inside: dict[str, Any] = {name: given[name] for name in _FIELDS[1:] if name in given}
-        fields: dict[str, Any] = {**shown.wanted, **inside}
-        wanted = inspection.JobFilter(**fields)
-        scans = JobQuery(wanted, after, LIMIT, given).scans
-        pages = _pages(context, wanted, _with_jobs(figures.queues, shown, given.get("queue", "")), after)
+        asked = asked_of(query, context.stats_cache.now(), default)
+        pages = asked.pages(target, context.redact)
     except lowq.ConfigError as error:
-        form_error = in_words(str(error))
-    values: dict[str, Any] = {
-        "list": shown.name,
-        "lists": [(item.name, getattr(figures.total, item.figure)) for item in LISTS],
-        "given": given,
-        "continued": after is not None,
-        "scans": scans,
-        "asks_for_contents": any(name in given for name in ("payload", "error", "error_group")),
+        # The error is shown beside the form, which keeps what was typed.
+        asked, form_error, status = as_typed(query, default), in_words(str(error)), 400
+    values |= {
+        "queue": None if isinstance(target, Queues) else target.name,
+        "several": isinstance(target, Queues),
+        "here": _addresses(request, target),
+        "default": default,
+        "stats": stats,
+        "tabs": tabs(stats, retrying),
+        "asked": asked,
         "form_error": form_error,
-        "arrivals": shown.arrivals,
-        "total": figures.total,
+        "verbs": _VERBS.get(asked.tab, ["perform_now", "bury", "delete"]),
+        "group_text": group_text(target, asked.filter.error_group),
+        "arrivals": _ARRIVALS.get(asked.tab, "pushed"),
         "masked": context.redact,
     }
-    if scans and form_error is None:
-        return stream(request, "jobs.html", pages=with_error(request, pages), **values)
-    return render(request, "jobs.html", 400 if form_error else 200, pages=list(with_error(request, pages)), **values)
+    if asked.scans and form_error is None:
+        return stream(request, template, pages=_with_error(request, pages), **values)
+    return render(request, template, status, pages=list(pages), **values)
 
 
-def _with_jobs(queues: Iterable[inspection.QueueOverview], shown: List, part: str) -> list[str]:
-    """The queues that have jobs of that list, as of the latest figures: only these need be asked."""
-    return [
-        item.stats.name
-        for item in queues
-        if getattr(item.stats, shown.figure) and part.casefold() in item.stats.name.casefold()
-    ]
+def _addresses(request: Request, target: Target) -> Callable[[Mapping[str, Any]], str]:
+    if isinstance(target, Queues):
+        return lambda query: url(request, "jobs", query)
+    return lambda query: url(request, "queue", query, queue=target.name)
 
 
-def _pages(
-    context: AppContext, wanted: inspection.JobFilter, queues: list[str], after: str | None
-) -> Iterator[inspection.FoundPage | None]:
-    return news(context.app.jobs_in_steps(wanted, queues=queues, limit=LIMIT, after=after, redact=context.redact))
+def in_words(reason: str) -> str:
+    """The reason of an error, with the label that the field has on the page."""
+    parts = re.fullmatch(r"(\w+)=(.+?): it is (.+)", reason, re.DOTALL)
+    if parts is None or parts[1] not in _LABELS:
+        return reason
+    return f"{_LABELS[parts[1]]} can't be {parts[2]}: it is {parts[3]}"
+
+
+def _with_error(request: Request, pages: Iterable[Page | None]) -> Iterator[Page | str | None]:
+    """The pages, and at the end an error as text: the answer has begun already."""
+    try:
+        yield from pages
+    except lowq.LowqError as error:
+        yield shown_error(request, error)

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 import lowq
+from lowq.retry import attempt_number
 from lowq.schedules import is_internal
 from lowq_web import text
 from lowq_web.chart import HEIGHT, WIDTH
@@ -63,6 +64,7 @@ _environment = Environment(
     lstrip_blocks=True,
 )
 _environment.filters |= {
+    "attempt_number": attempt_number,
     "short": text.short,
     "exact": text.exact,
     "rate": text.rate,

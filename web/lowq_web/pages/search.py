@@ -1,12 +1,12 @@
-"""The search for an id in all queues."""
+"""The search for an id in all queues, or for a field of a payload."""
 
 import re
-from collections.abc import Iterable
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lowq import inspection
+import lowq
+from lowq.job import PayloadField
 from lowq_web.context import context_of
 from lowq_web.fields import query_of
 from lowq_web.pages.rendering import redirect, render
@@ -16,7 +16,7 @@ MAX_PATTERN = 64
 
 
 def search(request: Request) -> Response:
-    """Finds an id in all queues."""
+    """Finds an id in all queues. Where it is none, ``customer:7`` finds the jobs with that in a payload."""
     context, typed = context_of(request), query_of(request).get("id", "")
     if not typed.strip():
         return redirect(request, "dashboard")
@@ -32,35 +32,21 @@ def search(request: Request) -> Response:
             break
     if len(found) == 1:
         return redirect(request, "job", {"id": job_id}, queue=found[0][0])
-    pattern = like(job_id)
-    return render(
-        request,
-        "search.html",
-        200,
-        found=found,
-        places=[] if found or pattern is None else _places(context.stats_cache.figures().queues),
-        pattern=pattern,
-        job_id=job_id,
-        searched=job_id,
-    )
+    if not found and _is_field(job_id):
+        done = f"No job has the id {job_id}. These have it in a payload."
+        return redirect(request, "jobs", {"payload": job_id}, done=done)
+    return render(request, "search.html", found=found, pattern=like(job_id), job_id=job_id, searched=job_id)
+
+
+def _is_field(typed: str) -> bool:
+    try:
+        PayloadField.parse(typed)
+    except lowq.ConfigError:
+        return False
+    return True
 
 
 def like(typed: str) -> str | None:
     """The pattern of ids that contain this text, or the text if it is a pattern already; None: it is too long."""
-    if "*" in typed:
-        pattern = typed
-    else:
-        pattern = "*" + re.sub(r"([?\[\]\\])", r"\\\1", typed) + "*"
+    pattern = typed if "*" in typed else "*" + re.sub(r"([?\[\]\\])", r"\\\1", typed) + "*"
     return pattern if len(pattern) <= MAX_PATTERN else None
-
-
-def _places(queues: Iterable[inspection.QueueOverview]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The first queues that have jobs, with the states of these and their labels: where to search by a pattern."""
-    found = []
-    for stats in (item.stats for item in queues):
-        counts = (("", "queued", stats.length), ("taken", "running", stats.taken),
-                  ("morgue", "dead", stats.morgue_length))  # fmt: skip
-        places = [(state, words) for state, words, number in counts if number]
-        if places:
-            found.append((stats.name, places))
-    return found[:50]

@@ -9,11 +9,13 @@ import re
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lowq.operate.stats import LATE_SECONDS
 from lowq.store.keys import MAX_SHARDS as LARGEST
 from lowq_web.chart import heat_map
-from lowq_web.context import context_of, queue_of
+from lowq_web.context import AppContext, context_of, queue_of
 from lowq_web.fields import query_of
 from lowq_web.pages.rendering import SHARDS_PER_PAGE, render
+from lowq_web.severity import level_of_lag
 
 
 def shards(request: Request) -> Response:
@@ -48,9 +50,16 @@ def shards(request: Request) -> Response:
         count=len(found),
         epoch=min((shard.epoch for shard in found), default=0),
         heat_map=heat_map(handle.name, found),
+        latency_goal=_latency_goal(context, handle.name),
+        level_of_lag=level_of_lag,
         sort=sort,
         down=down,
     )
+
+
+def _latency_goal(context: AppContext, name: str) -> float:
+    figures = context.stats_cache.figures().queues
+    return next((item.stats.latency_goal for item in figures if item.stats.name == name), LATE_SECONDS)
 
 
 def _seen(typed: str) -> int:

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from lowq_web.background import BackgroundAction, find_action, read_actions
 from lowq_web.context import context_of
-from lowq_web.listing import group_text
+from lowq_web.listing import WAITING, Queues, group_text
 from lowq_web.pages.rendering import redirect, render, trouble
 from lowq_web.security import visit_of
 from lowq_web.words import DONE, VERBS
@@ -27,7 +27,8 @@ def task(request: Request) -> Response:
     found = find_action(context.app, request.path_params["task"])
     if found is None:
         return trouble(request, 404, "There is no such task, or it is not remembered any more.")
-    group = group_text(context.app.queue(found.queue), found.filter.error_group)
+    target = Queues(context.app, found.part) if found.queue is None else context.app.queue(found.queue)
+    group = group_text(target, found.filter.error_group)
     return render(request, "task.html", task=found, done=DONE, again=_again(found), group_text=group)
 
 
@@ -36,6 +37,8 @@ def _again(task: BackgroundAction) -> dict[str, Any]:
     done to more of them.
     """
     fields = {name: value for name, value in task.filter.given().items() if name not in _NOT_REPEATED}
+    if task.queue is None:
+        fields |= {"queue": task.part, "state": task.filter.state or WAITING}
     return fields | ({"reason": task.reason} if task.reason else {})
 
 

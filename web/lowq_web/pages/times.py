@@ -33,6 +33,13 @@ class _Drawn:
     times: inspection.Histogram
     chart: Chart
 
+    @property
+    def percentiles(self) -> dict[str, tuple[float, float]]:
+        """Name -> about how long, and the bound that it does not exceed."""
+        return {
+            name: (_estimate(self.times, share), self.times.percentile(share)) for name, share in PERCENTILES.items()
+        }
+
 
 def times(request: Request) -> Response:
     """Both, and the slowest batches of the last hour."""
@@ -48,7 +55,6 @@ def times(request: Request) -> Response:
         queue=handle.name,
         span=span,
         spans=spans(request, "times", span, query, queue=handle.name),
-        percentiles=PERCENTILES,
         drawn=(
             _Drawn("Wait", "From when a job is due until it is taken", found.wait, _drawn(waits)),
             _Drawn("Run", "Of a batch, with all its ids", found.run, _drawn(runs)),
@@ -57,11 +63,22 @@ def times(request: Request) -> Response:
     )
 
 
+def _estimate(found: inspection.Histogram, share: float) -> float:
+    """About the seconds that this share does not exceed, as if the lengths between two bounds were spread evenly, so
+    that percentiles between the same bounds differ. Infinite: beyond all bounds; 0.0: without counts.
+    """
+    wanted, seen, low = share * found.count, 0, 0.0
+    for bound, number in found.buckets:
+        if number and seen + number >= wanted:
+            return low + (bound - low) * (wanted - seen) / number
+        seen, low = seen + number, bound
+    return 0.0
+
+
 def _moment(at: float, found: inspection.Histogram) -> _Moment:
     longest = found.buckets[-2][0]  # what is beyond the bounds is drawn there
-    return _Moment(
-        at, *(min(found.percentile(share), longest) if found.count else None for share in PERCENTILES.values())
-    )
+    estimates = (_estimate(found, share) for share in PERCENTILES.values())
+    return _Moment(at, *(min(estimate, longest) if found.count else None for estimate in estimates))
 
 
 def _drawn(moments: list[_Moment]) -> Chart:

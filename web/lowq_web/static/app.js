@@ -49,7 +49,6 @@
     const kind = element.dataset.kind || "count";
     const text = write[kind](value);
     if (element.textContent !== text) element.textContent = text;
-    if (kind === "duration") element.classList.toggle("long", text.length > 7);
     if (value !== null && kind !== "rate" && kind !== "text") element.title = exact(value) + (kind === "duration" ? " s" : "");
   };
 
@@ -65,11 +64,8 @@
   const clockTime = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", hour12: false });
   const dayOf = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric" });
   const zoneName = Intl.DateTimeFormat().resolvedOptions().timeZone;
-  // Touch screens and keyboards can't hover: a button shows all times exactly, and the choice is remembered.
-  let exactly = false;
-  try {
-    exactly = localStorage.getItem("lowq-times") === "exact";
-  } catch { /* it may be forbidden: then it is not remembered */ }
+  // Touch screens and keyboards can't hover: viewers may have all times exactly.
+  let exactly = choices.get("times") === "exact";
   const tick = () => {
     for (const time of times) {
       const at = Date.parse(time.dateTime);
@@ -82,7 +78,7 @@
     // What the server has drawn has its times in UTC: they are in one zone with all others.
     for (const mark of document.querySelectorAll("[data-local]")) {
       const at = Number(mark.dataset.local) * 1000;
-      const text = !at ? `times are ${zoneName}` : mark.textContent.includes(":") ? clockTime.format(at) : dayOf.format(at);
+      const text = mark.textContent.includes(":") ? clockTime.format(at) : dayOf.format(at);
       if (mark.textContent !== text) mark.textContent = text;
     }
     for (const heading of document.querySelectorAll("[data-zone]")) {
@@ -97,22 +93,12 @@
     }
   };
   setInterval(tick, 1000);
-  const zone = document.querySelector("[data-times]");
-  const choice = document.createElement("button");
-  const choose = (exact) => {
-    exactly = exact;
-    choice.textContent = exactly ? "Show how long ago" : "Show exact times";
+  document.addEventListener("lowq:times", () => {
+    exactly = choices.get("times") === "exact";
     tick();
-  };
-  choice.type = "button";
-  choice.addEventListener("click", () => {
-    choose(!exactly);
-    try {
-      localStorage.setItem("lowq-times", exactly ? "exact" : "");
-    } catch { /* see above */ }
   });
-  choose(exactly);
-  zone.replaceChildren(`Times are in ${zoneName}, exact on hover. `, choice);
+  document.querySelector("[data-times]").textContent = `Times are in ${zoneName}, exact on hover.`;
+  tick();
 
   // --- select all ---
 
@@ -152,14 +138,63 @@
     }
   });
 
+  // --- what is shown of a place in a picture: at the pointer, and where the arrow keys lead ---
+
+  // `indexAt`: the place of an event in the picture, from 0, or none; `show`: shows one, or with null none.
+  const explore = (picture, label, count, indexAt, show) => {
+    // Whether the keys have led there: a mouse that leaves does not take that away.
+    let [at, byKeys] = [null, false];
+    const go = (index) => {
+      at = index;
+      show(index);
+    };
+    const point = (event) => {
+      const index = indexAt(event);
+      if (index === null) return;
+      byKeys = false;
+      go(index);
+    };
+    picture.tabIndex = 0;
+    picture.setAttribute("role", "group");
+    picture.setAttribute("aria-label", label);
+    picture.addEventListener("pointermove", point);
+    picture.addEventListener("pointerdown", point);
+    // A finger that is lifted leaves, too; what it showed stays.
+    picture.addEventListener("pointerleave", (event) => !byKeys && event.pointerType === "mouse" && go(null));
+    picture.addEventListener("blur", () => {
+      byKeys = false;
+      go(null);
+    });
+    picture.addEventListener("keydown", (event) => {
+      const way = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (!way || event.ctrlKey || event.metaKey || event.altKey) return;
+      event.preventDefault();
+      byKeys = true;
+      go(at === null ? (way > 0 ? 0 : count() - 1) : Math.min(Math.max(at + way, 0), count() - 1));
+    });
+    return (index) => { at = index; };
+  };
+
+  const heat = document.querySelector("[data-heat]");
+  if (heat) {
+    const shards = () => [...heat.querySelectorAll("g")];
+    const readout = document.querySelector("[data-heat-readout]");
+    explore(heat, "Shards: the arrow keys lead through them", () => shards().length, (event) => {
+      const shard = event.target.closest("g");
+      return shard && shards().indexOf(shard);
+    }, (index) => {
+      for (const shard of shards()) shard.classList.toggle("shown", shard === shards()[index]);
+      readout.textContent = index === null ? "" : shards()[index].querySelector("title").textContent;
+    });
+  }
+
   // --- charts: the values at the pointer, and newer ones ---
 
   const charts = document.querySelector("[data-charts]");
   let readings = [];
-  // The moment that is shown, Unix time; and whether the arrow keys have led to it, which a mouse that leaves does not
-  // take away.
+  // The moment that is shown, Unix time; and what moves the place that the keys go on from.
   let shown = null;
-  let byKeys = false;
+  let place = () => {};
   const showReadings = (index) => {
     const readout = charts.querySelector("[data-readout]");
     for (const cursor of charts.querySelectorAll(".cursor")) cursor.remove();
@@ -191,39 +226,17 @@
   };
   const prepare = () => {
     readings = JSON.parse(charts.dataset.readings);
-    const index = shown === null ? -1 : readings.findIndex(([at]) => at >= shown);
-    showReadings(index < 0 ? null : index);
+    const found = shown === null ? -1 : readings.findIndex(([at]) => at >= shown);
+    const index = found < 0 ? null : found;
+    place(index);
+    showReadings(index);
     tick();
   };
   if (charts) {
-    const plots = charts.querySelector("[data-plots]");
-    plots.tabIndex = 0;
-    plots.setAttribute("role", "group");
-    plots.setAttribute("aria-label", "Charts: the arrow keys lead through their values");
-    const point = (event) => {
-      const place = event.target.closest("[data-plot]")?.querySelector(".lines").getBoundingClientRect();
-      if (!place) return;
-      byKeys = false;
-      const share = Math.min(Math.max((event.clientX - place.left) / place.width, 0), 1);
-      showReadings(Math.round(share * (readings.length - 1)));
-    };
-    plots.addEventListener("pointermove", point);
-    plots.addEventListener("pointerdown", point);
-    // A finger that is lifted leaves, too; what it showed stays.
-    plots.addEventListener("pointerleave", (event) => !byKeys && event.pointerType === "mouse" && showReadings(null));
-    plots.addEventListener("blur", () => {
-      byKeys = false;
-      showReadings(null);
-    });
-    plots.addEventListener("keydown", (event) => {
-      const way = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-      if (!way || event.ctrlKey || event.metaKey || event.altKey) return;
-      event.preventDefault();
-      byKeys = true;
-      const last = readings.length - 1;
-      const index = shown === null ? last + (way > 0 ? 0 : 1) : readings.findIndex(([at]) => at >= shown);
-      showReadings(Math.min(Math.max(index + way, 0), last));
-    });
+    place = explore(charts.querySelector("[data-plots]"), "Charts: the arrow keys lead through their values", () => readings.length, (event) => {
+      const lines = event.target.closest("[data-plot]")?.querySelector(".lines").getBoundingClientRect();
+      return lines ? Math.round(Math.min(Math.max((event.clientX - lines.left) / lines.width, 0), 1) * (readings.length - 1)) : null;
+    }, showReadings);
     prepare();
   }
 
@@ -294,6 +307,17 @@
     else newer.append(text, reload);
     newer.hidden = false;
   };
+  // How bad each is: the three levels of what is said first.
+  const mark = () => {
+    const verdict = document.querySelector("[data-levels]");
+    if (!verdict) return;
+    const levels = JSON.parse(verdict.dataset.levels);
+    for (const marked of document.querySelectorAll("[data-mark]")) {
+      const { queue } = marked.closest("[data-queue]")?.dataset ?? { queue: "" };
+      const level = levels[`${marked.dataset.mark} ${queue}`];
+      for (const name of ["red", "amber"]) marked.classList.toggle(name, level === name);
+    }
+  };
   const totals = document.querySelectorAll("[data-live^='total.']");
   document.addEventListener("lowq:figures", ({ detail: figures }) => {
     for (const element of totals) show(element, figures.total[element.dataset.live.slice(6)]);
@@ -304,6 +328,7 @@
       for (const element of elements) if (all[element.dataset.field] !== undefined) show(element, all[element.dataset.field]);
     }
     for (const [queue, values] of Object.entries(figures.queues)) paused(queue, values.paused);
+    mark();
     if (newer) tellNewer(figures);
     if (charts) redraw().catch(() => {});
   });

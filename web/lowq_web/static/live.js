@@ -12,10 +12,7 @@
   const main = document.querySelector("main[data-refresh]");
   // Seconds between two looks, as the viewer has chosen; 0: none. data-refreshes says that the page has a choice.
   let every = Math.max(5, main ? Number(main.dataset.refresh) : 0);
-  try {
-    const kept = localStorage.getItem("lowq-refresh");
-    if (["0", "2", "5", "30"].includes(kept)) every = Number(kept);
-  } catch { /* it may be forbidden: then as the page says */ }
+  if (["0", "2", "5", "30"].includes(choices.get("refresh"))) every = Number(choices.get("refresh"));
 
   const well = () => {
     heard = new Date();
@@ -81,6 +78,8 @@
   // Notices, which are not part of the page.
   const isWord = (node) => node.id === "trouble" || (node.matches && node.matches("[role=status], [role=alert]"));
 
+  // What the viewer, or app.js, has given them.
+  const OURS = ["open", "tabindex", "role", "aria-label"];
   const alike = (node, fresh) => {
     if (node.nodeType === Node.TEXT_NODE) {
       if (node.data !== fresh.data) node.data = fresh.data;
@@ -88,7 +87,7 @@
     }
     if (node.nodeType !== Node.ELEMENT_NODE) return;
     for (const { name } of [...node.attributes]) {
-      if (!fresh.hasAttribute(name) && name !== "open") node.removeAttribute(name);
+      if (!fresh.hasAttribute(name) && !OURS.includes(name)) node.removeAttribute(name);
     }
     for (const { name, value } of fresh.attributes) {
       // The viewer opens and closes; of a time only the moment is new, the words are written by the clock here.

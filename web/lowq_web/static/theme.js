@@ -1,7 +1,20 @@
-// The theme that was chosen, before anything is drawn: a page that is light first would flash.
+// What each viewer has chosen is kept in their browser. The theme is set before anything is drawn: a page that is light
+// first would flash.
 "use strict";
 
-try {
-  const theme = localStorage.getItem("lowq-theme");
-  if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
-} catch { /* it may be forbidden: then the system's */ }
+// It may be forbidden: then nothing is remembered.
+const choices = {
+  get: (name) => {
+    try {
+      return localStorage.getItem(`lowq-${name}`) ?? "";
+    } catch {
+      return "";
+    }
+  },
+  set: (name, value) => {
+    try {
+      localStorage.setItem(`lowq-${name}`, value);
+    } catch { /* see above */ }
+  },
+};
+if (["light", "dark"].includes(choices.get("theme"))) document.documentElement.dataset.theme = choices.get("theme");

@@ -1,8 +1,8 @@
 -- Payloads with a ttl. Only shards that use it (`features`, see lib/features.lua) come here.
---   expires             ZSET: id -> when the first of its payloads that wait expires, Unix seconds. Of an id whose
---                       payload is inline that is all there is.
---   expires:<id>        ZSET: payload -> when it expires, where the payloads that wait are a set
---   taken:expires:<id>  the same of those in flight. An inline payload's is in the record, see lib/taken.lua
+--   expires             ZSET: id -> when the first of its payloads that wait expires, Unix seconds: an index
+--   expires:<id>        ZSET: payload -> when it expires, where the payloads that wait are a set. Of an inline payload it
+--                       is in its text, "score,expires payload"
+--   taken:expires:<id>  as `expires:<id>`, of those in flight
 -- Of two equal payloads the earlier time counts, and if one of them never expires, neither do they: a push without a ttl
 -- wants it performed. A buried payload does not expire, nor does it when it is kicked.
 --
@@ -29,12 +29,22 @@ local function promote_expiring(prefix, id)
   local key = prefix .. 'payloads:' .. id
   local inline = redis.call('MGET', key)[1]
   if inline then
-    local at = redis.call('ZSCORE', prefix .. 'expires', id)
+    local payload, _, at = split_inline(inline)
     promote_to_zset(key)
     if at then
-      redis.call('ZADD', prefix .. 'expires:' .. id, at, (split_inline(inline)))
+      redis.call('ZADD', prefix .. 'expires:' .. id, at, payload)
     end
   end
+end
+
+-- When an inline payload expires, as text, or nil.
+local function expiry_in(inline)
+  return string.match(inline, '^[^ ,]*,(%d+%.?%d*) ')
+end
+
+-- The time of two equal payloads, each as text or nil.
+local function earlier(a, b)
+  return a and b and (tonumber(a) <= tonumber(b) and a or b) or nil
 end
 
 -- As `add_payload`, for a payload that waits. `at`: when it expires, as text, or nil: never. `form`: as there, not nil.
@@ -42,7 +52,7 @@ local function add_expiring(prefix, id, payload, score, form, at)
   local key, times = prefix .. 'payloads:' .. id, prefix .. 'expires:' .. id
   form = form or redis.call('EXISTS', key) == 1
   if not form then
-    form = add_payload(key, payload, score, false)
+    form = add_payload(key, payload, score, false, at)
     if at then
       redis.call('ZADD', prefix .. 'expires', at, id)
       if form == true then
@@ -51,13 +61,20 @@ local function add_expiring(prefix, id, payload, score, form, at)
     end
     return form
   end
-  if form ~= true and split_inline(form) == payload then
+  local present, its_score, its_at
+  if form ~= true then
+    present, its_score, its_at = split_inline(form)
+  end
+  if present == payload then
+    at = earlier(at, its_at)
     if at then
-      redis.call('ZADD', prefix .. 'expires', 'XX', 'LT', at, id)
+      redis.call('ZADD', prefix .. 'expires', at, id)
     else
       redis.call('ZREM', prefix .. 'expires', id)
     end
-    return add_payload(key, payload, score, form)
+    form = join_inline(payload, tonumber(score) < tonumber(its_score) and score or its_score, at)
+    redis.call('SET', key, form)
+    return form
   end
   promote_expiring(prefix, id)
   if at and not redis.call('ZSCORE', key, payload) then
@@ -73,15 +90,11 @@ end
 
 -- When a payload that waits expires, as text, or nil.
 local function expiry_of(prefix, id, payload)
-  if redis.call('MGET', prefix .. 'payloads:' .. id)[1] then
-    return redis.call('ZSCORE', prefix .. 'expires', id) or nil
+  local inline = redis.call('MGET', prefix .. 'payloads:' .. id)[1]
+  if inline then
+    return expiry_in(inline)
   end
   return redis.call('ZSCORE', prefix .. 'expires:' .. id, payload) or nil
-end
-
--- The time of two equal payloads.
-local function earlier(a, b)
-  return a and b and math.min(tonumber(a), tonumber(b)) or nil
 end
 
 -- As `add_latest`, for a payload that waits; the one that stays keeps its own time. `at`, `form`: as of `add_expiring`.
@@ -95,7 +108,7 @@ local function add_latest_expiring(prefix, id, payload, score, form, at)
     at = earlier(at, expiry_of(prefix, id, payload)) -- also of one that another policy has left behind the highest
   end
   forget_expiry(prefix, id)
-  form = add_latest(key, payload, score, form)
+  form = add_latest(key, payload, score, form, at)
   if at then
     redis.call('ZADD', prefix .. 'expires', at, id)
     if form == true then
@@ -213,8 +226,8 @@ local function expire_taken(prefix, id, record, now, features)
     touch(prefix, { 'taken:traces:' }, { id })
   end
   if has_inline(record) then
-    local at = expiry_in(record)
-    if not at or at > now then
+    local at = expiry_in(get_inline(record) or '')
+    if not at or tonumber(at) > now then
       return false
     end
     redis.call('HINCRBY', prefix .. 'meta', 'expired', 1)
@@ -252,7 +265,15 @@ local function expire(prefix, ids, now, most, room)
     end
     local is_gone, before = inline[i], count
     if is_gone then
-      count = count + 1
+      local at = expiry_in(inline[i])
+      is_gone = at and tonumber(at) <= now
+      if is_gone then
+        count = count + 1
+      elseif at then -- the index was wrong
+        redis.call('ZADD', prefix .. 'expires', at, id)
+      else
+        redis.call('ZREM', prefix .. 'expires', id)
+      end
     else
       local times = prefix .. 'expires:' .. id
       local expired = redis.call('ZCOUNT', times, '-inf', until_now)
@@ -396,6 +417,11 @@ end
 
 -- The waiting payloads of an id go to the morgue, as far as the budget of `merge` allows. Returns whether all did.
 local function merge_into_morgue(prefix, id, budget, has_ttl)
+  local inline = has_ttl and redis.call('MGET', prefix .. 'payloads:' .. id)[1]
+  if inline then -- what is buried does not expire
+    local payload, score = split_inline(inline)
+    redis.call('SET', prefix .. 'payloads:' .. id, join_inline(payload, score))
+  end
   local is_whole = merge(prefix .. 'payloads:' .. id, prefix .. 'morgue:payloads:' .. id, budget, function(payloads)
     if has_ttl then
       redis.call('ZREM', prefix .. 'expires:' .. id, unpack(payloads))

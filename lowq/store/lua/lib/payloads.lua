@@ -1,6 +1,7 @@
 -- The payloads of an id that wait, and those that are buried, are one key each, in one of two forms:
---   inline   STRING "score payload": a single payload of up to 4,096 bytes, which is what most ids have. As a sorted
---            set of one it would take 850 bytes more as soon as it has more than 64.
+--   inline   STRING "score payload", or "score,expires payload" of one with a ttl (lib/expiry.lua): a single payload of
+--            up to 4,096 bytes, which is what most ids have. As a sorted set of one it would take 850 bytes more as soon
+--            as it has more than 64.
 --   a set    ZSET payload -> score. It may hold a single payload, too: a set never becomes inline again.
 -- In flight, an inline payload is within the record of its id, see lib/taken.lua. Beside this file `put_back`, `push`,
 -- `ack_and_take`, `fetch_jobs` and `examine` know the forms. MGET answers nil for what is no string, so it tells them
@@ -8,16 +9,27 @@
 
 -- Whether a text begins as one of an inline payload.
 local function begins_with_score(inline)
-  return tonumber(string.match(inline, '^(%S+) ') or '') ~= nil
+  local score, expires = string.match(inline, '^([^%s,]+),?(%S*) ')
+  return tonumber(score or '') ~= nil and (expires == '' or tonumber(expires) ~= nil)
 end
 
--- Payload and score (text) of an inline payload.
+-- Payload, score (text), and when it expires (text, nil: never) of an inline payload.
 local function split_inline(inline)
   local space = string.find(inline, ' ', 1, true)
-  return string.sub(inline, space + 1), string.sub(inline, 1, space - 1)
+  local score, expires = string.sub(inline, 1, space - 1), nil
+  local comma = string.find(score, ',', 1, true)
+  if comma then
+    score, expires = string.sub(score, 1, comma - 1), string.sub(score, comma + 1)
+  end
+  return string.sub(inline, space + 1), score, expires
 end
 
--- "score payload" that the record of an id in flight holds, or nil: its payloads are in a key.
+-- The inline form of a payload. `expires`: text, or nil.
+local function join_inline(payload, score, expires)
+  return (expires and score .. ',' .. expires or score) .. ' ' .. payload
+end
+
+-- The inline payload that the record of an id in flight holds, or nil: its payloads are in a key.
 local function get_inline(record)
   return string.match(record, '^%S+ +%S+ %S+ %S+ %S+ ([^ ]* .*)\n$')
 end
@@ -37,12 +49,13 @@ local function check_payloads(key, inline)
 end
 
 -- Adds a payload with its score (text). Of two equal ones the lowest score stays. `form`: what is known of the key: the
--- text of an inline payload, false (no inline one), true (a set), or nil (nothing). Returns it as it is afterwards.
-local function add_payload(key, payload, score, form)
+-- text of an inline payload, false (no inline one), true (a set), or nil (nothing). `expires`: of one that becomes
+-- inline; `add_expiring` cares for others. Returns the form as it is afterwards.
+local function add_payload(key, payload, score, form, expires)
   if form == nil then
     form = redis.call('MGET', key)[1]
   end
-  local inline = not form and #payload <= 4096 and score .. ' ' .. payload
+  local inline = not form and #payload <= 4096 and join_inline(payload, score, expires)
   if inline and redis.call('SET', key, inline, 'NX') then
     return inline
   end
@@ -77,9 +90,10 @@ end
 local function materialize(prefix, id, record)
   local inline = get_inline(record)
   if inline then
-    add_payload(prefix .. 'taken:payloads:' .. id, split_inline(inline))
-    if expiry_in(record) then
-      redis.call('ZADD', prefix .. 'taken:expires:' .. id, expiry_in(record), (split_inline(inline)))
+    local payload, score, expires = split_inline(inline)
+    add_payload(prefix .. 'taken:payloads:' .. id, payload, score)
+    if expires then
+      redis.call('ZADD', prefix .. 'taken:expires:' .. id, expires, payload)
     end
     redis.call('HSET', prefix .. 'taken', id, string.sub(record, 1, -3 - #inline))
   end
@@ -104,10 +118,11 @@ local function merge(source, target, budget, before)
   end
   local inline = redis.call('MGET', source)[1]
   if inline then
+    local payload, score = split_inline(inline)
     if before then
-      before({ (split_inline(inline)) })
+      before({ payload })
     end
-    add_payload(target, split_inline(inline))
+    add_payload(target, payload, score)
     redis.call('DEL', source)
     budget.payloads, budget.bytes = budget.payloads - 1, budget.bytes - #inline
     return true
@@ -176,7 +191,7 @@ end
 
 -- As add_payload, of a queue with merge = latest: only the payload with the highest score stays; of equal scores the
 -- one that is added. However many there were before, as the policy may have been another one.
-local function add_latest(key, payload, score, form)
+local function add_latest(key, payload, score, form, expires)
   local present, its_score = get_highest(key, form)
   if present and tonumber(its_score) > tonumber(score) then
     payload, score = present, its_score
@@ -184,7 +199,7 @@ local function add_latest(key, payload, score, form)
   if present then
     redis.call('UNLINK', key)
   end
-  return add_payload(key, payload, score, false)
+  return add_payload(key, payload, score, false, expires)
 end
 
 -- As merge, of a queue with merge = latest. Of equal scores that in target stays: it came later.

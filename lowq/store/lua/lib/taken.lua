@@ -1,9 +1,9 @@
 -- Jobs in flight: their records, and how they come back.
 
--- The record of an id in flight: "delivery perform_at retry_count level taken_at". The level is its priority; behind
--- it, of an inline payload with a ttl, stands when that expires: "0,1800000000.5". If an inline payload was taken, that
--- is in there too, "... taken_at score payload\n", and in no key: one place less to look up, of the few that each job
--- of a long queue costs. Behind the delivery there may be more spaces: `ack_and_take` fills a record up.
+-- The record of an id in flight: "delivery perform_at retry_count level taken_at". The level is its priority; behind it
+-- may stand a mark (`mark_in`). If an inline payload was taken, that is in there too, "... taken_at score payload\n",
+-- and in no key: one place less to look up, of the few that each job of a long queue costs. Behind the delivery there
+-- may be more spaces.
 local function parse_taken(record)
   local delivery, perform_at, retry_count = string.match(record, '^(%S+) +(%S+) (%S+)')
   return delivery, perform_at, tonumber(retry_count)
@@ -14,9 +14,34 @@ local function level_in(record)
   return tonumber(string.match(record, '^%S+ +%S+ %S+ (%d)') or '') or 0
 end
 
--- When the inline payload in a record expires, or nil.
-local function expiry_in(record)
-  return tonumber(string.match(record, '^%S+ +%S+ %S+ [^ ,]+,(%S+)') or '')
+-- What the holder of a job in flight is asked to do, a letter behind the priority in its record. 'x': end it; unless it
+-- finishes or is buried, nothing of it waits again. 's': end it, and let it wait again. Or nil. It goes with the
+-- record. The feature `cancelled` says that there may be some.
+local function mark_in(record)
+  return string.match(record, '^%S+ +%S+ %S+ %d([xs])')
+end
+
+-- Marks a job in flight. Returns the record as it is then.
+local function mark_taken(prefix, id, record, mark)
+  local marked = string.gsub(record, '^(%S+ +%S+ %S+ %d)[xs]? ', '%1' .. mark .. ' ', 1)
+  if marked ~= record then
+    redis.call('HSET', prefix .. 'taken', id, marked)
+  end
+  return marked
+end
+
+-- Removes a job in flight that is cancelled. What was pushed since waits, and starts afresh.
+local function drop_cancelled(prefix, id, features)
+  redis.call('HDEL', prefix .. 'taken', id)
+  redis.call('UNLINK', prefix .. 'taken:payloads:' .. id)
+  if uses(features, 'ttl') then
+    redis.call('UNLINK', prefix .. 'taken:expires:' .. id)
+  end
+  if uses(features, 'traces') then
+    forget_traces(prefix, 'taken:traces:', { id })
+  end
+  forget(prefix, id)
+  redis.call('HINCRBY', prefix .. 'meta', 'cancelled', 1)
 end
 
 -- Which of the ids are in flight under exactly that delivery: id -> record. A delivery that differs was handed
@@ -37,7 +62,8 @@ end
 
 -- How a script begins that reports jobs in flight. Each job has as many arguments as `width`, of which the
 -- first is its id, from ARGV[first] on. Returns an error when the lease is not that of `token`; otherwise nil, the
--- time, the records of those that are in flight under the delivery, and what the shard uses (lib/features.lua).
+-- time, the records of those that are in flight under the delivery, what the shard uses (lib/features.lua), and which
+-- ids were cancelled: nothing of these is in flight any more.
 local function begin_report(prefix, token, delivery, first, width)
   local lost = check_lease(prefix, token)
   if lost then
@@ -52,9 +78,17 @@ local function begin_report(prefix, token, delivery, first, width)
   for i = first, #ARGV, width do
     ids[#ids + 1] = ARGV[i]
   end
-  local records = records_of(prefix, delivery, ids)
+  local records, cancelled = records_of(prefix, delivery, ids), {}
   touch_payloads(prefix, ids, meta[3])
-  return nil, now, records, meta[3]
+  if uses(meta[3], 'cancelled') then
+    for _, id in ipairs(ids) do
+      if records[id] and mark_in(records[id]) == 'x' then
+        drop_cancelled(prefix, id, meta[3])
+        records[id], cancelled[id] = nil, true
+      end
+    end
+  end
+  return nil, now, records, meta[3], cancelled
 end
 
 -- Asks for the per-id keys of payloads before the first write, see `touch`.
@@ -116,15 +150,15 @@ local function put_back(prefix, id, record, now, perform_at, features, room)
   if uses(features, 'latest') then
     materialize(prefix, id, record)
   elseif inline and uses(features, 'ttl') then
-    local payload, score = split_inline(inline)
-    local at = expiry_in(record)
-    if at and at <= now and redis.call('EXISTS', waiting) == 1 then
+    local payload, score, at = split_inline(inline)
+    if at and tonumber(at) <= now and redis.call('EXISTS', waiting) == 1 then
       redis.call('HINCRBY', prefix .. 'meta', 'expired', 1) -- a dead payload does not join one that lives
     else
       add_expiring(prefix, id, payload, score, redis.call('MGET', waiting)[1], at)
     end
   elseif inline and not redis.call('SET', waiting, inline, 'NX') then
-    add_payload(waiting, split_inline(inline))
+    local payload, score = split_inline(inline)
+    add_payload(waiting, payload, score)
   end
   merge_taken(prefix, id, features, now, room)
   if uses(features, 'traces') then

@@ -57,9 +57,10 @@ local function crash(prefix, id, record, now, max_crash_count, delay, features, 
     return false
   end
   redis.call('ZADD', prefix .. 'morgue', now, id)
+  local reason = 'poison: its process died, or its batch exceeded ttr, ' .. crashes .. ' times with this job in flight'
+    .. (uncharged > 0 and ', or was stopped and could not wait for it' or '')
   redis.call('HSET', prefix .. 'morgue:errors', id,
-    'poison: its process died, or its batch exceeded ttr, ' .. crashes .. ' times with this job in flight'
-    .. (uncharged > 0 and ', or was stopped and could not wait for it' or ''))
+    with_attempts(reason, attempts_of(redis.call('HGET', prefix .. 'errors', id))))
   redis.call('HINCRBY', prefix .. 'meta', 'buried', 1)
   forget(prefix, id)
   return true

@@ -63,3 +63,18 @@ local function shift_due(prefix, now, server_time, since)
   redis.call('HSET', prefix .. 'meta', 'server_time', now, 'server_time_since', first - step)
   return true
 end
+
+-- Seconds for which a limit is still put off, or nil: never more than its deferral had, "ends seconds", as the server's
+-- clock may have stepped back since. Then it ends so much earlier.
+local function read_deferral(key, deferral, now)
+  local ends, seconds = string.match(deferral or '', '^([%d.e+]+) ([%d.e+-]+)$')
+  ends, seconds = tonumber(ends), tonumber(seconds)
+  local left = ends and seconds and math.min(ends - now, seconds) or 0
+  if left <= 0 or seconds > 2678400 then
+    return nil
+  end
+  if left < ends - now then
+    redis.call('HSET', key, 'deferred', string.format('%.17g %.17g', now + left, seconds))
+  end
+  return left
+end

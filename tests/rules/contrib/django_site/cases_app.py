@@ -76,8 +76,16 @@ class SettingsTests(SimpleTestCase):
     def test_the_environment_and_a_store_in_memory(self) -> None:
         with mock.patch.dict("os.environ", LOWQ_LEASE_TTL="long"):
             self.assertEqual([problem.id for problem in check_settings()], ["lowq.E005", "lowq.W001"])
+        with mock.patch.dict("os.environ", LOWQ_REDIS_URL="shop"), mock.patch.object(lowq, "app", lowq.Lowq()):
+            self.assertEqual([problem.id for problem in check_settings()], ["lowq.E005"])
         with override_settings(DEBUG=True):
             self.assertEqual(check_settings(), [])
+
+    def test_a_database_whose_outbox_is_relayed_is_one_of_the_project(self) -> None:
+        for name, found in (("gone", ["lowq.E004"]), ("other", []), ("postgresql://db/shop", [])):
+            app = lowq.Lowq(redis_url="memory://", outbox=name)
+            with self.subTest(name), override_settings(DEBUG=True), mock.patch.object(lowq, "app", app):
+                self.assertEqual([problem.id for problem in check_settings()], found)
 
     def test_queues_of_tasks_are_checked(self) -> None:
         backend = "lowq.contrib.django.tasks.LowqBackend"

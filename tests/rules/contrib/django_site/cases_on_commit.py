@@ -1,10 +1,11 @@
 """`push_on_commit`: order, one write, rollbacks, databases, failures; sync and async."""
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 from unittest import mock
 
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.transaction import TransactionManagementError
 
 import lowq
@@ -135,6 +136,12 @@ class OnCommitTests(TransactionTestCase):
         finally:
             transaction.rollback()
             transaction.set_autocommit(True)
+        connection.close()  # as before the first query of a process
+        with mock.patch.dict(connection.settings_dict, AUTOCOMMIT=False):
+            with self.assertRaises(TransactionManagementError):
+                push_on_commit(OrderSync, 1, "a")
+            connection.close()
+        self.assertEqual(waiting(), [])
 
     def test_the_payload_is_that_of_the_call_and_what_is_malformed_is_refused_there(self) -> None:
         payload = {"version": 1}
@@ -172,6 +179,21 @@ class OnCommitTests(TransactionTestCase):
         self.assertIn("queue 'Away': 1 jobs of a committed transaction", logs.output[0])
         with self.assertLogs("lowq", "ERROR"), transaction.atomic():
             push_on_commit(worker, 7, "a", robust=True)
+
+    async def test_whatever_a_robust_push_raises_is_logged_from_async_code_too(self) -> None:
+        class Odd(lowq.Worker[Any]):
+            @classmethod
+            async def aperform_async(cls, jobs: Any, **_options: Any) -> int:
+                raise ZeroDivisionError  # as a middleware may
+
+            def perform(self, payloads_by_id: dict[str, list[Any]]) -> None: ...
+
+        worker = lowq.app.worker(Odd)
+        for robust in (True, False):
+            with self.assertLogs("lowq", "ERROR") as logs, suppress(ZeroDivisionError):
+                await apush_on_commit(worker, 7, robust=robust)
+                self.assertTrue(robust)
+            self.assertIn("queue 'Odd': 1 jobs of a committed transaction may not", logs.output[0])
 
     def test_a_drain_performs_and_closes_connections_around_batches(self) -> None:
         order = Order.objects.create()

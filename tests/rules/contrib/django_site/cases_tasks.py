@@ -7,7 +7,8 @@ from typing import Any
 from unittest import mock
 
 import django
-from django.db import transaction
+from asgiref.sync import async_to_sync
+from django.db import OperationalError, connection, transaction
 from django.test import override_settings
 from django.utils import timezone
 
@@ -281,6 +282,15 @@ class OwnTests(TransactionTestCase):
         self.lowq.drain(raises=True)
         self.assertEqual(tasks.calls, [1, (1, 1)])
         self.assertIsNone(lost.enqueued_at)
+
+    def test_a_task_is_enqueued_while_a_database_that_it_does_not_need_is_away(self) -> None:
+        connection.close()
+        with mock.patch.object(connection, "connect", side_effect=OperationalError):
+            result = tasks.invoice.enqueue(1, 1)
+            async_to_sync(tasks.invoice.aenqueue)(1, 2)
+        self.assertIsNotNone(result.enqueued_at)
+        self.lowq.drain(raises=True)
+        self.assertEqual(tasks.calls, [(1, 1), (1, 2)])
 
     def test_all_threads_have_the_same_workers(self) -> None:
         before = dict(lowq.app.workers)

@@ -1,9 +1,13 @@
-"""The test cases of `lowq.contrib.django.test`: what a class pushes."""
+"""The test cases of `lowq.contrib.django.test`: what a class pushes, and what tests leave."""
 
 import unittest
 from typing import Any
 
-from lowq.contrib.django.test import TestCase
+from django.db import connection
+
+import lowq
+from lowq.contrib import outbox
+from lowq.contrib.django.test import TestCase, TransactionTestCase
 from tests.rules.contrib.django_site.cases_on_commit import waiting
 from tests.rules.contrib.django_site.workers import OrderSync
 
@@ -35,3 +39,26 @@ class ClassLevelTests(unittest.TestCase):
         self.assertEqual((result.errors, result.failures, result.testsRun), ([], [], 2))
         self.assertEqual(found, [["of the class"], [], [], ["of the class"]])
         self.assertEqual(waiting(), [])
+
+    def test_what_a_test_leaves_in_the_outbox_is_not_there_in_the_next(self) -> None:
+        found: list[tuple[int, int]] = []
+
+        class Inner(TransactionTestCase):
+            databases = {"default", "other"}  # the other one has no table
+
+            def setUp(self) -> None:
+                outbox.create_table(connection)
+
+            def test_one(self) -> None:
+                found.append(outbox.Relay(lowq.app, "default").count_rows())
+                outbox.push(OrderSync, 42, 1, using="default")
+
+            test_two = test_one
+
+        result = unittest.TestResult()
+        unittest.defaultTestLoader.loadTestsFromTestCase(Inner)(result)
+        with connection.cursor() as cursor:
+            for table in ("lowq_outbox", "lowq_outbox_state"):
+                cursor.execute(f"DROP TABLE {table}")
+        self.assertEqual((result.errors, result.failures, result.testsRun), ([], [], 2))
+        self.assertEqual(found, [(0, 0), (0, 0)])

@@ -3,7 +3,39 @@
 import django
 
 SECRET_KEY = "not secret"
-INSTALLED_APPS = ["lowq.contrib.django", "tests.rules.contrib.django_site"]
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "lowq.contrib.django",
+    "tests.rules.contrib.django_site",
+]
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+ROOT_URLCONF = "tests.rules.contrib.django_site.urls"
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
 if django.VERSION < (6,):
     INSTALLED_APPS.append("django_tasks")
 DATABASES = {
@@ -15,6 +47,7 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 LOWQ = {
     "REDIS_URL": "memory://",
     "MAX_PAYLOAD_BYTES": 5000,
+    "OUTBOX": "default",
     "SERVER_MIDDLEWARES": ["tests.rules.contrib.django_site.middlewares.seen"],
 }
 TASKS = {

@@ -1,0 +1,43 @@
+"""`make docs`: the site is built without a warning, and searched in a browser."""
+
+import functools
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import docs_site
+from tests.browser.conftest import Watched
+
+pytestmark = pytest.mark.slow
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_args: Any) -> None: ...
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The site, served from this process."""
+    for name, folder in (("BUILD", "."), ("PAGES", "docs"), ("SITE", "site")):
+        monkeypatch.setattr(docs_site, name, tmp_path / folder)
+    docs_site.build("1.2.3")
+    handler = functools.partial(Quiet, directory=str(tmp_path / "site"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/1.2.3/"
+        server.shutdown()
+
+
+def test_a_reader_finds_a_page_by_a_word(site: str, watched: Watched) -> None:
+    page = watched.page(site)
+    page.keyboard.press("/")
+    page.keyboard.type("morgue")
+    page.get_by_text("Retries and the morgue").first.click()
+    page.wait_for_url("**/failures/**")
+    page.goto(f"{site}reference/")
+    assert page.locator("[id='lowq.Worker']").count() == 1
+    assert "- [Workers](workers/): " in page.request.get(f"{site}llms.txt").text()
