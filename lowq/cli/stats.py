@@ -119,7 +119,7 @@ def end_without(unanswered: Mapping[str, str]) -> None:
 
 def _total(figures: Sequence[Stats]) -> dict[str, Any]:
     total: dict[str, Any] = {name: sum(getattr(item, name) for item in figures) for name in _SUMS}
-    return total | {"lag": max((item.lag for item in figures), default=0.0)}
+    return total | {"lag": max((item.lag for item in figures if not item.paused), default=0.0)}
 
 
 def _show_stats(

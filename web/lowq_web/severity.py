@@ -120,33 +120,43 @@ def level_of_redis(redis: inspection.RedisInfo) -> Level | None:
 def _troubles(
     item: inspection.QueueOverview, flow: Flow | None, stuck: Sequence[StuckBatch], deaths: float
 ) -> Iterable[Trouble]:
-    stats = item.stats
+    """What is wrong with a queue. Shards without an owner, or with a stuck batch, do not make it late as well."""
+    stats, others = item.stats, item.shards
     # Nobody is to hold a shard whose jobs are being moved, or are still to come.
     held = [shard for shard in item.shards if not (shard.sealed or shard.fed)]
     lost = [shard for shard in held if shard.owner is None]
     jobs = sum(shard.length + shard.taken for shard in lost)
-    lag = max((shard.lag for shard in lost), default=0.0)
+    lag = _lag_of(lost)
     if jobs and len(lost) == len(held):
         waits = (stats.due or stats.taken) and not stats.paused
         yield Trouble("unworked", "red" if waits else "amber", stats.name, jobs, lag)
-        return
-    late = sum(shard.lag > OWNERLESS_LAG for shard in lost)
-    if jobs and late:
+        others = []
+    elif jobs and (late := sum(shard.lag > OWNERLESS_LAG for shard in lost)):
         has = "has" if late == 1 else "have"
-        yield Trouble("unowned", "amber", stats.name, jobs, lag, f"{late} of {len(held)} {has} none")
+        level = None if stats.paused else level_of_lag(lag, stats.latency_goal)
+        yield Trouble("unowned", level or "amber", stats.name, jobs, lag, f"{late} of {len(held)} {has} none")
+        others = [shard for shard in others if shard.owner is not None]
     behind = [batch for batch in stuck if batch.queue == stats.name]
     if behind:
         longest = text.duration(max(batch.seconds for batch in behind))
-        yield Trouble("stuck", "red", stats.name, sum(batch.waiting for batch in behind), stats.lag, f"for {longest}")
+        places = {batch.shard for batch in behind}
+        lag = _lag_of(shard for shard in item.shards if shard.index in places)
+        yield Trouble("stuck", "red", stats.name, sum(batch.waiting for batch in behind), lag, f"for {longest}")
+        others = [shard for shard in others if shard.index not in places]
     if flow is not None and flow.failed >= LEAST_FAILED:
         share = flow.failed / (flow.failed + flow.processed)
-        level: Level | None = next((level for level, least in FAILING.items() if share >= least), None)
+        level = next((level for level, least in FAILING.items() if share >= least), None)
         if level is not None:
             detail = f"{share:.0%} of what it performed in the last 5 minutes"
             if deaths:
                 detail += f", and {text.rate(deaths)} a minute die"
             yield Trouble("failing", level, stats.name, stats.retries, 0.0, detail, stats.morgue_length)
-    late_level = level_of_lag(stats.lag, stats.latency_goal)
+    lag = _lag_of(others)
+    late_level = level_of_lag(lag, stats.latency_goal)
     if late_level is not None and not stats.paused:
         starved = stats.due > 0 and stats.taken == 0 and not lost
-        yield Trouble("starved" if starved else "late", late_level, stats.name, stats.due, stats.lag)
+        yield Trouble("starved" if starved else "late", late_level, stats.name, stats.due, lag)
+
+
+def _lag_of(shards: Iterable[inspection.ShardInfo]) -> float:
+    return max((shard.lag for shard in shards), default=0.0)

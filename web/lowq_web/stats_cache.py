@@ -53,6 +53,7 @@ class Total:
     retries: int = 0
     taken: int = 0
     morgue_length: int = 0
+    #: Without the queues that are paused, which are late on purpose.
     lag: float = 0.0
     processed: int = 0
     failed: int = 0
@@ -304,7 +305,7 @@ def _read_snapshot(app: lowq.Lowq, before: Snapshot | None, at: float) -> Snapsh
             for item in fields(Total)
             if item.name != "lag"
         },
-        lag=max((stats.lag for stats in figures), default=0.0),
+        lag=max((stats.lag for stats in figures if not stats.paused), default=0.0),
     )
     rates: dict[str, tuple[float, float]] = {}
     if before is not None and now - before.moment >= 0.5:

@@ -9,6 +9,7 @@ import lowq
 from lowq import inspection
 from lowq.observe.histories import Flow
 from lowq.operate.nodes import StuckBatch
+from lowq.store.keys import shard_prefix
 from lowq_web.severity import Problem, find_problems, level_of_redis, levels_of
 from lowq_web.stats_cache import StatsCache
 from tests.rows import case
@@ -45,7 +46,25 @@ def test_each_trouble_is_found_and_nothing_else_is() -> None:
         ({"length": 5, "due": 5, "owners": (None, None), "paused": True}, None, [], [("unworked", "amber")]),
         ({"due": 5, "lag": 11.0, "taken": 1, "owners": (None, "a")}, None, [], [("unowned", "amber")]),
         ({"due": 5, "lag": 9.0, "owners": (None, "a")}, None, [], []),
+        ({"due": 5, "lag": 601.0, "owners": (None, None)}, None, [], [("unworked", "red")]),
+        (
+            {"retries": 9, "length": 9, "due": 9, "owners": (None,)},
+            flow(9, 1),
+            [],
+            [("failing", "red"), ("unworked", "red")],
+        ),
+        ({"retries": 9, "length": 9, "owners": (None,)}, flow(9, 1), [], [("failing", "red"), ("unworked", "amber")]),
+        (
+            {"due": 5, "lag": 61.0, "taken": 1, "owners": (None, None, "a")},
+            None,
+            [],
+            [("unowned", "amber"), ("late", "amber")],
+        ),
+        ({"due": 5, "lag": 601.0, "owners": (None, "a"), "latency_goal": 6000.0}, None, [], [("unowned", "amber")]),
+        ({"due": 5, "lag": 601.0, "owners": (None, "a"), "paused": True}, None, [], [("unowned", "amber")]),
         ({"due": 5}, None, [stuck], [("stuck", "red")]),
+        ({"due": 5, "lag": 61.0, "taken": 1, "owners": ("a",)}, None, [stuck], [("stuck", "red")]),
+        ({"due": 5, "lag": 61.0, "taken": 1}, None, [stuck], [("stuck", "red"), ("late", "amber")]),
         ({"retries": 9}, flow(5, 45), [], [("failing", "amber")]),
         ({"retries": 9}, flow(5, 46), [], []),
         ({"retries": 9}, flow(50, 50), [], [("failing", "red")]),
@@ -108,6 +127,19 @@ def test_deaths_are_counted_over_some_minutes(app: lowq.Lowq, monkeypatch: pytes
     assert until(deaths, "deaths").keys() == {"Orders"}
     monkeypatch.setattr("lowq_web.stats_cache.DEATHS_WINDOW", 0.0)
     assert deaths() == {}, "those of long ago"
+
+
+def test_a_paused_queue_has_no_part_in_the_latency_of_all(app: lowq.Lowq, client: TestClient) -> None:
+    queue, due = app.queue("Orders", 1), shard_prefix("lowq", "Orders", 0) + "due"
+    queue.push({"id": 1})
+    app.client.command("ZADD", due, 1e9, "1", key=due)
+    queue.pause()
+    cache = StatsCache(app)
+    assert (cache.stats(queue).lag > 1e6, cache.figures().total.lag) == (True, 0.0)
+    assert "Hottest" not in client.get("/").text
+    queue.resume()
+    cache.forget()
+    assert cache.figures().total.lag > 1e6
 
 
 def test_a_kind_of_trouble_leads_to_the_queues_that_have_it(client: TestClient, app: lowq.Lowq) -> None:

@@ -87,5 +87,5 @@ def _number(typed: str) -> int:
 
 
 def _hottest(queues: tuple[inspection.QueueOverview, ...]) -> list[tuple[str, inspection.ShardInfo]]:
-    found = [(item.stats.name, shard) for item in queues for shard in item.shards if shard.lag > 1]
+    found = [(item.stats.name, shard) for item in queues for shard in item.shards if shard.lag > 1 and not shard.paused]
     return sorted(found, key=lambda item: item[1].lag, reverse=True)[:3]
