@@ -110,6 +110,8 @@ def test_workers_of_another_application_are_named(project: Path) -> None:
 
 
 def test_a_new_project_works_at_once(tmp_path: Path) -> None:
+    """Also in a folder of another project, such as the clone that lowq was installed from."""
+    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\naddopts = "--unknown"\n')
     made = run(tmp_path, "init", "shop")
     assert made.exit_code == 0, made.stderr
     shop = tmp_path / "shop"
