@@ -99,8 +99,8 @@ format: $(DEV) ## let ruff put the code in shape
 	@$(PY) -m ruff format $(CODE)
 
 .PHONY: chaos
-chaos: $(DEV) tools ## kill, stop, cut off: the fault matrix, into docs/guarantees.md (ARGS="--only kill")
-	@$(PY) -m tests.chaos --out docs/guarantees.md $(ARGS)
+chaos: $(DEV) tools ## kill, stop, cut off: the fault matrix, into docs/proof.md (ARGS="--only kill")
+	@$(PY) -m tests.chaos --out docs/proof.md $(ARGS)
 
 .PHONY: simulate
 simulate: $(DEV) tools ## whole systems in one thread, each from one seed, with faults (ARGS="--seeds 10000", "--seed 7 --shrink")

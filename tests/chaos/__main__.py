@@ -1,6 +1,6 @@
 """Runs the faults and writes the matrix.
 
-    python -m tests.chaos --seed 1 --out docs/guarantees.md
+    python -m tests.chaos --seed 1 --out docs/proof.md
     python -m tests.chaos --only kill,freeze --runs 10
     python -m tests.chaos --only kill --schedule                 # what would be done when, and no more
 

@@ -1,6 +1,6 @@
 """What pushes that returned are lost when the server is lost, by ``durability`` and by the settings of Redis.
 
-    python -m tests.chaos.losses --runs 5 --out docs/guarantees.md
+    python -m tests.chaos.losses --runs 5 --out docs/proof.md
     REDIS_SERVER=/opt/valkey/bin/valkey-server python -m tests.chaos.losses     # one that knows WAITAOF
 
 Producers push single jobs in a tight loop, each in a thread. Then the server is lost:

@@ -1,4 +1,4 @@
-"""The fault matrix as docs/guarantees.md has it, made of outcomes."""
+"""The fault matrix as docs/proof.md has it, made of outcomes."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

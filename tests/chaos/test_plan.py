@@ -125,8 +125,8 @@ def test_rows_of_some_faults_come_among_those_that_are_there(tmp_path: Path) -> 
     assert lines[-4:] == ["", "| what | must be |", "", matrix.END]
 
 
-def test_the_guarantees_have_a_place_for_the_matrix() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "guarantees.md").read_text()
+def test_the_page_has_a_place_for_the_matrix() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "proof.md").read_text()
     assert text.count(matrix.BEGIN) == text.count(matrix.END) == 1
 
 
