@@ -11,7 +11,7 @@ import pytest
 from tests.chaos import broken
 from tests.mutants import MUTATIONS
 from tests.simulation import __main__ as simulation
-from tests.simulation.__main__ import BEGIN, END, GUARANTEES, OUT_OF_REACH, faults_in_reach, find, tell
+from tests.simulation.__main__ import BEGIN, END, OUT_OF_REACH, PAGE, faults_in_reach, find, tell
 
 #: Seconds for all that one test tells, on a machine that is busy with much else.
 PATIENCE = 2300.0
@@ -108,7 +108,7 @@ def test_the_table_of_faults_names_what_there_is() -> None:
     """A fault that went or got another name goes from the documentation, and from those that no story reaches."""
     names = {*broken.BUILDS, *(mutation.name for mutation in MUTATIONS)}
     assert names >= OUT_OF_REACH
-    page = GUARANTEES.read_text(encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
     rows = page.partition(BEGIN)[2].partition(END)[0].splitlines()[4:]
     named = {title for row in rows if row for title in row.split("|")[2].strip().split("; ")}
     assert named, "there is no table"
