@@ -144,6 +144,8 @@ def create_app(
         lifespan=_lifespan,
     )
     application.router.redirect_slashes = False
+    #: By name, for the hundreds of addresses on a page: Starlette tries one route after the other.
+    application.state.routes = {route.name: route for route in routes if isinstance(route, Route)}
     application.state.context = AppContext(
         app,
         stats_cache,

@@ -63,9 +63,9 @@ class Total:
     pushed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """The figures of all queues at one moment."""
+    """The figures of all queues at one moment. Hashed by identity: pages keep what they made of the latest ones."""
 
     #: Unix time, seconds, by the server's clock; and monotonic, of this machine.
     at: float
@@ -83,9 +83,9 @@ class Snapshot:
     deaths: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Surroundings:
-    """What works the queues, at one moment."""
+    """What works the queues, at one moment. Hashed by identity, too."""
 
     nodes: list[NodeInfo]
     stuck: list[StuckBatch]

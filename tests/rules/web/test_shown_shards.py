@@ -4,10 +4,11 @@ import time
 from dataclasses import dataclass
 
 import pytest
+from starlette.testclient import TestClient
 
 import lowq
 from lowq import inspection
-from lowq_web.chart import ALL_CELLS, MOST_CELLS, heat_map, heat_maps
+from lowq_web.chart import ALL_CELLS, MOST_CELLS, HeatMap, heat_map, heat_maps
 from tests.rows import case
 from tests.rules.web.hand import LEASE, Hand, heartbeat
 from tests.rules.web.shown import Element, Reader, Row, id_in
@@ -105,3 +106,21 @@ def test_of_very_many_shards_the_hottest_are_shown_in_their_order() -> None:
     maps = heat_maps([*(overview(f"q{n:02d}", *[float(n)] * 400) for n in range(60)), overview("hot", 500.0)])
     assert sum(len(item.cells) for item in maps) <= ALL_CELLS
     assert [item.queue for item in maps] == ["q57", "q58", "q59", "hot"], "in the order of the table"
+
+
+def test_the_heat_maps_of_the_first_page_are_drawn_once_for_all_viewers(
+    app: lowq.Lowq, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lowq_web.stats_cache.INTERVAL", 600.0)
+    drawn: list[str] = []
+
+    def draw(shown: HeatMap) -> str:
+        drawn.append(shown.queue)
+        return f"[{shown.queue}]"
+
+    monkeypatch.setattr("lowq_web.pages.dashboard.draw_heat", draw)
+    for name in ("a", "b"):
+        app.queue(name, 2).push({"id": 1})
+    for path in ("/", "/parts", "/?sort=due"):
+        assert all(f"[{name}]" in client.get(path).text for name in ("a", "b"))
+    assert drawn == ["a", "b"]

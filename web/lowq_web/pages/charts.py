@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from starlette.requests import Request
@@ -13,6 +14,7 @@ from lowq_web.context import AppContext, context_of
 from lowq_web.fields import query_of
 from lowq_web.pages.rendering import render, url
 from lowq_web.severity import find_problems, level_of_redis, levels_of
+from lowq_web.stats_cache import Snapshot, Surroundings
 
 
 def newest_charts(request: Request) -> Response:
@@ -26,7 +28,11 @@ def newest_charts(request: Request) -> Response:
 
 def verdict(context: AppContext, queue: str = "") -> dict[str, Any]:
     """What is wrong with all queues, or with one, and what is coloured for it: as of the latest figures."""
-    figures, around = context.stats_cache.figures(), context.stats_cache.surroundings()
+    return _verdict(context.stats_cache.figures(), context.stats_cache.surroundings(), queue)
+
+
+@lru_cache(maxsize=8)
+def _verdict(figures: Snapshot, around: Surroundings, queue: str) -> dict[str, Any]:
     queues = [item for item in figures.queues if queue in ("", item.stats.name)]
     problems = find_problems(queues, figures.flows, around.stuck, figures.deaths, any_node=bool(around.nodes))
     levels = levels_of(problems)

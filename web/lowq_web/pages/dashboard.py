@@ -1,16 +1,17 @@
 """All queues: figures, warnings, the hottest shards."""
 
+from functools import lru_cache
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lowq import inspection
 from lowq_web.chart import heat_maps
 from lowq_web.context import AppContext, context_of
 from lowq_web.fields import query_of
 from lowq_web.pages.charts import charts, verdict
-from lowq_web.pages.rendering import render
+from lowq_web.pages.rendering import draw_heat, render
+from lowq_web.stats_cache import Snapshot
 
 #: Queues of a page; and how many the filter of their names begins to be of use for.
 PER_PAGE, MANY = 50, 8
@@ -74,8 +75,7 @@ def _parts(context: AppContext) -> dict[str, Any]:
     figures, around = context.stats_cache.figures(), context.stats_cache.surroundings()
     return {
         "figures": figures,
-        "heats": heat_maps(figures.queues),
-        "hottest": _hottest(figures.queues),
+        **_shards(figures),
         "redis": around.redis,
         "nodes": around.nodes,
         "stuck": around.stuck,
@@ -86,6 +86,12 @@ def _number(typed: str) -> int:
     return int(typed) if typed.isascii() and typed.isdecimal() and len(typed) < 7 else 1
 
 
-def _hottest(queues: tuple[inspection.QueueOverview, ...]) -> list[tuple[str, inspection.ShardInfo]]:
-    found = [(item.stats.name, shard) for item in queues for shard in item.shards if shard.lag > 1 and not shard.paused]
-    return sorted(found, key=lambda item: item[1].lag, reverse=True)[:3]
+@lru_cache(maxsize=4)
+def _shards(figures: Snapshot) -> dict[str, Any]:
+    """The heat maps, drawn, and the hottest shards: once for all who look at these figures."""
+    shards = [(item.stats.name, shard) for item in figures.queues for shard in item.shards]
+    hot = [each for each in shards if each[1].lag > 1 and not each[1].paused]
+    return {
+        "heats": [(shown.queue, draw_heat(shown)) for shown in heat_maps(figures.queues)],
+        "hottest": sorted(hot, key=lambda item: item[1].lag, reverse=True)[:3],
+    }

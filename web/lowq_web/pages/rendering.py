@@ -19,7 +19,7 @@ import lowq
 from lowq.retry import attempt_number
 from lowq.schedules import is_internal
 from lowq_web import text
-from lowq_web.chart import HEIGHT, WIDTH
+from lowq_web.chart import HEIGHT, WIDTH, HeatMap
 from lowq_web.context import context_of
 from lowq_web.fields import query_of
 from lowq_web.notices import Notice
@@ -102,7 +102,7 @@ def url(request: Request, name: str, query: Mapping[str, Any] | None = None, /, 
         file = parts.pop("path").lstrip("/")
         parts, query = {"name": file}, {"v": files()[file].version}
     root: str = request.scope.get("lowq_root", "")
-    path = root + str(request.app.url_path_for(name, **parts))
+    path = root + request.app.state.routes[name].url_path_for(name, **parts)
     given = {key: value for key, value in (query or {}).items() if value not in (None, "")}
     if not given:
         return path
@@ -147,6 +147,12 @@ def render(request: Request, template: str, status: int = 200, /, **values: Any)
     """A page: a template filled with these values, and with what is on every page."""
     context = _context(request, context_of(request).stats_cache.now(), said=_said(request), **values)
     return HTMLResponse(encode(_environment.get_template(template).render(context)), status)
+
+
+def draw_heat(shown: HeatMap) -> str:
+    """The picture of a heat map."""
+    drawn: str = _environment.get_template("_macros.html").module.heat(shown)  # type: ignore[attr-defined]  # a macro
+    return drawn
 
 
 def encode(html: str) -> bytes:
