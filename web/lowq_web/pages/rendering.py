@@ -102,7 +102,7 @@ def url(request: Request, name: str, query: Mapping[str, Any] | None = None, /, 
         file = parts.pop("path").lstrip("/")
         parts, query = {"name": file}, {"v": files()[file].version}
     root: str = request.scope.get("lowq_root", "")
-    path = root + request.app.state.routes[name].url_path_for(name, **parts)
+    path: str = root + request.app.state.routes[name].url_path_for(name, **parts)
     given = {key: value for key, value in (query or {}).items() if value not in (None, "")}
     if not given:
         return path
