@@ -88,6 +88,34 @@ def test_their_commands_are_those_that_lowq_has() -> None:
             main.commands[verb].make_context(verb, options, resilient_parsing=False).close()
 
 
+def compose() -> list[str]:
+    """The command of Docker Compose; none: it is not here."""
+    if shutil.which("docker-compose"):
+        return ["docker-compose"]
+    has_plugin = shutil.which("docker") and succeeds(["docker", "compose", "version"], dict(os.environ))
+    return ["docker", "compose"] if has_plugin else []
+
+
+def test_compose_accepts_its_file_and_what_fastapi_adds_and_asks_for_a_password(tmp_path: Path) -> None:
+    command = compose()
+    if not command:
+        pytest.skip("there is no Docker Compose")
+    added = ROOT / "lowq" / "cli" / "project" / "fastapi" / "compose.override.yaml-tpl"
+    for source, name in ((DEPLOY / "compose.yaml", "compose.yaml"), (added, "compose.override.yaml")):
+        shutil.copy(source, tmp_path / name)
+    environment = {name: value for name, value in os.environ.items() if name not in ("LOWQ_WEB_PASSWORD", "APP_SECRET")}
+    passwords = {**environment, "LOWQ_WEB_PASSWORD": "a" * 12, "APP_SECRET": "b"}
+    for files in (["-f", "compose.yaml"], ["-f", "compose.yaml", "-f", "compose.override.yaml"]):
+        with case(files):
+            shown = yaml.safe_load(run(*command, *files, "config", cwd=tmp_path, env=passwords))
+            assert {"valkey", "node", "web"} <= shown["services"].keys()
+            refused = subprocess.run(
+                [*command, *files, "config"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+            )
+            assert refused.returncode != 0
+            assert "12 characters" in refused.stderr
+
+
 def test_the_unit_of_systemd_is_accepted(tmp_path: Path) -> None:
     if not shutil.which("systemd-analyze"):
         pytest.skip("there is no systemd-analyze")

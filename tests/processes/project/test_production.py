@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ _BLOCK = re.compile(r"^<!-- (\w+)(?:: (\S+))? -->\n```\w+\n(.*?)^```$", re.MULTI
 FILES = {path: text for kind, path, text in _BLOCK.findall(PAGE) if kind == "file"}
 
 
-def test_the_manifests_are_valid_and_fit_those_of_deploy() -> None:
+def test_the_manifests_are_valid_and_fit_those_of_deploy(tmp_path: Path) -> None:
     k8s = ROOT / "deploy" / "k8s"
     api, service = yaml.safe_load_all(FILES["deploy/k8s/api.yaml"])
     for document in (api, service):
@@ -39,6 +40,16 @@ def test_the_manifests_are_valid_and_fit_those_of_deploy() -> None:
     (operation,) = yaml.safe_load(patch["patches"][0]["patch"])
     container["env"].append(operation["value"])
     kubernetes_validate.validate(nodes, "1.30", strict=True)
+    if shutil.which("kubectl"):
+        folder = tmp_path / "k8s"
+        shutil.copytree(k8s, folder)
+        (folder / "api.yaml").write_text(FILES["deploy/k8s/api.yaml"])
+        kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text()) | patch
+        kustomization["resources"].append("api.yaml")
+        (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+        made = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, check=True).stdout
+        assert made.count("image: registry.example.com/shop:1.0.0") == made.count("image: ") == 3
+        assert made.count("name: DATABASE_URL") == 2
     images = yaml.safe_load((k8s / "kustomization.yaml").read_text())["images"]
     assert {image["name"] for image in images} == {image["name"] for image in patch["images"]} == {"shop"}
     asked = [

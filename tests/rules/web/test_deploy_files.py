@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,3 +97,74 @@ def test_panels_ask_for_what_there_is(metrics: dict[str, set[str]]) -> None:
     shown = " ".join(name for expression in expressions for name in asked(expression, metrics))
     figures = {re.sub("_(bucket|sum|count|created)$", "", name) for name in metrics} - {"up"}
     assert {name for name in figures if name not in shown} == set(), "every figure is on a panel"
+
+
+#: Alert -> series of Prometheus, a value a minute, and the minutes after which the alert is quiet and fires.
+FIRES: dict[str, tuple[dict[str, str], int, int]] = {
+    "LowqLatencyHigh": ({'lowq_lag_seconds{queue="A"}': "0x9 301x30"}, 14, 16),
+    "LowqBacklogGrows": (
+        {'lowq_due{queue="A"}': "0+10x150", 'lowq_processed_total{queue="A"}': "0+10x150"}, 60, 80,
+    ),
+    "LowqShardsWithoutOwner": (
+        {'lowq_shards_without_owner{queue="A"}': "0x9 3x9", 'lowq_due{queue="A"}': "1x20"}, 11, 13,
+    ),
+    "LowqNoNodes": ({"lowq_nodes": "2x9 0x9"}, 10, 12),
+    "LowqDeadGrowing": (
+        {'lowq_buried_total{queue="A"}': "0x9 5x20", 'lowq_morgue_length{queue="A"}': "0x9 5x20"}, 10, 17,
+    ),
+    "LowqFailing": (
+        {'lowq_failed_total{queue="A"}': "0x9 0+5x40", 'lowq_processed_total{queue="A"}': "0+10x50"}, 15, 40,
+    ),
+    "LowqPausedTooLong": ({'lowq_paused{queue="A"}': "1x160", 'lowq_length{queue="A"}': "1x160"}, 100, 122),
+    "LowqBatchStuck": ({'lowq_stuck_batches{queue="A"}': "0x9 1x20"}, 14, 16),
+    "LowqThreadsAllBusy": (
+        {"lowq_threads_busy": "5x60", "lowq_threads": "5x60", 'lowq_lag_seconds{queue="A"}': "0x9 61x50"}, 24, 26,
+    ),
+    "LowqTasksAllBusy": (
+        {"lowq_tasks_busy": "5x60", "lowq_tasks": "5x60", 'lowq_lag_seconds{queue="A"}': "0x9 61x50"}, 24, 26,
+    ),
+    "LowqQueueFull": (
+        {'lowq_length{queue="A"}': "0x9 91x20", 'lowq_busy{queue="A"}': "0x30", 'lowq_capacity{queue="A"}': "100x30"},
+        14, 16,
+    ),
+    "LowqScheduleLate": ({'lowq_schedule_next_seconds{queue="A",schedule="s"}': "60x30"}, 7, 9),
+    "LowqScheduleMissed": ({'lowq_schedule_missed_total{queue="A",schedule="s"}': "0x9 2x20"}, 9, 11),
+    "LowqScheduleUnknown": ({'lowq_schedule_unknown{queue="A",schedule="s"}': "0x9 1x20"}, 19, 21),
+    "LowqLimitReached": (
+        {'lowq_limit_waiting{queue="A",limit="erp"}': "1x30", 'lowq_lag_seconds{queue="A"}': "70x40"}, 14, 16,
+    ),
+    "LowqRedisMemoryShort": (
+        {"lowq_redis_memory_bytes": "50x9 95x20", "lowq_redis_memory_max_bytes": "100x30"}, 14, 16,
+    ),
+    "LowqRedisPersistenceFailing": ({"lowq_redis_persistence_failing": "0x9 1x20"}, 10, 12),
+    "LowqRedisNotPersistent": ({"lowq_redis_persistence": "1x9 0x20"}, 19, 21),
+    "LowqDashboardDown": ({'up{job="lowq"}': "1x9 0x20"}, 14, 16),
+}  # fmt: skip
+
+
+def test_prometheus_accepts_the_alerts_and_each_fires_when_it_should(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("there is no promtool")
+    rules = DEPLOY / "alerts.yml"
+    names = {rule["alert"] for group in yaml.safe_load(rules.read_text())["groups"] for rule in group["rules"]}
+    assert names == FIRES.keys()
+    stories = [
+        {
+            "interval": "1m",
+            "input_series": [{"series": name, "values": values} for name, values in series.items()],
+            "promql_expr_test": [
+                {
+                    "expr": f'count(ALERTS{{alertname="{alert}", alertstate="firing"}})', "eval_time": f"{minutes}m",
+                    "exp_samples": [{"value": 1}] if minutes == loud else [],
+                }
+                for minutes in (quiet, loud)
+            ],
+        }
+        for alert, (series, quiet, loud) in FIRES.items()
+    ]  # fmt: skip
+    file = tmp_path / "alerts.yml"
+    file.write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": stories}))
+    for command in (["check", "rules", rules], ["test", "rules", file]):
+        done = subprocess.run([promtool, *command], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
