@@ -47,9 +47,9 @@ def test_the_manifests_are_valid_and_fit_those_of_deploy(tmp_path: Path) -> None
         kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text()) | patch
         kustomization["resources"].append("api.yaml")
         (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
-        made = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, check=True).stdout
-        assert made.count("image: registry.example.com/shop:1.0.0") == made.count("image: ") == 3
-        assert made.count("name: DATABASE_URL") == 2
+        text = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, check=True).stdout
+        assert text.count("image: registry.example.com/shop:1.0.0") == text.count("image: ") == 3
+        assert text.count("name: DATABASE_URL") == 2
     images = yaml.safe_load((k8s / "kustomization.yaml").read_text())["images"]
     assert {image["name"] for image in images} == {image["name"] for image in patch["images"]} == {"shop"}
     asked = [
