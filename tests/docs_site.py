@@ -3,7 +3,8 @@
 1. the pages are copied to build/docs; the README is the first page, and links out of docs/ lead to the repository;
 2. the page `reference.md` is made: every name of `lowq.__all__`, `lowq.testing`, `lowq.inspection` and `lowq.admin`;
 3. Zensical builds build/site/VERSION; a link or an anchor that leads nowhere fails the build;
-4. `llms.txt` lists all pages, one line each; `versions.json` names the versions for the menu.
+4. `llms.txt` lists all pages, one line each; `versions.json` names the versions for the menu, and the address without a
+   version leads to the newest.
 """
 
 import argparse
@@ -154,9 +155,16 @@ def build(version: str) -> Path:
     zensical = Path(sys.executable).with_name("zensical")
     subprocess.run([zensical, "build", "--clean", "-f", config], cwd=BUILD, check=True)
     write_llms(found, target)
-    names = sorted((path.name for path in SITE.iterdir() if path.is_dir()), reverse=True)
-    (SITE / "versions.json").write_text(json.dumps([{"version": name, "title": name, "aliases": []} for name in names]))
+    write_versions()
     return target
+
+
+def write_versions() -> None:
+    """The versions that were built into SITE, the newest first, and the page that leads to it."""
+    names = [path.name for path in SITE.iterdir() if path.is_dir()]
+    names.sort(key=lambda name: [int(number) for number in re.findall(r"\d+", name)], reverse=True)
+    (SITE / "index.html").write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={names[0]}/">\n')
+    (SITE / "versions.json").write_text(json.dumps([{"version": name, "title": name, "aliases": []} for name in names]))
 
 
 def main() -> None:

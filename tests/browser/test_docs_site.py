@@ -2,6 +2,7 @@
 
 import functools
 import http.server
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,19 @@ from tests import docs_site
 from tests.browser.conftest import Watched
 
 pytestmark = pytest.mark.slow
+
+
+def test_the_address_without_a_version_leads_to_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docs_site, "SITE", tmp_path)
+    for version in ("0.9.0", "0.10.0", "0.2.1"):
+        (tmp_path / version).mkdir()
+    docs_site.write_versions()
+    assert "url=0.10.0/" in (tmp_path / "index.html").read_text()
+    assert [each["version"] for each in json.loads((tmp_path / "versions.json").read_text())] == [
+        "0.10.0",
+        "0.9.0",
+        "0.2.1",
+    ]
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -33,7 +47,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_a_reader_finds_a_page_by_a_word(site: str, watched: Watched) -> None:
-    page = watched.page(site)
+    page = watched.page(site.removesuffix("1.2.3/"))
+    page.wait_for_url(site)
     search = page.get_by_role("combobox", name="Search")
     while not search.is_visible():  # the key counts once the page's script runs
         page.keyboard.press("/")
