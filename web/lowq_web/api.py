@@ -1,14 +1,16 @@
 """The JSON API: everything that the pages show and do.
 
-Each handler is declared with what it takes and answers (`Endpoint`), by the types in `documents`. `received` checks
+The types of a handler, those in `documents`, declare what it takes and answers (`Endpoint`). `received` checks
 strictly: what is unknown or malformed is answered with 400 and the reason. Errors are ``{"error": reason}``.
 """
 
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import UnionType
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from msgspec import UNSET, Struct, UnsetType
 from starlette.exceptions import HTTPException
@@ -33,6 +35,39 @@ from lowq_web.retry_clock import coming_retries
 from lowq_web.security import is_json, visit_of
 from lowq_web.threads import FinalResult
 
+A = TypeVar("A", bound=documents.Answer)
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+#: All that are declared below, in this order.
+ENDPOINTS: list[Endpoint] = []
+#: What is answered with 202, when it has begun.
+_BEGUN = (documents.Task, documents.Sent)
+
+
+def _endpoint(method: Literal["GET", "POST"], path: str, text: str) -> Callable[[Handler], Handler]:
+    """Declares a handler: of a request, and of what it takes if that is anything, to what it answers. A response is
+    sent as it is.
+    """
+
+    def declare(handler: Handler) -> Handler:
+        _, *takes, answer = get_type_hints(handler).values()
+        kinds = get_args(answer) if isinstance(answer, UnionType) else [answer]
+        answers = {_status(method, kind): kind for kind in kinds if kind is not Response}
+        ENDPOINTS.append(Endpoint(method, path, handler, text, answers, takes[0] if takes else Nothing))
+        return handler
+
+    return declare
+
+
+def _status(method: str, kind: Any) -> int:
+    return 202 if method == "POST" and kind in _BEGUN else 200
+
+
+_get = partial(_endpoint, "GET")
+# What takes nothing has to be sent a document all the same: the content type distinguishes the request from one that a
+# page of another site makes a browser send.
+_post = partial(_endpoint, "POST")
+
 
 def routes() -> list[Route]:
     """One route per path, with all its methods, so that a wrong method is answered with those that there are."""
@@ -48,7 +83,9 @@ def _handler(methods: Mapping[str, Endpoint]) -> Callable[[Request], Response]:
         endpoint = methods["GET" if request.method == "HEAD" else request.method]
         if "queue" in request.path_params:
             queue_of(request)  # an unknown queue is reported before anything else that is wrong
-        return endpoint.handler(request, _received(request, endpoint))
+        given = _received(request, endpoint)
+        found = endpoint.handler(request, *([] if endpoint.takes is Nothing else [given]))
+        return found if isinstance(found, Response) else _answer(found, _status(endpoint.method, type(found)))
 
     return handle
 
@@ -100,123 +137,113 @@ def _without_infinities(value: Any) -> Any:
     return _finite(value)
 
 
-# --- reading -------------------------------------------------------------------------------------------------
-
-
-def stats(request: Request, _query: Nothing) -> Response:
+@_get("/stats", "Length, morgue and lag of all queues, in the form of Lowkiq")
+def stats(request: Request) -> documents.LowkiqStats:
     figures = context_of(request).stats_cache.figures()
 
     def of(source: Any) -> documents.LowkiqFigures:
         return documents.LowkiqFigures(source.length, source.morgue_length, source.lag)
 
     by_worker = {item.stats.name: of(item.stats) for item in figures.queues}
-    return _answer(documents.LowkiqStats(of(figures.total), by_worker))
+    return documents.LowkiqStats(of(figures.total), by_worker)
 
 
-def overview(request: Request, _query: Nothing) -> Response:
-    return _answer(document(context_of(request).stats_cache.figures()))
+@_get("/overview", "All queues in figures, with rates")
+def overview(request: Request) -> documents.Overview:
+    return documents.Overview(**document(context_of(request).stats_cache.figures()))
 
 
-def rates(request: Request, query: documents.SpanQuery) -> Response:
-    return _answer(context_of(request).stats_cache.history("", query.span))
+@_get("/rates", "Rates and lag of all queues together, over time")
+def rates(request: Request, query: documents.SpanQuery) -> inspection.History:
+    return context_of(request).stats_cache.history("", query.span)
 
 
-def search(request: Request, query: documents.IdQuery) -> Response:
+@_get("/search", "In which queues an id is")
+def search(request: Request, query: documents.IdQuery) -> documents.Found:
     app, found = context_of(request).app, []
     for info in app.queues():
         places = app.queue(info.name).places(query.id)
         if places:
             found.append(documents.FoundIn(info.name, [item.state for item in places]))
-    return _answer(documents.Found(found))
+    return documents.Found(found)
 
 
-def queues(request: Request, _query: Nothing) -> Response:
+@_get("/queues", "All queues in figures")
+def queues(request: Request) -> documents.Queues:
     figures = context_of(request).stats_cache.figures()
-    return _answer(documents.Queues([item.stats for item in figures.queues]))
+    return documents.Queues([item.stats for item in figures.queues])
 
 
-def queue(request: Request, _query: Nothing) -> Response:
+@_get("/queues/{queue}", "A queue in figures, its worker's options, and its limits")
+def queue(request: Request) -> documents.QueueDetails:
     handle = queue_of(request)
     limits = [documents.Limit.of(state) for state in handle.limits()]
-    return _answer(documents.QueueDetails(handle.stats(), dict(handle.options), limits))
+    return documents.QueueDetails(handle.stats(), dict(handle.options), limits)
 
 
-def reshard_progress(request: Request, _query: Nothing) -> Response:
-    handle = queue_of(request)
-    layouts, progress = handle.layouts, handle.reshard_progress()
-    if progress is None:
-        return _answer(
-            documents.Reshard(layouts.current.shards_count, layouts.current.epoch, None, 0, 0, [], None, None)
-        )
-    began_at, by = progress.facts.get("began_at"), progress.facts.get("by")
-    return _answer(
-        documents.Reshard(
-            progress.before.shards_count,
-            progress.before.epoch,
-            progress.after.shards_count,
-            progress.shards_moved,
-            progress.jobs_left or 0,
-            list(progress.waits_for),
-            untrusted.number(began_at),
-            untrusted.text(by),
-        )
-    )
+@_get("/queues/{queue}/statistics", "Its tasks by state and calls by verb")
+def statistics(request: Request) -> inspection.Statistics:
+    return queue_of(request).statistics()
 
 
-def statistics(request: Request, _query: Nothing) -> Response:
-    return _answer(queue_of(request).statistics())
+@_get("/queues/{queue}/rates", "Its rates and lag over time")
+def queue_rates(request: Request, query: documents.SpanQuery) -> inspection.History:
+    return context_of(request).stats_cache.history(queue_of(request).name, query.span)
 
 
-def queue_rates(request: Request, query: documents.SpanQuery) -> Response:
-    return _answer(context_of(request).stats_cache.history(queue_of(request).name, query.span))
-
-
-def forecast(request: Request, _query: Nothing) -> Response:
+@_get("/queues/{queue}/forecast", "When its backlog is gone")
+def forecast(request: Request) -> documents.Forecast:
     found = queue_of(request).forecast()
-    return _answer(documents.Forecast(**dataclasses.asdict(found), text=found.text))
+    return documents.Forecast(**dataclasses.asdict(found), text=found.text)
 
 
-def perform_times(request: Request, _query: Nothing) -> Response:
+@_get("/queues/{queue}/perform-times", "How long its performs take")
+def perform_times(request: Request) -> documents.PerformTimes:
     times = queue_of(request).perform_times()
     buckets = [documents.Bucket(_finite(bound), count) for bound, count in times.buckets]
-    return _answer(documents.PerformTimes(times.count, times.seconds, buckets))
+    return documents.PerformTimes(times.count, times.seconds, buckets)
 
 
-def times(request: Request, query: documents.SpanQuery) -> Response:
+@_get("/queues/{queue}/times", "How long its jobs wait and run")
+def times(request: Request, query: documents.SpanQuery) -> documents.Times:
     found = queue_of(request).times(query.span)
-    stretches = [
-        documents.StretchTimes(item.at, _percentiles(item.wait), _percentiles(item.run)) for item in found.stretches
-    ]
-    return _answer(
-        documents.Times(found.span, found.step, _percentiles(found.wait), _percentiles(found.run), stretches)
-    )
+    stretches = [documents.StretchTimes(at.at, _percentiles(at.wait), _percentiles(at.run)) for at in found.stretches]
+    return documents.Times(found.span, found.step, _percentiles(found.wait), _percentiles(found.run), stretches)
 
 
 def _percentiles(times: inspection.Histogram) -> documents.Percentiles:
-    return documents.Percentiles(
-        times.count, **{name: _finite(times.percentile(share)) for name, share in PERCENTILES.items()}
-    )
+    found = {name: _finite(times.percentile(share)) for name, share in PERCENTILES.items()}
+    return documents.Percentiles(times.count, **found)
 
 
-def slowest(request: Request, _query: Nothing) -> Response:
-    return _answer(documents.Slowest(queue_of(request).slowest()))
+@_get("/queues/{queue}/slowest", "The batches that ran longest in the last hour")
+def slowest(request: Request) -> documents.Slowest:
+    return documents.Slowest(queue_of(request).slowest())
 
 
-def shards(request: Request, _query: Nothing) -> Response:
-    return _answer(documents.Shards(context_of(request).app.shards(queue_of(request))))
+@_get("/queues/{queue}/errors", "What fails in it, alike errors together")
+def queue_errors(request: Request) -> documents.Errors:
+    return documents.Errors(queue_of(request).error_groups())
 
 
-def jobs(request: Request, query: documents.JobsQuery) -> Response:
-    def answer(page: inspection.Page) -> Response:
-        return _answer(documents.Jobs([_job(request, job) for job in page.jobs], page.cursor, page.looked))
+@_get("/queues/{queue}/shards", "Its shards")
+def shards(request: Request) -> documents.Shards:
+    return documents.Shards(context_of(request).app.shards(queue_of(request)))
+
+
+@_get("/queues/{queue}/jobs", "A page of its jobs")
+def jobs(request: Request, query: documents.JobsQuery) -> documents.Jobs | Response:
+    def answer(page: inspection.Page) -> documents.Jobs:
+        return documents.Jobs([_job(request, job) for job in page.jobs], page.cursor, page.looked)
 
     return _listed(request, queue_of(request), query, answer)
 
 
-def all_jobs(request: Request, query: documents.AllJobsQuery) -> Response:
-    def answer(page: inspection.FoundPage) -> Response:
+@_get("/jobs", "A page of the jobs of all queues")
+def all_jobs(request: Request, query: documents.AllJobsQuery) -> documents.FoundJobs | Response:
+    def answer(page: inspection.FoundPage) -> documents.FoundJobs:
         found = [documents.FoundJob(item.queue, _job(request, item.job)) for item in page]
-        return _answer(documents.FoundJobs(found, page.cursor, page.looked))
+        return documents.FoundJobs(found, page.cursor, page.looked)
 
     return _listed(request, _queues(request, query.queue), query, answer)
 
@@ -225,9 +252,7 @@ def _queues(request: Request, part: str | UnsetType) -> Queues:
     return Queues(context_of(request).app, "" if part is UNSET else part)
 
 
-def _listed(
-    request: Request, target: Target, query: documents.ListQuery, answer: Callable[[Any], Response]
-) -> Response:
+def _listed(request: Request, target: Target, query: documents.ListQuery, answer: Callable[[Any], A]) -> A | Response:
     context, given = context_of(request), query.given()
     after, limit = given.pop("after", None), given.pop("limit")
     given.pop("queue", None)
@@ -238,7 +263,7 @@ def _listed(
     pages = asked.pages(target, context.redact)
     if not asked.scans:
         return answer([page for page in pages if page is not None][-1])
-    return FinalResult(context.scans, context.threads.iterate(pages), answer)
+    return FinalResult(context.scans, context.threads.iterate(pages), lambda page: _answer(answer(page)))
 
 
 def _bound(name: str, raw: str, order_by: str | None) -> float | str:
@@ -252,123 +277,18 @@ def _bound(name: str, raw: str, order_by: str | None) -> float | str:
 
 def _job(request: Request, job: lowq.Job) -> documents.Job:
     redact = context_of(request).redact
-    return documents.Job(
-        id=job.id,
-        state=job.state,
-        payloads=[documents.Payload(redact(payload), score) for payload, score in job.payloads],
-        perform_at=job.perform_at,
-        retry_count=job.retry_count,
-        error=job.error,
-        crashes=job.crashes,
-        buried_at=job.buried_at,
-        payloads_count=job.payloads_count,
-        priority=job.priority,
-        expires_at=job.expires_at,
-        attempts=[documents.Attempt(one.at, one.seconds, one.node, one.error) for one in job.attempts],
-    )
+    same = {name: getattr(job, name) for name in documents.Job.__struct_fields__}
+    payloads = [documents.Payload(redact(payload), score) for payload, score in job.payloads]
+    attempts = [documents.Attempt(one.at, one.seconds, one.node, one.error) for one in job.attempts]
+    return documents.Job(**same | {"payloads": payloads, "attempts": attempts})
 
 
-def job(request: Request, query: documents.IdQuery) -> Response:
-    found = queue_of(request).describe(query.id)
-    jobs, retries = [_job(request, item) for item in found.jobs], coming_retries(found)
-    return _answer(
-        documents.Described(found.id, found.queue, found.why, found.shard, found.max_retry_count, retries, jobs)
-    )
-
-
-def stack(request: Request, query: documents.IdQuery) -> Response:
-    with context_of(request).scans:
-        return _answer(documents.StackFound(queue_of(request).stack(query.id)))
-
-
-def nodes(request: Request, _query: Nothing) -> Response:
-    app = context_of(request).app
-    return _answer(documents.Nodes(app.nodes(), app.nodes(lost=True)))
-
-
-def schedules(request: Request, _query: Nothing) -> Response:
-    return _answer(documents.Schedules(context_of(request).app.schedules()))
-
-
-def limits(request: Request, _query: Nothing) -> Response:
-    return _answer(documents.Limits([documents.Limit.of(state) for state in context_of(request).app.limits()]))
-
-
-def stuck(request: Request, _query: Nothing) -> Response:
-    return _answer(documents.Stuck(context_of(request).app.stuck()))
-
-
-def errors(request: Request, _query: Nothing) -> Response:
-    return _answer(documents.Errors(context_of(request).app.error_groups()))
-
-
-def queue_errors(request: Request, _query: Nothing) -> Response:
-    return _answer(documents.Errors(queue_of(request).error_groups()))
-
-
-def redis(request: Request, _query: Nothing) -> Response:
-    return _answer(context_of(request).app.redis_info())
-
-
-def audit(request: Request, query: documents.AuditQuery) -> Response:
-    return _answer(documents.Audit(context_of(request).app.audit(**query.given())))
-
-
-def tasks(request: Request, _query: Nothing) -> Response:
-    return _answer(documents.Tasks([_task_document(item) for item in read_actions(context_of(request).app)]))
-
-
-def task(request: Request, _query: Nothing) -> Response:
-    return _answer(_task_document(_task(request)))
-
-
-def _task(request: Request) -> BackgroundAction:
-    found = find_action(context_of(request).app, request.path_params["task"])
-    if found is None:
-        raise HTTPException(404, "there is no such task, or it is not remembered any more")
-    return found
-
-
-def _task_document(item: BackgroundAction) -> documents.Task:
-    same = {name: getattr(item, name) for name in documents.Task.__struct_fields__ if name != "filter"}
-    return documents.Task(filter=item.filter.given(), **same)
-
-
-def index(request: Request) -> Response:
-    """Redirects to the description."""
-    return RedirectResponse(f"{request.scope.get('lowq_root', '')}/api/v1/openapi.json", 307)
-
-
-def description(request: Request, _query: Nothing) -> Response:
-    root = request.scope.get("lowq_root", "")
-    return _answer(openapi.describe(ENDPOINTS, f"{root}/api/v1"))
-
-
-# --- acting --------------------------------------------------------------------------------------------------
-
-
-def act(request: Request, body: documents.ActDocument) -> Response:
-    who, actions = visit_of(request).actor, context_of(request).actions
-    action, given = body.action, body.given()
-    if ("ids" in given) == ("all" in given):
-        raise HTTPException(400, "say either which ids, or all with a filter: {} for all that it can be done to")
-    if "ids" not in given:
-        return _act_on_all(request, queue_of(request), body)
-    reason = _reason(body)
-    bounds = [name for name in ("at_most", "before") if name in given]
-    if bounds:
-        raise HTTPException(400, f"{bounds[0]}: it bounds an action on all that match, not one on ids")
-    # An id that is named twice would count as missing the second time.
-    acted = actions.on_ids(who, queue_of(request).name, action, list(dict.fromkeys(given["ids"])), reason)
-    left = [documents.NotDone(job_id, why) for job_id, why in acted.left]
-    return _answer(documents.Acted(acted.done, acted.signalled, acted.in_flight, acted.missing, left))
-
-
-def act_on_all(request: Request, body: documents.ActOnAllDocument) -> Response:
+@_post("/jobs/actions", "Do something to the jobs of all queues that match, in the background")
+def act_on_all(request: Request, body: documents.ActOnAllDocument) -> documents.Task:
     return _act_on_all(request, _queues(request, body.queue), body)
 
 
-def _act_on_all(request: Request, target: Target, body: documents.BulkDocument) -> Response:
+def _act_on_all(request: Request, target: Target, body: documents.BulkDocument) -> documents.Task:
     context, given, reason = context_of(request), body.given(), _reason(body)
     wanted, before = _filter(request, body.all), given.get("before")
     if before is not None and before > context.stats_cache.redis_time():
@@ -377,7 +297,7 @@ def _act_on_all(request: Request, target: Target, body: documents.BulkDocument) 
         before = _counted(request, target, body.action, wanted, given["at_most"], before)
     bounded = dataclasses.replace(wanted, before=before)
     started = context.actions.on_all(visit_of(request).actor, target, body.action, bounded, reason)
-    return _answer(_task_document(started), 202)
+    return _task_document(started)
 
 
 def _reason(body: documents.BulkDocument) -> str | None:
@@ -395,13 +315,9 @@ def _filter(request: Request, given: documents.JobFilter | UnsetType) -> inspect
 
 
 def _counted(
-    request: Request,
-    target: Target,
-    action: ActionName,
-    wanted: inspection.JobFilter,
-    at_most: int,
+    request: Request, target: Target, action: ActionName, wanted: inspection.JobFilter, at_most: int,
     before: float | None,
-) -> float | inspection.Snapshot:
+) -> float | inspection.Snapshot:  # fmt: skip
     """What bounds the action: a snapshot or a time.
 
     Raises:
@@ -421,154 +337,186 @@ def _counted(
     return bound
 
 
-def count(request: Request, body: documents.CountDocument) -> Response:
-    return _count(request, queue_of(request), body)
-
-
-def count_all(request: Request, body: documents.CountAllDocument) -> Response:
+@_post("/jobs/count", "To how many jobs of all queues an action would do something now")
+def count_all(request: Request, body: documents.CountAllDocument) -> documents.Count:
     return _count(request, _queues(request, body.queue), body)
 
 
-def _count(request: Request, target: Target, body: documents.CountDocument) -> Response:
+def _count(request: Request, target: Target, body: documents.CountDocument) -> documents.Count:
     context, wanted = context_of(request), _filter(request, body.all)
     with context.scans:
         # The time is read first: as `before` it leaves out what came during the count.
         at = context.stats_cache.redis_time()
         found = target.count(body.action, wanted)
-    return _answer(documents.Count(found, at))
+    return documents.Count(found, at)
 
 
-def pause(request: Request, body: documents.PauseDocument) -> Response:
+@_get("/queues/{queue}/job", "Everything that is known of an id")
+def job(request: Request, query: documents.IdQuery) -> documents.Described:
+    found = queue_of(request).describe(query.id)
+    jobs, retries = [_job(request, item) for item in found.jobs], coming_retries(found)
+    return documents.Described(found.id, found.queue, found.why, found.shard, found.max_retry_count, retries, jobs)
+
+
+@_get("/queues/{queue}/stack", "Where in its code a running id is; null: nothing performs it")
+def stack(request: Request, query: documents.IdQuery) -> documents.StackFound:
+    with context_of(request).scans:
+        return documents.StackFound(queue_of(request).stack(query.id))
+
+
+@_post("/queues/{queue}/actions", "Do something to ids (200), or in the background to all that match (202)")
+def act(request: Request, body: documents.ActDocument) -> documents.Acted | documents.Task:
+    who, actions = visit_of(request).actor, context_of(request).actions
+    action, given = body.action, body.given()
+    if ("ids" in given) == ("all" in given):
+        raise HTTPException(400, "say either which ids, or all with a filter: {} for all that it can be done to")
+    if "ids" not in given:
+        return _act_on_all(request, queue_of(request), body)
+    reason = _reason(body)
+    bounds = [name for name in ("at_most", "before") if name in given]
+    if bounds:
+        raise HTTPException(400, f"{bounds[0]}: it bounds an action on all that match, not one on ids")
+    # An id that is named twice would count as missing the second time.
+    acted = actions.on_ids(who, queue_of(request).name, action, list(dict.fromkeys(given["ids"])), reason)
+    left = [documents.NotDone(job_id, why) for job_id, why in acted.left]
+    return documents.Acted(acted.done, acted.signalled, acted.in_flight, acted.missing, left)
+
+
+@_post("/queues/{queue}/count", "To how many jobs an action would do something now")
+def count(request: Request, body: documents.CountDocument) -> documents.Count:
+    return _count(request, queue_of(request), body)
+
+
+@_post("/queues/{queue}/pause", "Take no more jobs of it")
+def pause(request: Request, body: documents.PauseDocument) -> documents.Paused:
     reason = body.given().get("reason")
     changed = context_of(request).actions.pause(visit_of(request).actor, queue_of(request).name, reason)
-    return _answer(documents.Paused(paused=True, changed=changed))
+    return documents.Paused(paused=True, changed=changed)
 
 
-def resume(request: Request, _body: Nothing) -> Response:
+@_post("/queues/{queue}/resume", "Take its jobs again")
+def resume(request: Request) -> documents.Paused:
     changed = context_of(request).actions.resume(visit_of(request).actor, queue_of(request).name)
-    return _answer(documents.Paused(paused=False, changed=changed))
+    return documents.Paused(paused=False, changed=changed)
 
 
-def reshard(request: Request, body: documents.ReshardDocument) -> Response:
+@_get("/queues/{queue}/reshard", "How far it is with another number of shards")
+def reshard_progress(request: Request) -> documents.Reshard:
+    handle = queue_of(request)
+    layouts, progress = handle.layouts, handle.reshard_progress()
+    if progress is None:
+        return documents.Reshard(layouts.current.shards_count, layouts.current.epoch, None, 0, 0, [], None, None)
+    before, began_at, by = progress.before, progress.facts.get("began_at"), progress.facts.get("by")
+    return documents.Reshard(
+        before.shards_count, before.epoch, progress.after.shards_count, progress.shards_moved, progress.jobs_left or 0,
+        list(progress.waits_for), untrusted.number(began_at), untrusted.text(by),
+    )  # fmt: skip
+
+
+@_post("/queues/{queue}/reshard", "Give it another number of shards, in the background")
+def reshard(request: Request, body: documents.ReshardDocument) -> documents.Task:
     who, actions = visit_of(request).actor, context_of(request).actions
-    return _answer(_task_document(actions.reshard(who, queue_of(request).name, body.shards_count)), 202)
+    return _task_document(actions.reshard(who, queue_of(request).name, body.shards_count))
 
 
-def run_schedule(request: Request, body: documents.ScheduleDocument) -> Response:
+@_get("/schedules", "What is pushed at set times, and when")
+def schedules(request: Request) -> documents.Schedules:
+    return documents.Schedules(context_of(request).app.schedules())
+
+
+@_post("/schedules/run-now", "Push a job of a schedule now")
+def run_schedule(request: Request, body: documents.ScheduleDocument) -> documents.RanSchedule:
     planned_at = context_of(request).actions.run_schedule(visit_of(request).actor, body.name, _queue_in(body))
-    return _answer(documents.RanSchedule(planned_at))
+    return documents.RanSchedule(planned_at)
 
 
-def pause_schedule(request: Request, body: documents.ScheduleDocument) -> Response:
+@_post("/schedules/pause", "Push no tick of a schedule any more")
+def pause_schedule(request: Request, body: documents.ScheduleDocument) -> documents.Paused:
     changed = context_of(request).actions.pause_schedule(visit_of(request).actor, body.name, _queue_in(body))
-    return _answer(documents.Paused(paused=True, changed=changed))
+    return documents.Paused(paused=True, changed=changed)
 
 
-def resume_schedule(request: Request, body: documents.ScheduleDocument) -> Response:
+@_post("/schedules/resume", "End a pause of a schedule")
+def resume_schedule(request: Request, body: documents.ScheduleDocument) -> documents.Paused:
     changed = context_of(request).actions.resume_schedule(visit_of(request).actor, body.name, _queue_in(body))
-    return _answer(documents.Paused(paused=False, changed=changed))
+    return documents.Paused(paused=False, changed=changed)
 
 
 def _queue_in(body: documents.ScheduleDocument) -> str | None:
     return None if body.queue is UNSET else body.queue
 
 
-def send_command(request: Request, body: documents.CommandDocument) -> Response:
+@_get("/limits", "All limits over all nodes, and how far they are used")
+def limits(request: Request) -> documents.Limits:
+    return documents.Limits([documents.Limit.of(state) for state in context_of(request).app.limits()])
+
+
+@_get("/nodes", "The nodes that live, and those lost within the last hour")
+def nodes(request: Request) -> documents.Nodes:
+    app = context_of(request).app
+    return documents.Nodes(app.nodes(), app.nodes(lost=True))
+
+
+@_get("/errors", "What fails: failures of all queues, alike errors together")
+def errors(request: Request) -> documents.Errors:
+    return documents.Errors(context_of(request).app.error_groups())
+
+
+@_get("/stuck", "The batches that run for much longer than those of their queue do")
+def stuck(request: Request) -> documents.Stuck:
+    return documents.Stuck(context_of(request).app.stuck())
+
+
+@_post("/nodes/command", "Send a node a command: to go quiet, take jobs again, stop or reload")
+def send_command(request: Request, body: documents.CommandDocument) -> documents.Sent:
     context_of(request).actions.send_command(visit_of(request).actor, body.node, body.do)
-    return _answer(documents.Sent(body.do), 202)
+    return documents.Sent(body.do)
 
 
-def cancel(request: Request, _body: Nothing) -> Response:
+@_get("/tasks", "What runs in the background")
+def tasks(request: Request) -> documents.Tasks:
+    return documents.Tasks([_task_document(item) for item in read_actions(context_of(request).app)])
+
+
+@_get("/tasks/{task}", "How far something is")
+def task(request: Request) -> documents.Task:
+    return _task_document(_task(request))
+
+
+def _task(request: Request) -> BackgroundAction:
+    found = find_action(context_of(request).app, request.path_params["task"])
+    if found is None:
+        raise HTTPException(404, "there is no such task, or it is not remembered any more")
+    return found
+
+
+def _task_document(item: BackgroundAction) -> documents.Task:
+    same = {name: getattr(item, name) for name in documents.Task.__struct_fields__ if name != "filter"}
+    return documents.Task(filter=item.filter.given(), **same)
+
+
+@_post("/tasks/{task}/cancel", "Stop it after its current step")
+def cancel(request: Request) -> documents.Task:
     context_of(request).actions.cancel(visit_of(request).actor, _task(request))
-    return _answer(_task_document(_task(request)), 202)
+    return _task_document(_task(request))
 
 
-# --- endpoints -----------------------------------------------------------------------------------------------
+@_get("/audit", "What people did, the latest first")
+def audit(request: Request, query: documents.AuditQuery) -> documents.Audit:
+    return documents.Audit(context_of(request).app.audit(**query.given()))
 
 
-def _get(path: str, handler: Callable[..., Response], text: str, answer: Any, query: Any = Nothing) -> Endpoint:
-    return Endpoint("GET", path, handler, text, {200: answer}, query)
+@_get("/redis", "The server, and what to be warned of")
+def redis(request: Request) -> inspection.RedisInfo:
+    return context_of(request).app.redis_info()
 
 
-# What takes nothing has to be sent a document all the same: the content type distinguishes the request from one that a
-# page of another site makes a browser send.
-def _post(path: str, handler: Callable[..., Response], text: str, answers: dict[int, Any], body: Any) -> Endpoint:
-    return Endpoint("POST", path, handler, text, answers, body)
+@_get("/openapi.json", "This description")
+def description(request: Request) -> dict[str, Any]:
+    root = request.scope.get("lowq_root", "")
+    return openapi.describe(ENDPOINTS, f"{root}/api/v1")
 
 
-ENDPOINTS: Sequence[Endpoint] = (
-    _get("/stats", stats, "Length, morgue and lag of all queues, in the form of Lowkiq", documents.LowkiqStats),
-    _get("/overview", overview, "All queues in figures, with rates", documents.Overview),
-    _get("/rates", rates, "Rates and lag of all queues together, over time", inspection.History, documents.SpanQuery),
-    _get("/search", search, "In which queues an id is", documents.Found, documents.IdQuery),
-    _get("/queues", queues, "All queues in figures", documents.Queues),
-    _get("/queues/{queue}", queue, "A queue in figures, its worker's options, and its limits", documents.QueueDetails),
-    _get("/queues/{queue}/statistics", statistics, "Its tasks by state and calls by verb", inspection.Statistics),
-    _get("/queues/{queue}/rates", queue_rates, "Its rates and lag over time", inspection.History, documents.SpanQuery),
-    _get("/queues/{queue}/forecast", forecast, "When its backlog is gone", documents.Forecast),
-    _get("/queues/{queue}/perform-times", perform_times, "How long its performs take", documents.PerformTimes),
-    _get(
-        "/queues/{queue}/times", times, "How long its jobs wait and run", documents.Times, documents.SpanQuery
-    ),
-    _get("/queues/{queue}/slowest", slowest, "The batches that ran longest in the last hour", documents.Slowest),
-    _get("/queues/{queue}/errors", queue_errors, "What fails in it, alike errors together", documents.Errors),
-    _get("/queues/{queue}/shards", shards, "Its shards", documents.Shards),
-    _get("/queues/{queue}/jobs", jobs, "A page of its jobs", documents.Jobs, documents.JobsQuery),
-    _get("/jobs", all_jobs, "A page of the jobs of all queues", documents.FoundJobs, documents.AllJobsQuery),
-    _post(
-        "/jobs/actions", act_on_all, "Do something to the jobs of all queues that match, in the background",
-        {202: documents.Task}, documents.ActOnAllDocument,
-    ),
-    _post(
-        "/jobs/count", count_all, "To how many jobs of all queues an action would do something now",
-        {200: documents.Count}, documents.CountAllDocument,
-    ),
-    _get("/queues/{queue}/job", job, "Everything that is known of an id", documents.Described, documents.IdQuery),
-    _get(
-        "/queues/{queue}/stack", stack, "Where in its code a running id is; null: nothing performs it",
-        documents.StackFound, documents.IdQuery,
-    ),
-    _post(
-        "/queues/{queue}/actions", act, "Do something to ids (200), or in the background to all that match (202)",
-        {200: documents.Acted, 202: documents.Task}, documents.ActDocument,
-    ),
-    _post(
-        "/queues/{queue}/count", count, "To how many jobs an action would do something now", {200: documents.Count},
-        documents.CountDocument,
-    ),
-    _post("/queues/{queue}/pause", pause, "Take no more jobs of it", {200: documents.Paused}, documents.PauseDocument),
-    _post("/queues/{queue}/resume", resume, "Take its jobs again", {200: documents.Paused}, Nothing),
-    _get("/queues/{queue}/reshard", reshard_progress, "How far it is with another number of shards", documents.Reshard),
-    _post(
-        "/queues/{queue}/reshard", reshard, "Give it another number of shards, in the background",
-        {202: documents.Task}, documents.ReshardDocument,
-    ),
-    _get("/schedules", schedules, "What is pushed at set times, and when", documents.Schedules),
-    _post(
-        "/schedules/run-now", run_schedule, "Push a job of a schedule now", {200: documents.RanSchedule},
-        documents.ScheduleDocument,
-    ),
-    _post(
-        "/schedules/pause", pause_schedule, "Push no tick of a schedule any more", {200: documents.Paused},
-        documents.ScheduleDocument,
-    ),
-    _post(
-        "/schedules/resume", resume_schedule, "End a pause of a schedule", {200: documents.Paused},
-        documents.ScheduleDocument,
-    ),
-    _get("/limits", limits, "All limits over all nodes, and how far they are used", documents.Limits),
-    _get("/nodes", nodes, "The nodes that live, and those lost within the last hour", documents.Nodes),
-    _get("/errors", errors, "What fails: failures of all queues, alike errors together", documents.Errors),
-    _get("/stuck", stuck, "The batches that run for much longer than those of their queue do", documents.Stuck),
-    _post(
-        "/nodes/command", send_command, "Send a node a command: to go quiet, take jobs again, stop or reload",
-        {202: documents.Sent},
-        documents.CommandDocument,
-    ),
-    _get("/tasks", tasks, "What runs in the background", documents.Tasks),
-    _get("/tasks/{task}", task, "How far something is", documents.Task),
-    _post("/tasks/{task}/cancel", cancel, "Stop it after its current step", {202: documents.Task}, Nothing),
-    _get("/audit", audit, "What people did, the latest first", documents.Audit, documents.AuditQuery),
-    _get("/redis", redis, "The server, and what to be warned of", inspection.RedisInfo),
-    _get("/openapi.json", description, "This description", dict[str, Any]),
-)  # fmt: skip
+def index(request: Request) -> Response:
+    """Redirects to the description."""
+    return RedirectResponse(f"{request.scope.get('lowq_root', '')}/api/v1/openapi.json", 307)

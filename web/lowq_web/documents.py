@@ -4,6 +4,7 @@ They are what is promised: `openapi` describes the API by them, and a test compa
 was agreed on.
 """
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -21,6 +22,7 @@ from lowq_web.actions import MAX_IDS
 from lowq_web.background import TaskState
 from lowq_web.received import Received
 from lowq_web.retry_clock import Retry
+from lowq_web.stats_cache import Total
 from lowq_web.words import TaskAction
 
 #: Bytes that are no UTF-8 come and go as surrogates.
@@ -234,25 +236,14 @@ class LowkiqStats(Answer, frozen=True):
     by_worker: dict[str, LowkiqFigures]
 
 
-class Totals(Answer, frozen=True):
-    lag: float
-    due: int
-    length: int
-    fresh: int
-    retries: int
-    taken: int
-    morgue_length: int
-    processed: int
-    failed: int
-    buried: int
-    expired: int
-    cancelled: int
-    pushed: int
+@dataclass(frozen=True)
+class Totals(Total):
     processed_rate: float | None
     failed_rate: float | None
 
 
-class QueueFigures(Totals, frozen=True):
+@dataclass(frozen=True)
+class QueueFigures(Totals):
     paused: bool
     reshard_to: Annotated[int | None, Meta(description="While it is resharded: how many shards it is given")]
     forecast: Annotated[str, Meta(description="When its backlog is gone, in words")]

@@ -15,6 +15,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Collection
+from dataclasses import fields
 from typing import Any
 
 from starlette.requests import Request
@@ -23,7 +24,7 @@ from starlette.responses import Response
 import lowq
 from lowq_web.context import context_of
 from lowq_web.security import shown_error
-from lowq_web.stats_cache import Snapshot
+from lowq_web.stats_cache import Snapshot, Total
 from lowq_web.threads import LimitedStream
 
 log = logging.getLogger(__name__)
@@ -38,10 +39,7 @@ POLL_AFTER = 2000
 #: Seconds to the next attempt when Redis does not answer.
 RETRY = 3.0
 #: The fields of a queue that are sent.
-FIELDS = (
-    "lag", "due", "length", "fresh", "retries", "taken", "morgue_length", "processed", "failed", "buried", "expired",
-    "cancelled", "pushed",
-)  # fmt: skip
+FIELDS = tuple(field.name for field in fields(Total))
 
 
 async def live(request: Request) -> Response:

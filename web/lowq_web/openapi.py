@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
 
 import lowq
 from lowq import inspection
@@ -44,7 +42,8 @@ class Endpoint:
 
     method: Literal["GET", "POST"]
     path: str
-    handler: Callable[[Request, Any], Response]
+    #: Of the request, and of what it takes if that is anything.
+    handler: Callable[..., Any]
     text: str
     #: Status -> the type of the answer.
     answers: dict[int, Any]

@@ -46,21 +46,20 @@ MANY_SHARDS = 200
 class Total:
     """All queues together."""
 
-    length: int = 0
-    due: int = 0
-    scheduled: int = 0
-    fresh: int = 0
-    retries: int = 0
-    taken: int = 0
-    morgue_length: int = 0
     #: Without the queues that are paused, which are late on purpose.
-    lag: float = 0.0
-    processed: int = 0
-    failed: int = 0
-    buried: int = 0
-    expired: int = 0
-    cancelled: int = 0
-    pushed: int = 0
+    lag: float
+    due: int
+    length: int
+    fresh: int
+    retries: int
+    taken: int
+    morgue_length: int
+    processed: int
+    failed: int
+    buried: int
+    expired: int
+    cancelled: int
+    pushed: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
