@@ -5,13 +5,16 @@ import http.server
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import Error
 
 from tests import docs_site
 from tests.browser.conftest import Watched
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -50,11 +53,24 @@ def test_a_reader_finds_a_page_by_a_word(site: str, watched: Watched) -> None:
     page = watched.page(site.removesuffix("1.2.3/"))
     page.wait_for_url(site)
     search = page.get_by_role("combobox", name="Search")
-    while not search.is_visible():  # the key counts once the page's script runs
-        page.keyboard.press("/")
+
+    def opens() -> bool:
+        page.keyboard.press("/")  # which counts once the page's script runs
         page.wait_for_timeout(100)
-    search.fill("morgue")
-    page.get_by_role("dialog", name="Search").get_by_text("Retries and the morgue").first.click()
+        return search.is_visible()
+
+    until(opens, "the search")
+    found = page.get_by_role("dialog", name="Search").get_by_text("Retries and the morgue").first
+
+    def finds() -> bool:
+        search.fill("")
+        search.fill("morgue")  # which counts once the index is loaded
+        with suppress(Error):
+            found.wait_for(timeout=5000)
+        return found.is_visible()
+
+    until(finds, "the page that is looked for")
+    found.click()
     page.wait_for_url("**/failures/**")
     page.goto(f"{site}reference/")
     assert page.locator("[id='lowq.Worker']").count() == 1
