@@ -83,6 +83,7 @@ def idle(folder: Path, *, settle: float = 2.0, seconds: float = 10.0) -> tuple[f
         time.sleep(settle)
         used, round_trips, began = node.processor_seconds(), proxy.round_trips, time.monotonic()
         time.sleep(seconds)
+        until(lambda: proxy.round_trips > round_trips, "a renewal")
         took = time.monotonic() - began
         return (node.processor_seconds() - used) / took, (proxy.round_trips - round_trips) / took
 

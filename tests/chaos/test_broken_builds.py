@@ -115,12 +115,12 @@ def test_every_broken_build_is_tried() -> None:
 @pytest.mark.parametrize("build", CASES)
 def test_a_broken_build_is_caught(build: str, tmp_path: Path) -> None:
     case = CASES[build]
-    # Whether the harm of one run meets the moment that the build gets wrong is a matter of chance; of five, hardly.
-    for seed in range(1, 6):
+    # Whether the harm of one run meets the moment that the build gets wrong is a matter of chance; of ten, hardly.
+    for seed in range(1, 11):
         folder = tmp_path / str(seed)
         folder.mkdir()
         outcome = run(case.fault, seed, folder=folder, broken=build, patience=3.0, examine=False)
         if case.caught(outcome):
             assert outcome.problems
             return
-    pytest.fail(f"five runs of the build {build!r} looked sound")
+    pytest.fail(f"ten runs of the build {build!r} looked sound")

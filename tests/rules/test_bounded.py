@@ -3,11 +3,12 @@
 On a real server only. Times are compared with those of a walk over a hundred thousand ids on the same machine a moment
 before, so that they hold on a slow one, too. What a call may take on average is the server's own processor time. The
 limit for a single call is time on the clock, and so far above what the design allows because a busy machine stalls;
-whatever walks over a million takes longer still.
+whatever walks over a million takes longer still. Where the machine stood still that is allowed for.
 """
 
 import base64
 import gc
+import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -100,16 +101,38 @@ def short_calls(app: Lowq) -> Iterator[None]:
     gc.collect()
     tracemalloc.start()
     try:
-        yield
+        with stalls() as stalled:
+            yield
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     slow, stats = app.client.commands([("SLOWLOG", "GET", "-1"), ("INFO", "commandstats")])
-    assert [(entry[2] / 1000, entry[3][:3]) for entry in slow] == []
+    allowed = (LONGEST * clock + max(stalled)) * 1e6
+    assert [(entry[2] / 1000, entry[3][:3]) for entry in slow if entry[2] > allowed] == []
     calls = int(parse_info(stats)["cmdstat_evalsha"].partition("calls=")[2].partition(",")[0])
     usual = (processor_time(app) - before) / calls
     assert usual < USUAL * processor, f"{usual * 1000:.1f} ms per call, {processor * 1000:.1f} ms for a walk"
     assert peak < 24 * MIB, f"{peak / MIB:.0f} MiB were in use at once"
+
+
+@contextmanager
+def stalls() -> Iterator[list[float]]:
+    """How much later than it meant to a thread woke up, seconds, each time: Redis stood still, too."""
+    found, over = [0.0], threading.Event()
+
+    def watch() -> None:
+        since = time.monotonic()
+        while not over.wait(0.01):
+            found.append(time.monotonic() - since - 0.01)
+            since = time.monotonic()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        thread.join()
 
 
 def walk(app: Lowq) -> tuple[float, float]:

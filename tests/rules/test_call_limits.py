@@ -458,7 +458,7 @@ def test_a_redis_that_says_nothing_is_waited_for_as_long_as_by_a_push(is_async: 
         began = time.monotonic()
         with pytest.raises(lowq.RedisUnavailable):
             asyncio.run(limit.__aenter__()) if is_async else limit.__enter__()
-        assert time.monotonic() - began < 4, "a call that is repeated takes 15 s"
+        assert time.monotonic() - began < 12, "it takes 0.5 s, and one that is repeated 15 s"
         server.cont()
 
 

@@ -19,7 +19,7 @@ from lowq.store.shard_operations import Finished, split_attempts
 from tests.rows import case
 from tests.rules.support import NOW, REMAINS, ShardRig, emptied_app, emptied_rig, exhausted, job, report, retry, solo
 from tests.rules.web.shown import Reader, parse
-from tests.waiting import NEVER
+from tests.waiting import NEVER, until
 
 #: What a holder says of a queue that keeps for 100 s.
 KEEPS = "100000 text host:1:abc"
@@ -165,10 +165,14 @@ def test_a_job_that_is_buried_without_a_reason_shows_its_last_error(rig: ShardRi
 def test_many_attempts_whose_errors_have_many_spaces_keep_redis_for_a_moment_only(rig: ShardRig) -> None:
     shard, ids = rig.own(), [str(number) for number in range(200)]
     rig.push(*(job(job_id) for job_id in ids))
-    shard.in_flight.take(200, NOW + 1)
-    began = time.monotonic()
-    report(shard, "fail", [retry(job_id, 0, 0.0, b"of" + b" " * 1022 + b"spaces ") for job_id in ids], NOW)
-    assert time.monotonic() - began < 1.0, "0.02 s; with the square of the spaces 4 s"
+
+    def takes() -> float:
+        assert len(shard.in_flight.take(200, NOW + 1).jobs) == 200
+        began = time.monotonic()
+        report(shard, "fail", [retry(job_id, 0, 0.0, b"of" + b" " * 1022 + b"spaces ") for job_id in ids], NOW)
+        return time.monotonic() - began
+
+    until(lambda: takes() < 1.0, "quick report: it takes 0.02 s, and with the square of the spaces 4 s")
 
 
 def test_what_others_have_written_stays_an_error_and_is_no_attempt(rig: ShardRig) -> None:

@@ -19,7 +19,7 @@ from tests.waiting import NEVER, PATIENCE, until
 
 def test_each_id_is_performed_in_order_and_by_one_thread_at_a_time(make_rig: MakeRig) -> None:
     settings = {"ORDERS_BATCH": 10, "ORDERS_MAX_PAYLOADS": 3, "ORDERS_WORK": 0.001}
-    rig = make_rig(ORDERS_SHARDS=7, ORDERS_SCHEDULER="own", ORDERS_SPLITTER="own", **settings)
+    rig = make_rig(LOWQ_LEASE_TTL=15, ORDERS_SHARDS=7, ORDERS_SCHEDULER="own", ORDERS_SPLITTER="own", **settings)
     node = rig.node()
     rig.produce(2, ids=100, versions=5, rounds=4)()
     rig.drained()

@@ -50,7 +50,6 @@ class Shop:
             "DATABASE_URL": self.database,
             "REDIS_URL": redis.url,
             "LOWQ_LEASE_TTL": "1",
-            "LOWQ_PUSH_TIMEOUT": "2",
             "DJANGO_SUPERUSER_PASSWORD": "correct horse",
         }
         self.app = lowq.Lowq(redis_url=redis.url, namespace="shop")
@@ -197,6 +196,7 @@ def test_gunicorn_and_uvicorn_serve_the_shop_and_the_dashboard_beside_a_node(sho
 @pytest.mark.redis
 def test_what_was_ordered_is_done_whatever_is_killed(shop: Shop) -> None:
     """Customers go on ordering while the node, the web server, Redis and the database are killed and started again."""
+    shop.environment["LOWQ_PUSH_TIMEOUT"] = "2"
     shop.manage("migrate", "--verbosity", "0")
     browser = Browser(free_port())
     port = int(browser.root.rpartition(":")[2])

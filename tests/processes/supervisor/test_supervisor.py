@@ -125,7 +125,7 @@ def test_a_stop_waits_for_what_runs(make_rig: MakeRig, supervise: Supervise) -> 
 
 @pytest.mark.slow
 def test_what_is_cut_short_of_whichever_generation_makes_it_3(make_rig: MakeRig, supervise: Supervise) -> None:
-    rig = make_rig(LOWQ_SHUTDOWN_TIMEOUT=0.3)
+    rig = make_rig(LOWQ_SHUTDOWN_TIMEOUT=0.3, LOWQ_LEASE_TTL=15)
     supervisor, _ = supervised(rig, supervise, 1)
     rig.push("a", 1, do="wait")
     rig.begun("a", 1)

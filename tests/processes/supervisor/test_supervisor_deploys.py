@@ -55,7 +55,7 @@ def test_under_load_new_code_takes_over_from_hand_to_hand(make_rig: MakeRig, sup
 
 @pytest.mark.slow
 def test_a_long_job_is_finished_by_its_old_process(make_rig: MakeRig, supervise: Supervise) -> None:
-    rig = make_rig(LOWQ_SHUTDOWN_TIMEOUT=0.1)  # a deploy is no stop: that doesn't count
+    rig = make_rig(LOWQ_SHUTDOWN_TIMEOUT=0.1, LOWQ_LEASE_TTL=15)  # a deploy is no stop: that doesn't count
     supervisor, _ = supervised(rig, supervise, 2)
     rig.push("a", 1, do="wait")
     (perform,) = rig.begun("a", 1)
