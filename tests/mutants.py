@@ -322,7 +322,7 @@ end""", policies="latest"),
 local function merge_latest(source, target)
   redis.call('UNLINK', target)
   redis.call('RENAME', source, target)
-end""", policies="latest"),
+end""", policies="latest", rare=True),
     bug("what comes back joins the latest", "fail release acquire kick", "local function uses() return false end",
         policies="latest"),
     bug("what is due is put off", "push", ZMSCORE="""\

@@ -123,6 +123,7 @@ def told() -> dict[str, Sequence[Step]]:
             push(job("a", V1, ttl=SOON), job("a", V2)), take(), wait(SOON + 1.0),
             ("bury_taken", {"data": Draws("a", []), "reason": "", "lost": ""}),
         ],
+        "what comes back is the latest": [push(job("a", V1, LOW)), take(), push(job("a", V2, HIGH)), release("a")],
         "what comes back joins what has expired": [
             push(job("a", V1)), take(), push(job("a", V2, ttl=SOON)), wait(SOON + 1.0), release("a"),
         ],

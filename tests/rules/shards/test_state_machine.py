@@ -3,13 +3,14 @@
 A failure prints the story: one line per step, then how Redis differs from the model. Each step's reply is
 compared, and after each step the whole content of the store.
 
-`make test` runs as many stories as find the usual bugs, the same ones each time, and shows it of every fourth bug;
-`make test-slow` runs other stories each time, and as many as find them all. Rare bugs are shown by stories that are
-told step by step (`stories.py`); some of them are looked for, too.
+`make test` runs as many stories as find the usual bugs, and shows it of every fourth bug; `make test-slow` runs as many
+as find them all. They are the same ones each time: OTHER_STORIES=1 in the environment has others. Rare bugs are shown
+by stories that are told step by step (`stories.py`); some of them are looked for, too.
 """
 
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -54,6 +55,7 @@ from tests.rules.support import (
     report,
 )
 from tests.tiers import often
+from tests.waiting import PATIENCE
 
 #: Bits of the state in a reply of `ack_and_take`.
 HAS_TRACES, HAS_EXPIRIES, HAS_LEVELS = 4, 16, 64
@@ -792,7 +794,7 @@ def run_machine(store_url: str, few_at_once: None) -> Iterator[Run]:
         policies: Sequence[str] = ("collapse",),
         derandomize: bool = True,
     ) -> None:
-        connection = Client(store_url, size=4, timeout=5.0)
+        connection = Client(store_url, size=4, timeout=PATIENCE)
         clients.append(connection)
 
         machine = type("ShardMachine", (ShardMachine,), {"client": connection, "policies": policies})
@@ -854,7 +856,7 @@ def test_shard_does_so_in_many_stories(run_machine: Run, store_url: str, policie
     examples = DEEP // (1 if policies == ("collapse",) else 5)
     if store_url.startswith("memory"):
         examples //= 5  # the scripts are the same, and a story takes twice as long there
-    run_machine(examples, policies=policies, derandomize=False)
+    run_machine(examples, policies=policies, derandomize=not os.environ.get("OTHER_STORIES"))
 
 
 # --- and it finds broken builds -----------------------------------------------------------------------------------
@@ -900,10 +902,10 @@ def test_machine_finds_the_bug(mutation: Mutation, find_bug: Callable[[Mutation,
     find_bug(mutation, SEARCH)
 
 
-def tell(url: str, steps: Sequence[Step]) -> None:
+def tell(url: str, policies: Sequence[str], steps: Sequence[Step]) -> None:
     """Has the machine go these steps, and judges each of them as in a random story."""
-    with closing(Client(url, size=4, timeout=5.0)) as client:
-        machine = type("ShardMachine", (ShardMachine,), {"client": client, "policies": ("collapse",)})()
+    with closing(Client(url, size=4, timeout=PATIENCE)) as client:
+        machine = type("ShardMachine", (ShardMachine,), {"client": client, "policies": policies})()
         for name, given in [("first_owner", {}), *steps]:
             getattr(machine, name)(**given)
             machine.redis_holds_what_the_model_holds()
@@ -917,10 +919,10 @@ def test_a_story_that_is_told_shows_each_rare_bug(store_url: str, monkeypatch: p
     assert told().keys() == rare.keys()
     for name, mutation in rare.items():
         with case(name), monkeypatch.context() as patch:
-            tell(store_url, told()[name])
+            tell(store_url, mutation.policies, told()[name])
             use_scripts(mutation, patch)
             with pytest.raises((AssertionError, ScriptError)) as found:
-                tell(store_url, told()[name])
+                tell(store_url, mutation.policies, told()[name])
             assert not LUA_SLIP.search(str(found.value)), "the mutation's own Lua fails, which shows nothing"
 
 
