@@ -16,7 +16,7 @@ from tests.simulation.__main__ import BEGIN, END, OUT_OF_REACH, PAGE, faults_in_
 #: Seconds for all that one test tells, on a machine that is busy with much else.
 PATIENCE = 2300.0
 #: The seeds of `make test`, and those of `make test-slow`, so many in one test.
-OFTEN, SELDOM, EACH = 4, 60, 8
+OFTEN, SELDOM, EACH = 2, 60, 8
 #: What failed once: payloads that are pushed again after they were performed were judged wrongly; reshards that a
 #: failover had set back were taken for ended, or waited for nobody, or for an operator who does what he is told.
 KNOWN = (125, 136, 707052, 771043, 900152, 1200028, 1200033)
