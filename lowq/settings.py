@@ -227,7 +227,7 @@ class Config(_Declared):
     threads_per_node: int = setting(whole(1), "threads that perform jobs", default=5, unit="threads")
     concurrency: int = setting(
         whole(1),
-        "shards that the event loop of a node works at once, for [async workers](async-workers.md)",
+        "shards that the event loop of a node works at once, for [async workers](workers.md#async-workers)",
         default=100,
         unit="shards",
     )

@@ -124,7 +124,7 @@ with TestClient(app, follow_redirects=False) as client:
     assert get("/ops/lowq/").status_code == 200
     assert client.post("/ops/lowq/api/v1/queues/Orders/pause", json={}).status_code == 403
 """,
-    "async-workers.md:shared": """
+    "workers.md:shared": """
 import os, sqlite3, threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 import lowq.testing
