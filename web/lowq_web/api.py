@@ -26,6 +26,7 @@ from lowq.store import untrusted
 from lowq_web import documents, openapi
 from lowq_web.background import BackgroundAction, find_action, read_actions
 from lowq_web.context import context_of, queue_of
+from lowq_web.deploy import read_deploy
 from lowq_web.fields import query_of
 from lowq_web.listing import JobQuery, Queues, Target
 from lowq_web.live import document
@@ -455,6 +456,14 @@ def limits(request: Request) -> documents.Limits:
 def nodes(request: Request) -> documents.Nodes:
     app = context_of(request).app
     return documents.Nodes(app.nodes(), app.nodes(lost=True))
+
+
+@_get("/deploy", "Whether a deploy is safe now: what a stop of all nodes would probably interrupt")
+def deploy(request: Request) -> documents.Deploy:
+    app = context_of(request).app
+    found = read_deploy(app, app.nodes())
+    consumers = [node.name for node in found.consumers]
+    return documents.Deploy(found.is_safe, found.interruptions, consumers, found.tasks, found.versions)
 
 
 @_get("/errors", "What fails: failures of all queues, alike errors together")

@@ -1,5 +1,6 @@
 """Whether a deploy is safe now: what it would meet, and what a stop of all nodes would probably interrupt."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -9,6 +10,7 @@ from lowq import inspection
 from lowq.observe.histories import total_times
 from lowq.operate.nodes import StuckLimits
 from lowq_web.background import read_actions
+from lowq_web.documents import Interruption
 
 
 class Process(NamedTuple):
@@ -29,18 +31,6 @@ class Process(NamedTuple):
     def seconds(self) -> float:
         """For how long that has been running."""
         return self.longest["seconds"] if self.longest else 0.0
-
-
-class Interruption(NamedTuple):
-    """A running batch that a stop of its node would probably cut off, to be performed again: it has been running for
-    longer than the node's ``shutdown_timeout``, or batches of its queue often do (`usual`: what 95 % of them take).
-    """
-
-    node: inspection.NodeInfo
-    thread: int | None
-    batch: inspection.RunningBatch
-    #: Seconds; 0.0: not known.
-    usual: float
 
 
 class Deploy(NamedTuple):
@@ -111,8 +101,10 @@ def _interruptions(app: lowq.Lowq, living: Sequence[inspection.NodeInfo]) -> lis
     running = [(node, *item) for node in living if node.shutdown_timeout is not None for item in node.batches()]
     times = {queue: runs for queue, (_, runs) in total_times(app, [*{b["queue"] for *_, b in running}]).items()}
     usual = {queue: runs.percentile(0.95) if runs.count >= StuckLimits.KNOWN else 0.0 for queue, runs in times.items()}
-    found = [Interruption(*item, usual[item[2]["queue"]]) for item in running]
-    return sorted(
-        (item for item in found if max(item.batch["seconds"], item.usual) > (item.node.shutdown_timeout or 0.0)),
-        key=lambda item: item.batch["seconds"], reverse=True,
-    )  # fmt: skip
+    found = []
+    for node, thread, batch in running:
+        seconds, waits = usual[batch["queue"]], node.shutdown_timeout or 0.0
+        if max(batch["seconds"], seconds) > waits:
+            known = seconds if math.isfinite(seconds) else None
+            found.append(Interruption(node.name, thread, batch, waits, known))
+    return sorted(found, key=lambda item: item.batch["seconds"], reverse=True)

@@ -487,6 +487,29 @@ class Nodes(Answer, frozen=True):
     lost: list[NodeInfo]
 
 
+class Interruption(Answer, frozen=True):
+    """A running batch that a stop of its node would probably cut off, to be performed again: it has been running for
+    longer than the node's ``shutdown_timeout``, or batches of its queue often do (`usual`).
+    """
+
+    node: str
+    thread: Annotated[int | None, Meta(description="From 0; null: a task of the node's event loop")]
+    batch: inspection.RunningBatch
+    shutdown_timeout: Annotated[float, Meta(description="Seconds that a stop of the node waits")]
+    usual: Annotated[
+        float | None,
+        Meta(description="Seconds that 95 % of its queue's batches take at most; 0: not known; null: more than 300"),
+    ]
+
+
+class Deploy(Answer, frozen=True):
+    is_safe: bool
+    interruptions: Annotated[list[Interruption], Meta(description="What a stop of all nodes would probably cut off")]
+    consumers: Annotated[list[str], Meta(description="Those with jobs in hand")]
+    tasks: Annotated[int, Meta(description="Actions that run in processes of the dashboard")]
+    versions: Annotated[dict[str, int], Meta(description="How many nodes have each")]
+
+
 class Schedules(Answer, frozen=True):
     schedules: list[inspection.ScheduleInfo]
 

@@ -82,6 +82,7 @@ def test_it_does_all_that_the_api_does(app: lowq.Lowq, generated: tuple[Any, set
     assert call("queue_rates", name, span=models.Span.MONTH).span == "month"
     assert call("errors").errors == call("queue_errors", name).errors == []
     assert call("stuck").batches == []
+    assert call("deploy").is_safe
     assert call("redis").version == ""
     (node,) = call("nodes").nodes
     assert (node.host, node.performing[0].queue, node.performing[0].seconds) == ("shop-1", ODD, 9.5)

@@ -123,9 +123,12 @@ def deploy_card(reader: Reader, address: str = "/nodes") -> Element:
     return next(part for part in reader.page(address).every("section") if part.attributes.get("id") == "deploy")
 
 
-def test_whether_a_deploy_is_safe_goes_by_what_a_stop_waits_for(app: lowq.Lowq, reader: Reader) -> None:
+def test_whether_a_deploy_is_safe_goes_by_what_a_stop_waits_for(
+    app: lowq.Lowq, reader: Reader, client: TestClient
+) -> None:
     assert "Yes: no node is running" in deploy_card(reader).text
     performed(app, "slow", 50.0)
+    performed(app, "endless", 5000.0)
     performed(app, "seldom", 50.0, count=19)
     performed(app, "Orders", 0.2)
     for batch, is_safe in (
@@ -133,12 +136,18 @@ def test_whether_a_deploy_is_safe_goes_by_what_a_stop_waits_for(app: lowq.Lowq, 
         (runs("Orders", 0, ["a"], 26.0), False),  # it is longer than that already
         (runs("slow", 0, ["a"], 12.0), False),  # those of its queue often are
         (runs("seldom", 0, ["a"], 12.0), True),  # nobody knows
+        (runs("endless", 0, ["a"], 12.0), False),  # they are longer than what is measured
     ):
         with case(batch):
             heartbeat(app, "shop:1:aaaaaa", time.time(), shutdown_timeout=25.0, performing=[None, batch])
             card = deploy_card(reader)
             assert ("Yes: " in card.text) is is_safe
             assert ("then it is cut off, and performed again" in card.text) is not is_safe
+            answer = client.get("/api/v1/deploy").json()
+            assert answer["is_safe"] is is_safe
+            assert [(item["node"], item["batch"]["seconds"]) for item in answer["interruptions"]] == (
+                [] if is_safe else [("shop:1:aaaaaa", batch["seconds"])]
+            )
             longest = card.find("p", has="Longest running batch").text
             assert f"{batch['seconds']:.0f} s, {batch['queue']} on shop:1:aaaaaa" in longest
             assert "shutdown_timeout of 25 s" in longest
@@ -146,6 +155,8 @@ def test_whether_a_deploy_is_safe_goes_by_what_a_stop_waits_for(app: lowq.Lowq, 
     assert "Yes: " in deploy_card(reader).text, "an older release does not say how long it waits"
     heartbeat(app, "hand:1:bbbbbb", time.time(), kind="consumer", taken=3)
     assert "has 3 jobs in hand" in deploy_card(reader).text
+    answer = client.get("/api/v1/deploy").json()
+    assert (answer["is_safe"], answer["consumers"], answer["tasks"]) == (False, ["hand:1:bbbbbb"], 0)
 
 
 def test_supervisors_and_nodes_are_sorted_by_what_they_are_asked_for(app: lowq.Lowq, reader: Reader) -> None:
