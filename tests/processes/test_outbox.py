@@ -258,7 +258,12 @@ def test_nothing_committed_is_lost_or_out_of_order_whoever_is_killed(
         count = "SELECT count(*) FROM lowq_outbox"
         until(lambda: connection.execute(count).fetchone() == (0,), "all rows are relayed")
         versions: dict[int, int] = dict(connection.execute("SELECT id, version FROM orders").fetchall())
-    until(lambda: not app.queue("OrderSync").stats().length, "all jobs are performed")
+
+    def is_idle() -> bool:
+        stats = app.queue("OrderSync").stats()
+        return not stats.length and not stats.taken
+
+    until(is_idle, "all jobs are performed")
     sequences: dict[int, list[int]] = defaultdict(list)
     for line in handed.read_text().splitlines():
         order, version = map(int, line.split())

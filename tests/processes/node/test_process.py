@@ -194,7 +194,7 @@ def test_ctrl_c_while_the_application_is_imported_ends_without_a_traceback(
 def test_as_process_1_it_reaps_the_orphans_of_others(make_rig: MakeRig, supervise: Supervise) -> None:
     alone = ("unshare", "--pid", "--fork", "--kill-child")
     try:
-        subprocess.run([*alone, "true"], check=True, capture_output=True, timeout=10)
+        subprocess.run([*alone, "true"], check=True, capture_output=True, timeout=PATIENCE)
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("this machine lets nobody make a process 1")
     rig = make_rig()

@@ -178,7 +178,7 @@ def test_a_signal_handler_gets_a_connection_that_another_thread_makes_for_it() -
         fake.connect = connect
         thread = threading.Thread(target=lambda: got.append(fake.checkout()))
         thread.start()
-        thread.join(10.0)
+        thread.join(PATIENCE)
         assert got
         return connect()
 

@@ -14,6 +14,7 @@ import lowq_web
 from lowq import inspection
 from tests.rows import case
 from tests.rules.web.served import connected, served
+from tests.waiting import PATIENCE
 
 
 def test_what_is_sent_is_packed_unless_it_is_short(client: TestClient) -> None:
@@ -39,7 +40,7 @@ def test_pieces_of_a_stream_are_held_by_nobody(app: lowq.Lowq, monkeypatch: pyte
 
     def steps(*_: Any, **__: Any) -> Iterator[inspection.Page]:
         yield empty
-        assert read.wait(20)
+        assert read.wait(PATIENCE)
         yield empty
 
     monkeypatch.setattr(lowq.Queue, "jobs_in_steps", steps)
