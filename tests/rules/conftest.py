@@ -1,6 +1,7 @@
 """What the tests of rules are given."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -8,13 +9,27 @@ import lowq
 from tests.rules.support import Channel, ShardRig
 from tests.waiting import PATIENCE
 
+MakeApp = Callable[..., lowq.Lowq]
+
 
 @pytest.fixture
-def app(store_url: str) -> Iterator[lowq.Lowq]:
-    """An application on each of the stores."""
-    app = lowq.Lowq(redis_url=store_url, push_timeout=PATIENCE)  # a machine may stand still for seconds
-    yield app
-    app.close()
+def make_app(store_url: str) -> Iterator[MakeApp]:
+    """Makes applications on each of the stores, with these settings."""
+    made: list[lowq.Lowq] = []
+
+    def make(**settings: Any) -> lowq.Lowq:
+        # A machine may stand still for seconds.
+        made.append(lowq.Lowq(redis_url=store_url, **{"push_timeout": PATIENCE, **settings}))
+        return made[-1]
+
+    yield make
+    for app in made:
+        app.close()
+
+
+@pytest.fixture
+def app(make_app: MakeApp) -> lowq.Lowq:
+    return make_app()
 
 
 @pytest.fixture(params=["plain", "async"])

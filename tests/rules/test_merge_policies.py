@@ -1,7 +1,7 @@
 """What becomes of the payloads of an id: `collapse`, `append`, `latest`, or a function."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,26 +12,7 @@ from lowq.errors import PayloadError
 from lowq.queue import Queue
 from lowq.workers import Worker
 from tests.rows import case
-
-MakeApp = Callable[..., lowq.Lowq]
-
-
-@pytest.fixture
-def make_app(store_url: str) -> Iterator[MakeApp]:
-    made: list[lowq.Lowq] = []
-
-    def make(**settings: Any) -> lowq.Lowq:
-        made.append(lowq.Lowq(redis_url=store_url, **settings))
-        return made[-1]
-
-    yield make
-    for app in made:
-        app.close()
-
-
-@pytest.fixture
-def app(make_app: MakeApp) -> lowq.Lowq:
-    return make_app()
+from tests.rules.conftest import MakeApp
 
 
 def emptied(app: lowq.Lowq) -> lowq.Lowq:

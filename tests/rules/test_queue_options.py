@@ -3,7 +3,6 @@
 import itertools
 import json
 import logging
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,22 +14,8 @@ from lowq.queue import Queue
 from lowq.store import Call, Client
 from lowq.store.keys import queues_key
 from tests.rows import case
+from tests.rules.conftest import MakeApp
 from tests.waiting import NEVER, until
-
-MakeApp = Callable[..., lowq.Lowq]
-
-
-@pytest.fixture
-def make_app(store_url: str) -> Iterator[MakeApp]:
-    made: list[lowq.Lowq] = []
-
-    def make(**settings: Any) -> lowq.Lowq:
-        made.append(lowq.Lowq(redis_url=store_url, **settings))
-        return made[-1]
-
-    yield make
-    for app in made:
-        app.close()
 
 
 def entry(app: lowq.Lowq) -> Any:
