@@ -168,3 +168,9 @@ def test_prometheus_accepts_the_alerts_and_each_fires_when_it_should(tmp_path: P
     for verb, path in (("check", rules), ("test", file)):
         done = subprocess.run([promtool, verb, "rules", path], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_page_of_monitoring_has_every_metric(metrics: dict[str, set[str]]) -> None:
+    page = (DEPLOY.parent / "docs" / "monitoring.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(lowq_\w+)`", page.partition("## Graphite")[0]))
+    assert named == {re.sub("_(bucket|sum|count|created)$", "", name) for name in metrics} - {"up"}
