@@ -140,17 +140,17 @@ def history(backend: Backend, queue: str, span: Span, now: float | None = None) 
     return History(span, width, [_rates_in(key, at, n, length, found[n % slots]) for n, at, length in stretches])
 
 
-def total_history(backend: Backend, queues: Sequence[str], span: Span, now: float) -> History:
+def total_history(backend: Backend, queues: Sequence[str], span: Span, now: float, since: float = 0.0) -> History:
     """The rates and lag of many queues as one: rates are summed, the longest lag counts. They are added up while they
-    are read, as there may be hundreds of queues. ``now``: Unix time, seconds.
+    are read, as there may be hundreds of queues. ``now``, and ``since``, of the earliest stretch: Unix time, seconds.
     """
     width, slots = RINGS[span]
-    stretches = _finished_stretches(RINGS[span], now)
+    stretches = [stretch for stretch in _finished_stretches(RINGS[span], now) if stretch[1] >= since]
     totals = {number: HistoryPoint(at, None, None, None) for number, at, _ in stretches}
-    fields = (f"{width}:{slot}" for slot in range(slots))
+    fields = [f"{width}:{number % slots}" for number, _, _ in stretches]
     for _, key, found in _read(backend, queues, fields, 20, is_lenient=False):
-        for number, at, length in stretches:
-            point = _rates_in(key, at, number, length, found[number % slots])
+        for (number, at, length), raw in zip(stretches, found, strict=True):
+            point = _rates_in(key, at, number, length, raw)
             if point.processed is not None:
                 totals[number] = _sum_of_rates(totals[number], point)
     return History(span, width, list(totals.values()) if queues else [])

@@ -17,7 +17,7 @@ from typing import Any
 
 import lowq
 from lowq import inspection
-from lowq.observe.histories import Flow, read_flows, total_history
+from lowq.observe.histories import RINGS, Flow, read_flows, total_history
 from lowq.operate.explain import read_limits
 from lowq.operate.nodes import NodeInfo, StuckBatch, stuck_batches
 from lowq.operate.stats import forecast_of
@@ -36,6 +36,8 @@ DEATHS_WINDOW, DEATHS_STEP = 300.0, 30.0
 CLOCK_AGE = 1.0
 #: Seconds that TIME may take, and everything else, before `RedisUnavailable` is raised.
 CLOCK_PATIENCE, PATIENCE = 2.0, 10.0
+#: Latest stretches of a history that may change: count.lua spreads what a node did in an outage over up to 60.
+CHANGING = 62
 #: Histories that are kept.
 MAX_HISTORIES = 200
 #: Shards of a queue up to which its figures are read for every page.
@@ -123,6 +125,9 @@ class StatsCache:
         #: Monotonic time -> queue -> jobs buried until then; theirs, too.
         self._buried: dict[float, dict[str, int]] = {}
         self._histories: dict[tuple[str, inspection.Span], SingleFlight[inspection.History]] = {}
+        #: The history of all queues: these, read at this Unix time by the server's clock. Only what may have changed
+        #: since is read again.
+        self._totals: dict[inspection.Span, tuple[list[str], float, list[inspection.HistoryPoint]]] = {}
 
     async def alive(self) -> None:
         """Raises unless Redis answers, or did a moment ago. Checked before everything else, so that requests end at
@@ -289,8 +294,14 @@ class StatsCache:
             handle.shards_count  # noqa: B018 - raises for a queue that nobody has used
             return handle.rates(span)
         # One moment for all of them, so that the end of the sum has every queue.
-        now = self.now()
-        return total_history(self._app, [info.name for info in self._app.queues()], span, now)
+        now, names = self.now(), [info.name for info in self._app.queues()]
+        width, slots = RINGS[span]
+        of, read_at, known = self._totals.get(span, ([], 0.0, []))
+        since = read_at - CHANGING * width if of == names and read_at <= now else 0.0
+        found = total_history(self._app, names, span, now, since)
+        rates = [rate for rate in known if now - slots * width < rate.at < since] + found.rates
+        self._totals[span] = names, now, rates
+        return replace(found, rates=rates)
 
 
 def _read_snapshot(app: lowq.Lowq, before: Snapshot | None, at: float) -> Snapshot:

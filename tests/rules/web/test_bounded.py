@@ -16,13 +16,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import lowq
 import lowq_web
+from lowq import inspection
+from lowq.observe.histories import RINGS, total_history
 from lowq.store import Client
 from lowq_web.app import MAX_SCANS
 from lowq_web.listing import JobQuery, Page, Target
 from lowq_web.redaction import Redact
 from lowq_web.single_flight import FAILURE_AGE, SingleFlight
-from lowq_web.stats_cache import HISTORY_AGE, INTERVAL, PER_SHARD, StatsCache
+from lowq_web.stats_cache import CHANGING, HISTORY_AGE, INTERVAL, PER_SHARD, StatsCache
 from lowq_web.threads import Threads
+from tests.recorded import record
+from tests.rows import case
 from tests.rules.web.conftest import Open
 from tests.rules.web.served import get, served
 from tests.tiers import often
@@ -275,3 +279,40 @@ def test_histories_are_read_once_for_all_and_less_often_the_more_queues_there_ar
             with ThreadPoolExecutor(8) as pool:
                 list(pool.map(lambda _: stats_cache.history("", "hour"), range(8)))
             assert counts["HMGET"] == reads * 2
+
+
+def test_of_the_history_of_all_queues_only_what_may_have_changed_is_read_again(
+    app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    width = RINGS["hour"].width
+    now = 1_800_000_000.0
+    stats_cache, asked_since = StatsCache(app), []
+
+    def read(*args: Any) -> inspection.History:
+        asked_since.append(args[-1])
+        return total_history(*args)
+
+    def is_whole() -> bool:
+        monkeypatch.setattr(StatsCache, "now", lambda _: now)
+        names = [info.name for info in app.queues()]
+        return stats_cache.history("", "hour") == total_history(app, names, "hour", now)
+
+    monkeypatch.setattr("lowq_web.stats_cache.total_history", read)
+    monkeypatch.setattr("lowq_web.stats_cache.HISTORY_AGE", -1.0)  # whoever asks has it read
+    for name in ("Orders", "Mails"):
+        app.registrations.enter(name, 1)
+        record(app, name, now - 3000, 50)
+    assert is_whole()
+    assert asked_since == [0.0]
+    for later in (0.0, 7.0, 40.0, 500.0, 5000.0):
+        now += later
+        record(app, "Orders", now, 40, 4, seconds=5.0)
+        record(app, "Mails", now, 4000, 4, seconds=4000.0, lag=7.0)  # after an outage
+        with case(later):
+            before, asked_since[:] = now - later, []
+            assert is_whole()
+            assert asked_since == [before - CHANGING * width]
+    app.registrations.enter("New", 1)
+    record(app, "New", now - 2000, 50)
+    assert is_whole()
+    assert asked_since[-1] == 0.0, "all, as there is another queue"
