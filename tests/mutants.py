@@ -98,7 +98,7 @@ class Mutation:
     front: str
     #: The merge policies of the stories that show it.
     policies: Sequence[str]
-    #: Whether random stories hardly ever meet it: then `rules/shards/stories.py` tells one that does.
+    #: Whether random stories meet it late or hardly ever: then `rules/shards/stories.py` tells one that does.
     rare: bool
 
     def scripts_with_it(self) -> dict[str, Script]:
@@ -143,8 +143,10 @@ MUTATIONS = [
     bug("push takes the last score", "push", ZADD="if args[2] == 'LT' then table.remove(args, 2) end"),
     bug("a second payload replaces the inline one", "push release acquire",
         ZADD="if #args == 5 and string.find(key, 'payloads:', 1, true) then args = { key, args[4], args[5] } end"),
-    bug("an equal payload of an inline one takes the last score", "push release acquire", ADD_EQUAL % "true"),
-    bug("scores of inline payloads are compared as texts", "push release acquire", ADD_EQUAL % "score < its_score"),
+    bug("an equal payload of an inline one takes the last score", "push release acquire", ADD_EQUAL % "true",
+        rare=True),
+    bug("scores of inline payloads are compared as texts", "push release acquire", ADD_EQUAL % "score < its_score",
+        rare=True),
     bug("long payloads are kept as strings", "push", """\
 local function add_payload(key, payload, score, form, expires)
   local inline = score .. (expires and ',' .. expires or '') .. ' ' .. payload
@@ -213,9 +215,9 @@ local function exhaust(id, record, reason)
     redis.call('ZADD', prefix .. 'due', before, id)
   end
   return buried
-end"""),
+end""", rare=True),
     bug("an attempt hides those before it", "fail", "local function attempts_of() return '' end",
-        policies="collapse+kept"),
+        policies="collapse+kept", rare=True),
     bug("what was cancelled waits again", "fail release acquire", "local function mark_in() end"),
     bug("a cancelled job keeps its past", "fail release acquire", """\
 local function drop_cancelled(prefix, id, features)
@@ -228,7 +230,7 @@ local function drop_cancelled(prefix, id, features)
     redis.call('HSET', prefix .. 'crashes', id, crashes)
   end
 end"""),
-    bug("a newer payload hides a cancel", "push", "local function mark_in() end", policies="cancel"),
+    bug("a newer payload hides a cancel", "push", "local function mark_in() end", policies="cancel", rare=True),
     bug("what a lost reply held stays in flight", "ack_and_take", front="ARGV[3] = ARGV[3] + 1000000"),
     # What the caller has in its hand is not there; what it never got still is.
     bug("an id in flight is taken again", "ack_and_take", "local function find_in_flight() return 0 end", HGETALL="""\
@@ -263,9 +265,9 @@ end"""),
     bug("the owner resumes when some of its jobs wait again", "acquire",
         HDEL="if args[2] == 'owner' then table.remove(args, 2) end", rare=True),
     bug("an acknowledgement makes room, and nobody is told", "ack_and_take", "local function announce_room() end",
-        policies="capacity"),
+        policies="capacity", rare=True),
     bug("the lease is given before all is restored", "acquire",
-        EXISTS="if string.sub(key, -5) == 'taken' then return 0 end"),
+        EXISTS="if string.sub(key, -5) == 'taken' then return 0 end", rare=True),
     bug("sparing lasts", "acquire", HDEL="if args[2] == 'uncharged' then return 0 end"),
     bug("surrender with jobs in flight", "surrender", EXISTS="if string.sub(key, -5) == 'taken' then return 0 end"),
     bug("a late attempt is done", "kick delete bury perform_now",
@@ -299,7 +301,8 @@ end"""),
     bug("what was lost is handed out though it has expired", "ack_and_take",
         "local function expire_taken() return false end", rare=True),
     bug("an id that waits becomes no more urgent", "push", "local function raise_levels() return true end"),
-    bug("what comes back forgets its priority", "fail release", "local function level_in() return 0 end"),
+    bug("what comes back forgets its priority", "fail release", "local function level_in() return 0 end",
+        rare=True),
     bug("the least urgent starve", "ack_and_take",
         "local function read_levels(prefix, _, count) return sound(prefix, 1, count) end", rare=True),
     bug("what is kicked expires", "kick", ZREM="if string.find(key, '}:expires:', 1, true) then return 0 end",

@@ -1,4 +1,5 @@
-"""Stories of a shard, step by step, each of which shows a bug of `tests.mutants` that random ones hardly ever meet.
+"""Stories of a shard, step by step, each of which shows a bug of `tests.mutants` that random ones meet late, or hardly
+ever.
 
 A step is a rule of the state machine and what it is given. Hypothesis prints the stories that it finds in that form, so
 a bug that it has found can be told here.
@@ -6,6 +7,8 @@ a bug that it has found can be told here.
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from tests.rules.support import NOW
 
 #: A rule of the state machine, and its arguments.
 Step = tuple[str, Mapping[str, Any]]
@@ -52,6 +55,10 @@ def retry(job_id: str, delay: float) -> Step:
     return "fail", {"data": Draws([job_id], "retry", 0, delay), "lost": ""}
 
 
+def exhaust(job_id: str) -> Step:
+    return "fail", {"data": Draws([job_id], "exhausted", 0, 0.0), "lost": ""}
+
+
 def administer(what: str, job_id: str) -> Step:
     return "somebody_administers", {
         "what": what, "ids": [job_id], "reason": "", "where": "", "lost": "", "given_up": False,
@@ -64,6 +71,7 @@ def take_due(limit: int) -> Step:
 
 
 OWNER_DIES: Step = "owner_dies_and_another_acquires", {"lost": "", "charge": True}
+SUCCESS: Step = "batch_succeeds", {"limit": 1, "lost": ""}
 SAID_AGAIN: Step = "outcome_is_reported_once_more", {}
 
 
@@ -71,7 +79,7 @@ def told() -> dict[str, Sequence[Step]]:
     """Name of the bug -> the story that shows it, to be told once."""
     one_delivery = [
         ("jobs_come_and_are_taken", {"jobs": [job("c", V1)], "limit": 1, "lost": ""}),
-        ("batch_succeeds", {"limit": 1, "lost": ""}),
+        SUCCESS,
     ]
     return {
         # Of the lost reply: "a" is acknowledged, and taken anew with its next payload.
@@ -123,6 +131,20 @@ def told() -> dict[str, Sequence[Step]]:
             push(job("a", V1, ttl=SOON), job("a", V2)), take(), wait(SOON + 1.0),
             ("bury_taken", {"data": Draws("a", []), "reason": "", "lost": ""}),
         ],
+        "an equal payload of an inline one takes the last score": [push(job("a", V1, LOW)), push(job("a", V1, HIGH))],
+        "scores of inline payloads are compared as texts": [push(job("a", V1, HIGH)), push(job("a", V1, NOW))],
+        "exhausted forgets to start afresh": [
+            push(job("a", V1), job("a", V2)), take(), push(("a", V3, None, 60.0, None, 0)), exhaust("a"),
+        ],
+        "an attempt hides those before it": [
+            push(job("a", V1)), take(), retry("a", 0.5), take_due(1), retry("a", 0.5),
+        ],
+        "a newer payload hides a cancel": [push(job("a", V1)), take(), administer("cancel", "a"), push(job("a", V2))],
+        "an acknowledgement makes room, and nobody is told": [
+            push(job("a", V1), job("b", V1)), take(), push(job("c", V1)), SUCCESS,
+        ],
+        "the lease is given before all is restored": [push(job("a", V1), job("b", V1)), take_due(2), OWNER_DIES],
+        "what comes back forgets its priority": [push(job("a", V1, level=9)), take_due(1), release("a")],
         "what comes back is the latest": [push(job("a", V1, LOW)), take(), push(job("a", V2, HIGH)), release("a")],
         "what comes back joins what has expired": [
             push(job("a", V1)), take(), push(job("a", V2, ttl=SOON)), wait(SOON + 1.0), release("a"),

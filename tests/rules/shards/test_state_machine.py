@@ -5,7 +5,7 @@ compared, and after each step the whole content of the store.
 
 `make test` runs as many stories as find the usual bugs, and shows it of every fourth bug; `make test-slow` runs as many
 as find them all. They are the same ones each time: OTHER_STORIES=1 in the environment has others. Rare bugs are shown
-by stories that are told step by step (`stories.py`); some of them are looked for, too.
+by stories that are told step by step (`stories.py`).
 """
 
 import dataclasses
@@ -823,8 +823,6 @@ SHORT, DEEP = 50, 500
 #: Stories in which a bug is looked for, at most: the first that shows it is the last. Which one that is depends on what
 #: the process has imported before, so there are many more than usual.
 SEARCH = 1000
-#: The same for a bug that takes several things at once: 1,500 were once too few.
-RARE_SEARCH = 10_000
 
 
 #: The merge policies that a story has, or debounce, or a capacity: one, or each of them for a while.
@@ -879,27 +877,17 @@ LUA_SLIP = re.compile(r"compiling script|attempt to |nonexistent global variable
 on_redis = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
 
 
-@pytest.fixture
-def find_bug(run_machine: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[[Mutation, int], None]:
-    """Expects one that is looked for in so many stories, at most."""
-
-    def find(mutation: Mutation, examples: int) -> None:
-        use_scripts(mutation, monkeypatch)
-        with pytest.raises((AssertionError, ScriptError)) as found:
-            run_machine(examples, phases=(Phase.generate,), policies=mutation.policies)
-        assert not LUA_SLIP.search(str(found.value)), "the mutation's own Lua fails, which shows nothing"
-
-    return find
-
-
 USUAL = [mutation for mutation in MUTATIONS if not mutation.rare]
 
 
 @on_redis
 @pytest.mark.parametrize("mutation", often(USUAL, USUAL[::4]), ids=attrgetter("name"))
 @pytest.mark.timeout(1800)
-def test_machine_finds_the_bug(mutation: Mutation, find_bug: Callable[[Mutation, int], None]) -> None:
-    find_bug(mutation, SEARCH)
+def test_machine_finds_the_bug(mutation: Mutation, run_machine: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_scripts(mutation, monkeypatch)
+    with pytest.raises((AssertionError, ScriptError)) as found:
+        run_machine(SEARCH, phases=(Phase.generate,), policies=mutation.policies)
+    assert not LUA_SLIP.search(str(found.value)), "the mutation's own Lua fails, which shows nothing"
 
 
 def tell(url: str, policies: Sequence[str], steps: Sequence[Step]) -> None:
@@ -924,18 +912,6 @@ def test_a_story_that_is_told_shows_each_rare_bug(store_url: str, monkeypatch: p
             with pytest.raises((AssertionError, ScriptError)) as found:
                 tell(store_url, mutation.policies, told()[name])
             assert not LUA_SLIP.search(str(found.value)), "the mutation's own Lua fails, which shows nothing"
-
-
-#: Rare ones that random stories meet soon enough to be looked for besides.
-SEARCHED = {"retrying ids come in company", "of two equal payloads the later time counts"}
-
-
-@on_redis
-@pytest.mark.parametrize("mutation", [each for each in MUTATIONS if each.name in SEARCHED], ids=attrgetter("name"))
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_machine_finds_the_rarer_bug(mutation: Mutation, find_bug: Callable[[Mutation, int], None]) -> None:
-    find_bug(mutation, RARE_SEARCH)
 
 
 @on_redis
