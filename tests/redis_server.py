@@ -18,6 +18,9 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from functools import cache
+from itertools import cycle
 from pathlib import Path
 from random import SystemRandom
 from types import TracebackType
@@ -262,19 +265,22 @@ def _dying_with_its_parent() -> list[str]:
     return [setpriv, "--pdeathsig", "KILL"] if setpriv else []
 
 
-def _own_ports() -> range:
+@cache
+def _own_ports() -> Iterator[int]:
     """Those of `PORTS` that this process of the tests has for itself: a server that it starts anew finds its port as it
-    left it.
+    left it. One after the other, from anywhere: what was picked to be used later is not picked again meanwhile.
     """
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    return PORTS[number :: int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))]
+    ports = PORTS[number :: int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))]
+    first = _random.randrange(len(ports))
+    return cycle([*ports[first:], *ports[:first]])
 
 
 def free_port() -> int:
     """A port that nobody listens on, of those that this process of the tests has for itself."""
     ports = _own_ports()
     while True:
-        port = _random.choice(ports)
+        port = next(ports)
         with socket.socket() as probe:
             # As redis-server does it, so that connections of an earlier server in TIME_WAIT don't count.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
