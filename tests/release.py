@@ -2,7 +2,8 @@
 
 1. the wheel and the source distribution are built once, into dist/; what follows is about these files;
 2. the wheel made from the source distribution is the same; `twine check`: the README renders on an index;
-3. the version is that of the tag, if there is one, and has a section in the changelog;
+3. the version is that of the tag, if there is one, and has a section in the changelog; no page says then that
+   lowq is on no index;
 4. for the lowest and the newest dependencies: the wheel is installed into an environment of its own, and the rules that
    need no Redis pass on it, and a node starts on a real Redis, performs and stops;
 5. what the wheel needs is written into dist/sbom.json (CycloneDX);
@@ -126,6 +127,14 @@ def check_version(wheel: Path, tag: str | None, changelog: str) -> None:
         raise Failed(f"CHANGELOG.md has no section '## [{version}] - DATE'")
 
 
+def check_pages(tag: str | None, pages: dict[str, str]) -> None:
+    """``pages``: their texts by name."""
+    before = r"not on a package index yet|[Uu]ntil lowq is on an index"
+    left = [name for name, text in pages.items() if re.search(before, text)]
+    if tag is not None and left:
+        raise Failed(f"these pages say that lowq is on no index: {', '.join(left)}")
+
+
 def requirements(wheel: Path) -> list[Requirement]:
     """What the wheel needs with all extras, here."""
     with zipfile.ZipFile(wheel) as archive:
@@ -221,8 +230,10 @@ def main() -> None:
     parser.add_argument("--tag", help="the tag that is released, v0.1.0")
     tag: str | None = parser.parse_args().tag
     wheel, source = build()
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     steps: list[tuple[str, Callable[[], None]]] = [
         ("the version and its tag", lambda: check_version(wheel, tag, (ROOT / "CHANGELOG.md").read_text())),
+        ("the pages", lambda: check_pages(tag, {path.name: path.read_text() for path in pages})),
         ("the files", lambda: check_files(wheel, source)),
         ("with the lowest dependencies", lambda: check_installed(wheel, source, "lowest-direct")),
         ("with the newest dependencies, and their list", lambda: check_installed(wheel, source, "highest")),

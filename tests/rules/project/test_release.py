@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from tests.release import TESTS, Failed, check_floors, check_version
+from tests.release import TESTS, Failed, check_floors, check_pages, check_version
 from tests.rows import case
 
 ROOT = Path(__file__).parents[3]
@@ -24,6 +24,13 @@ def test_a_tag_is_of_the_version_that_was_built_and_has_its_section_in_the_chang
         with case(tag, changelog), pytest.raises(Failed) as caught:
             check_version(WHEEL, tag, changelog)
         assert said in str(caught.value)
+
+
+def test_a_page_of_a_release_does_not_say_that_there_is_none() -> None:
+    pages = {"start.md": "lowq is not on a package index yet.", "workers.md": "A worker"}
+    check_pages(None, pages)
+    with pytest.raises(Failed, match=r"on no index: start\.md$"):
+        check_pages("v0.1.0", pages)
 
 
 def test_the_tests_of_the_installed_wheel_are_there() -> None:
