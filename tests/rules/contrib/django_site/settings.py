@@ -39,7 +39,12 @@ TEMPLATES = [
 if django.VERSION < (6,):
     INSTALLED_APPS.append("django_tasks")
 DATABASES = {
-    name: {"ENGINE": "django.db.backends.sqlite3", "NAME": f"{name}.sqlite3", "TEST": {"NAME": f"test_{name}.sqlite3"}}
+    name: {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": f"{name}.sqlite3",
+        "TEST": {"NAME": f"test_{name}.sqlite3"},
+        "OPTIONS": {"init_command": "PRAGMA synchronous=OFF"},  # files in which threads meet, and nothing is kept
+    }
     for name in ("default", "other")
 }
 USE_TZ = True
