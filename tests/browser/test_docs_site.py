@@ -50,8 +50,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_a_reader_finds_a_page_by_a_word(site: str, watched: Watched) -> None:
-    page = watched.page(site.removesuffix("1.2.3/"))
-    page.wait_for_url(site)
+    page = watched.page(site)
     search = page.get_by_role("combobox", name="Search")
 
     def opens() -> bool:
