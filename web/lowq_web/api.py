@@ -24,8 +24,8 @@ from lowq.observe.histories import PERCENTILES
 from lowq.operate.actions import ActionName
 from lowq.store import untrusted
 from lowq_web import documents, openapi
-from lowq_web.background import BackgroundAction, find_action, read_actions
-from lowq_web.context import context_of, queue_of
+from lowq_web.background import BackgroundAction, read_actions
+from lowq_web.context import context_of, queue_of, task_of
 from lowq_web.deploy import read_deploy
 from lowq_web.fields import query_of
 from lowq_web.listing import JobQuery, Queues, Target
@@ -489,14 +489,7 @@ def tasks(request: Request) -> documents.Tasks:
 
 @_get("/tasks/{task}", "How far something is")
 def task(request: Request) -> documents.Task:
-    return _task_document(_task(request))
-
-
-def _task(request: Request) -> BackgroundAction:
-    found = find_action(context_of(request).app, request.path_params["task"])
-    if found is None:
-        raise HTTPException(404, "there is no such task, or it is not remembered any more")
-    return found
+    return _task_document(task_of(request))
 
 
 def _task_document(item: BackgroundAction) -> documents.Task:
@@ -506,8 +499,8 @@ def _task_document(item: BackgroundAction) -> documents.Task:
 
 @_post("/tasks/{task}/cancel", "Stop it after its current step")
 def cancel(request: Request) -> documents.Task:
-    context_of(request).actions.cancel(visit_of(request).actor, _task(request))
-    return _task_document(_task(request))
+    context_of(request).actions.cancel(visit_of(request).actor, task_of(request))
+    return _task_document(task_of(request))
 
 
 @_get("/audit", "What people did, the latest first")

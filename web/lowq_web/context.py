@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 import lowq
 from lowq_web.actions import Actions
+from lowq_web.background import BackgroundAction, find_action
 from lowq_web.confirmations import Snapshots
 from lowq_web.notices import Notices
 from lowq_web.open_streams import OpenStreams
@@ -53,3 +55,15 @@ def context_of(request: Request) -> AppContext:
     """What the handlers of this application share."""
     context: AppContext = request.app.state.context
     return context
+
+
+def task_of(request: Request) -> BackgroundAction:
+    """The background action in the path of the request.
+
+    Raises:
+        HTTPException: there is none.
+    """
+    found = find_action(context_of(request).app, request.path_params["task"])
+    if found is None:
+        raise HTTPException(404, "there is no such task, or it is not remembered any more")
+    return found

@@ -1,7 +1,8 @@
 """The figures for Prometheus."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -22,6 +23,9 @@ _GAUGES = {
     "retries": ("Waiting jobs that failed at least once", "retries"),
     "busy": ("Jobs in flight", "taken"),
     "morgue_length": ("Jobs in the morgue", "morgue_length"),
+    "capacity": ("Ids that may wait or be in flight, at most", "capacity"),
+    "latency_goal_seconds": ("Latency from which on the queue counts as late", "latency_goal"),
+    "paused": ("1: the queue is paused", "paused"),
 }
 _COUNTERS = {
     "pushed": ("Payloads that came in, also those that were merged", "pushed"),
@@ -31,6 +35,28 @@ _COUNTERS = {
     "expired": ("Payloads whose ttl had passed before they were taken", "expired"),
     "cancelled": ("Jobs that were cancelled, waiting or in flight", "cancelled"),
 }
+
+#: The values of its labels, a tuple -> the figure; None: it is not known, and left out.
+_Figures = Mapping[Any, float | None]
+
+
+def _gauge(name: str, text: str, figures: _Figures, labels: Sequence[str] = ("queue",)) -> Metric:
+    return _with_figures(GaugeMetricFamily(f"lowq_{name}", text, labels=labels), figures)
+
+
+def _counter(name: str, text: str, figures: _Figures, labels: Sequence[str] = ("queue",)) -> Metric:
+    return _with_figures(CounterMetricFamily(f"lowq_{name}", text, labels=labels), figures)
+
+
+def _figure(name: str, text: str, value: float | None) -> Metric:
+    return _gauge(name, text, {(): value}, ())
+
+
+def _with_figures(family: GaugeMetricFamily | CounterMetricFamily, figures: _Figures) -> Metric:
+    for labels, value in figures.items():
+        if value is not None:
+            family.add_metric(labels, value)
+    return family
 
 
 def metrics(request: Request) -> Response:
@@ -55,55 +81,24 @@ class AllFigures(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        stats = [item.stats for item in self._figures.queues]
+        queues, at = self._figures.queues, self._figures.at
+        stats = [item.stats for item in queues]
         for name, (text, field) in _GAUGES.items():
-            gauge = GaugeMetricFamily(f"lowq_{name}", text, labels=["queue"])
-            for item in stats:
-                gauge.add_metric([item.name], getattr(item, field))
-            yield gauge
+            yield _gauge(name, text, {(item.name,): getattr(item, field) for item in stats})
         for name, (text, field) in _COUNTERS.items():
-            counter = CounterMetricFamily(f"lowq_{name}", text, labels=["queue"])
-            for item in stats:
-                counter.add_metric([item.name], getattr(item, field))
-            yield counter
-        oldest = GaugeMetricFamily(
-            "lowq_oldest_age_seconds", "Age of the waiting job that was due first; 0: it is to come", labels=["queue"]
-        )
-        for item in stats:
-            if item.oldest_at is not None:
-                oldest.add_metric([item.name], max(self._figures.at - item.oldest_at, 0.0))
-        yield oldest
-        capacity = GaugeMetricFamily("lowq_capacity", "Ids that may wait or be in flight, at most", labels=["queue"])
-        for item in stats:
-            if item.capacity is not None:
-                capacity.add_metric([item.name], item.capacity)
-        yield capacity
-        goal = GaugeMetricFamily(
-            "lowq_latency_goal_seconds", "Latency from which on the queue counts as late", labels=["queue"]
-        )
-        for item in stats:
-            goal.add_metric([item.name], item.latency_goal)
-        yield goal
-        drain = GaugeMetricFamily(
-            "lowq_drain_seconds", "Until nothing is due or in flight, if it goes on as in the last 5 minutes",
-            labels=["queue"],
-        )  # fmt: skip
-        for name, forecast in self._figures.forecasts.items():
-            if forecast.drain_seconds is not None:
-                drain.add_metric([name], forecast.drain_seconds)
-        yield drain
-        ownerless = GaugeMetricFamily("lowq_shards_without_owner", "Shards that no node holds", labels=["queue"])
-        paused = GaugeMetricFamily("lowq_paused", "1: the queue is paused", labels=["queue"])
-        moving = GaugeMetricFamily("lowq_resharding", "1: the queue is being resharded", labels=["queue"])
-        for queue in self._figures.queues:
-            # Nobody is to hold a shard whose jobs are being moved, or are still to come.
-            unheld = sum(shard.owner is None and not (shard.sealed or shard.fed) for shard in queue.shards)
-            ownerless.add_metric([queue.stats.name], unheld)
-            paused.add_metric([queue.stats.name], int(queue.stats.paused))
-            moving.add_metric([queue.stats.name], int(queue.stats.reshard_to is not None))
-        yield ownerless
-        yield paused
-        yield moving
+            yield _counter(name, text, {(item.name,): getattr(item, field) for item in stats})
+        ages = {(item.name,): max(at - item.oldest_at, 0.0) for item in stats if item.oldest_at is not None}
+        yield _gauge("oldest_age_seconds", "Age of the waiting job that was due first; 0: it is to come", ages)
+        left = {(name,): forecast.drain_seconds for name, forecast in self._figures.forecasts.items()}
+        yield _gauge("drain_seconds", "Until nothing is due or in flight, if it goes on as in the last 5 minutes", left)
+        # Nobody is to hold a shard whose jobs are being moved, or are still to come.
+        unheld = {
+            (item.stats.name,): sum(shard.owner is None and not (shard.sealed or shard.fed) for shard in item.shards)
+            for item in queues
+        }
+        yield _gauge("shards_without_owner", "Shards that no node holds", unheld)
+        moving = {(item.name,): item.reshard_to is not None for item in stats}
+        yield _gauge("resharding", "1: the queue is being resharded", moving)
         yield from self._times()
         yield from self._of_nodes()
         yield from self._of_schedules()
@@ -111,95 +106,59 @@ class AllFigures(Collector):
         yield from self._of_redis()
 
     def _of_nodes(self) -> Iterator[Metric]:
-        living = self._around.nodes
-        nodes = GaugeMetricFamily("lowq_nodes", "Nodes that live")
-        nodes.add_metric([], len(living))
-        yield nodes
-        busy = GaugeMetricFamily("lowq_threads_busy", "Threads of all nodes that perform something")
-        busy.add_metric([], sum(performed is not None for node in living for performed in node.performing))
-        yield busy
-        threads = GaugeMetricFamily("lowq_threads", "Threads of all nodes")
-        threads.add_metric([], sum(node.threads for node in living))
-        yield threads
-        tasks_busy = GaugeMetricFamily("lowq_tasks_busy", "Shards that the event loops of all nodes work")
-        tasks_busy.add_metric([], sum(node.tasks for node in living))
-        yield tasks_busy
-        tasks = GaugeMetricFamily("lowq_tasks", "Shards that the event loops of all nodes may work at once")
-        tasks.add_metric([], sum(node.concurrency for node in living))
-        yield tasks
-        longest: dict[str, float] = {item.stats.name: 0.0 for item in self._figures.queues}
+        living, names = self._around.nodes, [item.stats.name for item in self._figures.queues]
+        performing = sum(performed is not None for node in living for performed in node.performing)
+        yield _figure("nodes", "Nodes that live", len(living))
+        yield _figure("threads_busy", "Threads of all nodes that perform something", performing)
+        yield _figure("threads", "Threads of all nodes", sum(node.threads for node in living))
+        yield _figure("tasks_busy", "Shards that the event loops of all nodes work", sum(node.tasks for node in living))
+        most = sum(node.concurrency for node in living)
+        yield _figure("tasks", "Shards that the event loops of all nodes may work at once", most)
+        longest = {(name,): 0.0 for name in names}
         for node in living:
-            for performed in filter(None, (*node.performing, *node.longest_tasks)):
-                queue = performed["queue"]
-                longest[queue] = max(longest.get(queue, 0.0), performed["seconds"])
-        running = GaugeMetricFamily(
-            "lowq_running_seconds_max", "How long the batch runs that has been running longest", labels=["queue"]
-        )
-        for queue, seconds in longest.items():
-            running.add_metric([queue], seconds)
-        yield running
-        stuck = GaugeMetricFamily(
-            "lowq_stuck_batches", "Batches that run for much longer than those of their queue do", labels=["queue"]
-        )
+            for _, batch in node.batches():
+                longest[batch["queue"],] = max(longest.get((batch["queue"],), 0.0), batch["seconds"])
+        yield _gauge("running_seconds_max", "How long the batch runs that has been running longest", longest)
         counts = Counter(batch.queue for batch in self._around.stuck)
-        for item in self._figures.queues:
-            stuck.add_metric([item.stats.name], counts[item.stats.name])
-        yield stuck
+        stuck = {(name,): counts[name] for name in names}
+        yield _gauge("stuck_batches", "Batches that run for much longer than those of their queue do", stuck)
 
     def _of_schedules(self) -> Iterator[Metric]:
-        labels = ["queue", "schedule"]
-        last = GaugeMetricFamily(
-            "lowq_schedule_last_seconds", "The tick that was pushed last, Unix time", labels=labels
-        )
-        coming = GaugeMetricFamily(
-            "lowq_schedule_next_seconds", "The tick that comes next, Unix time, unless it is paused or unknown",
-            labels=labels,
-        )  # fmt: skip
-        missed = CounterMetricFamily(
-            "lowq_schedule_missed", "Ticks that came when no node could push them in time, or it was paused",
-            labels=labels,
-        )  # fmt: skip
-        unknown = GaugeMetricFamily("lowq_schedule_unknown", "1: no node that lives knows it", labels=labels)
-        for item in self._watched.schedules:
-            names = [item.queue, item.name]
-            if item.last_at is not None:
-                last.add_metric(names, item.last_at)
-            if item.next_at is not None:
-                coming.add_metric(names, item.next_at)
-            missed.add_metric(names, item.missed_count)
-            unknown.add_metric(names, int(not item.is_known))
-        yield from (last, coming, missed, unknown)
+        found, labels = {(item.queue, item.name): item for item in self._watched.schedules}, ("queue", "schedule")
+        last = {names: item.last_at for names, item in found.items()}
+        yield _gauge("schedule_last_seconds", "The tick that was pushed last, Unix time", last, labels)
+        coming = {names: item.next_at for names, item in found.items()}
+        text = "The tick that comes next, Unix time, unless it is paused or unknown"
+        yield _gauge("schedule_next_seconds", text, coming, labels)
+        missed = {names: item.missed_count for names, item in found.items()}
+        text = "Ticks that came when no node could push them in time, or it was paused"
+        yield _counter("schedule_missed", text, missed, labels)
+        unknown = {names: not item.is_known for names, item in found.items()}
+        yield _gauge("schedule_unknown", "1: no node that lives knows it", unknown, labels)
 
     def _of_limits(self) -> Iterator[Metric]:
-        labels = ["queue", "limit"]
-        most = GaugeMetricFamily("lowq_limit_permits", "Permits of a limit over all nodes", labels=labels)
-        used = GaugeMetricFamily("lowq_limit_permits_used", "Those that are in use", labels=labels)
-        waiting = GaugeMetricFamily("lowq_limit_waiting", "Queues of nodes that wait for one", labels=labels)
-        for queue, states in self._watched.limits.items():
-            for state in states:
-                names = [queue, state.limit.name(queue)]
-                most.add_metric(names, state.limit.limit)
-                used.add_metric(names, state.used)
-                waiting.add_metric(names, state.waiting)
-        yield from (most, used, waiting)
+        states = self._watched.limits.items()
+        found = {(queue, state.limit.name(queue)): state for queue, some in states for state in some}
+        most = {names: state.limit.limit for names, state in found.items()}
+        yield _gauge("limit_permits", "Permits of a limit over all nodes", most, ("queue", "limit"))
+        for name, field, text in (
+            ("limit_permits_used", "used", "Those that are in use"),
+            ("limit_waiting", "waiting", "Queues of nodes that wait for one"),
+        ):
+            yield _gauge(name, text, {names: getattr(of, field) for names, of in found.items()}, ("queue", "limit"))
 
     def _of_redis(self) -> Iterator[Metric]:
         info = self._around.redis
-        figures = [
-            ("memory_bytes", "Memory that the data take, of one primary", info.used_memory or None),
-            ("memory_max_bytes", "maxmemory; 0: no limit", info.max_memory if info.used_memory else None),
-            ("clients", "Connections", info.clients or None),
-            ("persistence", "1: it writes its data to a disk, in an append-only file or snapshots",
-             None if info.persistence in ("", "unknown", "no AOF") else int(info.persistence != "none")),
-            ("persistence_failing", "1: the last write to the disk has failed",
-             int(not info.disk_ok) if info.used_memory else None),
-            ("last_save_seconds", "The last snapshot, Unix time", info.last_save_at),
-        ]  # fmt: skip
-        for name, text, value in figures:
-            gauge = GaugeMetricFamily(f"lowq_redis_{name}", text)
-            if value is not None:  # it says so
-                gauge.add_metric([], value)
-            yield gauge
+        is_known = info.used_memory > 0
+        writes = None if info.persistence in ("", "unknown", "no AOF") else info.persistence != "none"
+        yield _figure("redis_memory_bytes", "Memory that the data take, of one primary", info.used_memory or None)
+        yield _figure("redis_memory_max_bytes", "maxmemory; 0: no limit", info.max_memory if is_known else None)
+        yield _figure("redis_clients", "Connections", info.clients or None)
+        text = "1: it writes its data to a disk, in an append-only file or snapshots"
+        yield _figure("redis_persistence", text, writes)
+        failing = not info.disk_ok if is_known else None
+        yield _figure("redis_persistence_failing", "1: the last write to the disk has failed", failing)
+        yield _figure("redis_last_save_seconds", "The last snapshot, Unix time", info.last_save_at)
 
     def _times(self) -> Iterator[Metric]:
         waits = HistogramMetricFamily(

@@ -5,10 +5,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lowq_web.background import BackgroundAction, find_action, read_actions
-from lowq_web.context import context_of
+from lowq_web.background import BackgroundAction, read_actions
+from lowq_web.context import context_of, task_of
 from lowq_web.listing import WAITING, Queues, group_text
-from lowq_web.pages.rendering import redirect, render, trouble
+from lowq_web.pages.rendering import redirect, render
 from lowq_web.security import visit_of
 from lowq_web.words import DONE, VERBS
 
@@ -23,10 +23,7 @@ def tasks(request: Request) -> Response:
 
 def task(request: Request) -> Response:
     """One task and its progress."""
-    context = context_of(request)
-    found = find_action(context.app, request.path_params["task"])
-    if found is None:
-        return trouble(request, 404, "There is no such task, or it is not remembered any more.")
+    context, found = context_of(request), task_of(request)
     target = Queues(context.app, found.part) if found.queue is None else context.app.queue(found.queue)
     group = group_text(target, found.filter.error_group)
     return render(request, "task.html", task=found, done=DONE, again=_again(found), group_text=group)
@@ -44,9 +41,6 @@ def _again(task: BackgroundAction) -> dict[str, Any]:
 
 def cancel(request: Request) -> Response:
     """A task stops after its current step."""
-    context = context_of(request)
-    found = find_action(context.app, request.path_params["task"])
-    if found is None:
-        return trouble(request, 404, "There is no such task, or it is not remembered any more.")
-    context.actions.cancel(visit_of(request).actor, found)
+    found = task_of(request)
+    context_of(request).actions.cancel(visit_of(request).actor, found)
     return redirect(request, "task", task=found.id)
