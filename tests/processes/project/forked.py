@@ -9,10 +9,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 
-#: Imports what most scripts need, and forks for each of them.
+#: Imports what most scripts need, and forks for each of them. None looks at what was imported when it collects garbage.
 _PARENT = """
-import json, os, sys
+import gc, json, os, sys
 import fakeredis, lowq, lowq.testing, lowq_web
+gc.collect()
+gc.freeze()
 failed = []
 for name, folder, code in json.load(sys.stdin):
     child = os.fork()
