@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from tests.postgres_server import PostgresServer
 
 # No deadline, and no limit for making examples: on a busy machine either may take long once. Function-scoped fixtures
-# are fine as the tests that combine them with @given use names of their own for every example.
+# are fine as the tests that combine them with @given use names of their own for every example. The examples are the
+# same ones each time; OTHER_STORIES=1 in the environment has others.
 settings.register_profile(
     "lowq",
     deadline=None,
+    derandomize=not os.environ.get("OTHER_STORIES"),
     print_blob=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
