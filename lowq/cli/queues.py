@@ -56,8 +56,8 @@ def shards(app: Lowq, queue: str, as_json: bool) -> None:
             ]
             for shard in found
         ]  # fmt: skip
-        columns = ("shard", "length", "taken", "morgue", "lag", "owner", "lease?", "oldest?", "?")
-        echo_lines(table(columns, rows, right=("shard", "length", "taken", "morgue", "lag", "lease")))
+        columns = ("shard", "length", "running", "dead", "latency", "owner", "lease?", "oldest?", "?")
+        echo_lines(table(columns, rows, right=("shard", "length", "running", "dead", "latency", "lease")))
     end_without(unanswered)
 
 

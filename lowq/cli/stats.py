@@ -52,8 +52,9 @@ def stats(app: Lowq, queues: tuple[str, ...], watch: str | None, as_json: bool) 
     """Queues in figures: all of them, or those named.
 
     LENGTH is all that waits: DUE and LATER, which is what the states scheduled and retrying are together. RETRIES are
-    those among them that have failed before, due or not. BACKLOG says when nothing is due or in flight any more, if it
-    goes on as in the last 5 minutes.
+    those among them that have failed before, due or not. RUNNING are jobs that a node or consumer has taken, DEAD those
+    in the morgue. LATENCY is how long the oldest due job has waited. BACKLOG says when nothing is due or in flight any
+    more, if it goes on as in the last 5 minutes.
     """
     seconds = None
     if watch is not None:
@@ -166,7 +167,7 @@ def statistics(app: Lowq, queues: tuple[str, ...], as_json: bool) -> None:
 
 
 _STATS_COLUMNS = (
-    "queue", "length", "due", "later", "retries", "taken", "morgue", "lag", "processed", "failed", "per s?",
+    "queue", "length", "due", "later", "retries", "running", "dead", "latency", "processed", "failed", "per s?",
     "backlog?", "?",
 )  # fmt: skip
 
@@ -244,7 +245,7 @@ Item = TypeVar("Item")
 @span_option
 @json_option
 def rates(app: Lowq, queue: str, span: Span, as_json: bool) -> None:
-    """How many jobs were performed and failed per second, and the lag, over time."""
+    """How many jobs were performed and failed per second, and the latency, over time."""
     handle = used_queue(app, queue)
     found = handle.rates(span)
     if as_json:
@@ -256,7 +257,7 @@ def rates(app: Lowq, queue: str, span: Span, as_json: bool) -> None:
     if not rows:
         say("no node has worked this queue in that time")
         return
-    columns = ("from", "which was", "performed/s", "failed/s", "lag")
+    columns = ("from", "which was", "performed/s", "failed/s", "latency")
     echo_lines(table(columns, rows, right=columns[2:]))
 
 

@@ -74,7 +74,7 @@ def test_stats_of_all_queues_and_of_those_named(cli: Cli) -> None:
     cli.push({"id": 1}, {"id": 2, "delay": 60})
     cli.app.queue("Mails", 1).push({"id": 1})
     header, mails, orders, total = lines_of(cli("stats"))
-    assert header.split()[:4] == ["QUEUE", "LENGTH", "DUE", "LATER"]
+    assert header.split()[:8] == ["QUEUE", "LENGTH", "DUE", "LATER", "RETRIES", "RUNNING", "DEAD", "LATENCY"]
     assert mails.split()[:4] == ["Mails", "1", "1", "0"]
     assert orders.split()[:4] == ["Orders", "2", "1", "1"]
     assert re.split(r"  +", total)[:4] == ["all 2 queues", "3", "2", "1"]
@@ -243,7 +243,7 @@ def test_rates_tell_the_clock_and_leave_out_a_lag_that_nobody_saw(cli: Cli) -> N
     for at, lag in ((now - 3000, 61.0), (now - 1000, None)):
         record(cli, "Orders", counted(0)._replace(processed=50), lag=lag, now=at)
     header, first, second = lines_of(cli("rates", "Orders"))
-    assert re.split(r"  +", header) == ["FROM", "WHICH WAS", "PERFORMED/S", "FAILED/S", "LAG"]
+    assert re.split(r"  +", header) == ["FROM", "WHICH WAS", "PERFORMED/S", "FAILED/S", "LATENCY"]
     assert re.fullmatch(r"\d\d:\d\d:\d\d  +(49|50|51) min( \d+ s)? ago  .*  1 min 1 s", first)
     assert re.search(r" 0\.0$", second.rstrip())
     assert re.match(r"\w{3} \d\d:\d\d  ", lines_of(cli("rates", "Orders", "--span", "day"))[1])
