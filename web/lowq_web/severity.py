@@ -135,7 +135,7 @@ def _troubles(
         has = "has" if late == 1 else "have"
         level = None if stats.paused else level_of_lag(lag, stats.latency_goal)
         yield Trouble("unowned", level or "amber", stats.name, jobs, lag, f"{late} of {len(held)} {has} none")
-        others = [shard for shard in others if shard.owner is not None]
+        others = [shard for shard in others if shard.owner is not None or shard.sealed or shard.fed]
     behind = [batch for batch in stuck if batch.queue == stats.name]
     if behind:
         longest = text.duration(max(batch.seconds for batch in behind))

@@ -38,6 +38,8 @@ CLOCK_AGE = 1.0
 CLOCK_PATIENCE, PATIENCE = 2.0, 10.0
 #: Latest stretches of a history that may change: count.lua spreads what a node did in an outage over up to 60.
 CHANGING = 62
+#: Seconds after which the history of all queues is read as a whole again: a queue of the same name may be another one.
+WHOLE_AGE = 3600.0
 #: Histories that are kept.
 MAX_HISTORIES = 200
 #: Shards of a queue up to which its figures are read for every page.
@@ -46,7 +48,7 @@ MANY_SHARDS = 200
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """All queues together."""
+    """Figures that are sums over all queues, and the fields that are sent of each queue."""
 
     #: Without the queues that are paused, which are late on purpose.
     lag: float
@@ -125,9 +127,9 @@ class StatsCache:
         #: Monotonic time -> queue -> jobs buried until then; theirs, too.
         self._buried: dict[float, dict[str, int]] = {}
         self._histories: dict[tuple[str, inspection.Span], SingleFlight[inspection.History]] = {}
-        #: The history of all queues: these, read at this Unix time by the server's clock. Only what may have changed
-        #: since is read again.
-        self._totals: dict[inspection.Span, tuple[list[str], float, list[inspection.HistoryPoint]]] = {}
+        #: The history of all queues: these, read as a whole and read last at these Unix times by the server's clock.
+        #: Only what may have changed since is read again.
+        self._totals: dict[inspection.Span, tuple[list[str], float, float, list[inspection.HistoryPoint]]] = {}
 
     async def alive(self) -> None:
         """Raises unless Redis answers, or did a moment ago. Checked before everything else, so that requests end at
@@ -296,11 +298,12 @@ class StatsCache:
         # One moment for all of them, so that the end of the sum has every queue.
         now, names = self.now(), [info.name for info in self._app.queues()]
         width, slots = RINGS[span]
-        of, read_at, known = self._totals.get(span, ([], 0.0, []))
-        since = read_at - CHANGING * width if of == names and read_at <= now else 0.0
+        of, whole_at, read_at, known = self._totals.get(span, ([], 0.0, 0.0, []))
+        is_fresh = of == names and read_at <= now < whole_at + WHOLE_AGE
+        since = read_at - CHANGING * width if is_fresh else 0.0
         found = total_history(self._app, names, span, now, since)
         rates = [rate for rate in known if now - slots * width < rate.at < since] + found.rates
-        self._totals[span] = names, now, rates
+        self._totals[span] = names, whole_at if is_fresh else now, now, rates
         return replace(found, rates=rates)
 
 

@@ -17,8 +17,10 @@ from tests.rules.web.shown import Reader, parse
 from tests.waiting import until
 
 
-def overview(name: str = "Orders", *, owners: tuple[str | None, ...] = ("a", "a"), **figures: Any) -> Any:
-    """A queue of as many shards, each with its part of what is due."""
+def overview(
+    name: str = "Orders", *, owners: tuple[str | None, ...] = ("a", "a"), sealed: float | None = None, **figures: Any
+) -> Any:
+    """A queue of as many shards, each with its part of what is due. ``sealed``: the lag of one that is being moved."""
     zero = {"length": 0, "due": 0, "taken": 0, "retries": 0, "lag": 0.0, "processed": 0, "failed": 0, "buried": 0}
     values: dict[str, Any] = zero | {"scheduled": 0, "fresh": 0, "morgue_length": 0, "paused": False} | figures
     stats = inspection.Stats(name, len(owners), **values)
@@ -26,6 +28,9 @@ def overview(name: str = "Orders", *, owners: tuple[str | None, ...] = ("a", "a"
         inspection.ShardInfo(number, stats.length or stats.due, 0, 0, stats.lag, owner, 1, 1.0, stats.paused, None)
         for number, owner in enumerate(owners)
     ]
+    if sealed is not None:  # the jobs of one more are being moved: nobody is to hold it
+        last = inspection.ShardInfo(len(owners), 5, 0, 0, sealed, None, 1, 1.0, stats.paused, None, sealed=True)
+        shards.append(last)
     return inspection.QueueOverview(stats, shards)
 
 
@@ -62,6 +67,12 @@ def test_each_trouble_is_found_and_nothing_else_is() -> None:
         ),
         ({"due": 5, "lag": 601.0, "owners": (None, "a"), "latency_goal": 6000.0}, None, [], [("unowned", "amber")]),
         ({"due": 5, "lag": 601.0, "owners": (None, "a"), "paused": True}, None, [], [("unowned", "amber")]),
+        (
+            {"due": 5, "lag": 11.0, "taken": 1, "owners": (None, "a"), "sealed": 700.0},
+            None,
+            [],
+            [("late", "red"), ("unowned", "amber")],
+        ),
         ({"due": 5}, None, [stuck], [("stuck", "red")]),
         ({"due": 5, "lag": 61.0, "taken": 1, "owners": ("a",)}, None, [stuck], [("stuck", "red")]),
         ({"due": 5, "lag": 61.0, "taken": 1}, None, [stuck], [("stuck", "red"), ("late", "amber")]),

@@ -31,7 +31,7 @@ def verdict(context: AppContext, queue: str = "") -> dict[str, Any]:
     return _verdict(context.stats_cache.figures(), context.stats_cache.surroundings(), queue)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=2)  # it holds as many snapshots
 def _verdict(figures: Snapshot, around: Surroundings, queue: str) -> dict[str, Any]:
     queues = [item for item in figures.queues if queue in ("", item.stats.name)]
     problems = find_problems(queues, figures.flows, around.stuck, figures.deaths, any_node=bool(around.nodes))

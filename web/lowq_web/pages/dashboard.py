@@ -86,7 +86,7 @@ def _number(typed: str) -> int:
     return int(typed) if typed.isascii() and typed.isdecimal() and len(typed) < 7 else 1
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=1)  # it holds a snapshot
 def _shards(figures: Snapshot) -> dict[str, Any]:
     """The heat maps, drawn, and the hottest shards: once for all who look at these figures."""
     shards = [(item.stats.name, shard) for item in figures.queues for shard in item.shards]
