@@ -10,7 +10,9 @@ from lowq.cli.output import Failure, WrongUsage, echo_lines, say
 
 _TEMPLATES = Path(__file__).parent / "project"
 #: The files for containers, systemd and Kubernetes: the folder deploy/ of the repository, of which a wheel has a copy.
-_DEPLOY = next(filter(Path.is_dir, (_TEMPLATES / "deploy", Path(__file__).parents[2] / "deploy")))
+_DEPLOY = _TEMPLATES / "deploy"
+if not _DEPLOY.is_dir():
+    _DEPLOY = Path(__file__).parents[2] / "deploy"
 #: What is written, by name; templates end in -tpl, as they are no files of lowq's own.
 _COMMON = {name: _DEPLOY / name for name in ("Dockerfile", ".dockerignore", "compose.yaml")}
 _FILES = _COMMON | {name: _TEMPLATES / f"{name}-tpl" for name in ("workers.py", "test_workers.py", "pyproject.toml")}
