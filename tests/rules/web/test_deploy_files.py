@@ -101,7 +101,13 @@ def test_panels_ask_for_what_there_is(metrics: dict[str, set[str]]) -> None:
 
 #: Alert -> series of Prometheus, a value a minute, and the minutes after which the alert is quiet and fires.
 FIRES: dict[str, tuple[dict[str, str], int, int]] = {
-    "LowqLatencyHigh": ({'lowq_lag_seconds{queue="A"}': "0x9 301x30"}, 14, 16),
+    "LowqLatencyHigh": (
+        {
+            'lowq_lag_seconds{queue="A"}': "0x9 301x30", 'lowq_paused{queue="A"}': "0x40",
+            'lowq_lag_seconds{queue="B"}': "301x40", 'lowq_paused{queue="B"}': "1x40",
+        },
+        14, 16,
+    ),
     "LowqBacklogGrows": (
         {'lowq_due{queue="A"}': "0+10x150", 'lowq_processed_total{queue="A"}': "0+10x150"}, 60, 80,
     ),
