@@ -121,10 +121,11 @@ def stalls() -> Iterator[list[float]]:
     found, over = [0.0], threading.Event()
 
     def watch() -> None:
-        since = time.monotonic()
-        while not over.wait(0.01):
-            found.append(time.monotonic() - since - 0.01)
+        is_over = False
+        while not is_over:  # the last time counts, too: it may be the one that the block has waited for
             since = time.monotonic()
+            is_over = over.wait(0.01)
+            found.append(time.monotonic() - since - 0.01)
 
     thread = threading.Thread(target=watch)
     thread.start()

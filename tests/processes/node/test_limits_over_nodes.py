@@ -271,7 +271,7 @@ def most_at_once(rig: Rig) -> int:
 @pytest.mark.parametrize("where", ["ORDERS_CONCURRENCY", "ORDERS_CALLS"])
 def test_permits_of_killed_nodes_return_and_are_never_too_many(make_rig: MakeRig, where: str) -> None:
     # A lease as long as none of them may be frozen, on a busy machine either: what it had would be somebody else's.
-    rig = make_rig(ORDERS_SHARDS=12, ORDERS_WORK=0.02, LOWQ_LEASE_TTL=8, **{where: 3})
+    rig = make_rig(ORDERS_SHARDS=12, ORDERS_WORK=0.02, LOWQ_LEASE_TTL=12, **{where: 3})
     nodes = [rig.node() for _ in range(3)]
     finished = rig.produce(1, ids=40, versions=4, rounds=0, pause=0.05)
     for number in range(2):
