@@ -17,6 +17,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
+from packaging.version import Version
+
 import lowq
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -162,7 +164,7 @@ def build(version: str) -> Path:
 def write_versions() -> None:
     """The versions that were built into SITE, the newest first, and the page that leads to it."""
     names = [path.name for path in SITE.iterdir() if path.is_dir()]
-    names.sort(key=lambda name: [int(number) for number in re.findall(r"\d+", name)], reverse=True)
+    names.sort(key=Version, reverse=True)
     (SITE / "index.html").write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={names[0]}/">\n')
     (SITE / "versions.json").write_text(json.dumps([{"version": name, "title": name, "aliases": []} for name in names]))
 

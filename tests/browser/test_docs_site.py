@@ -21,12 +21,13 @@ pytestmark = pytest.mark.slow
 
 def test_the_address_without_a_version_leads_to_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docs_site, "SITE", tmp_path)
-    for version in ("0.9.0", "0.10.0", "0.2.1"):
+    for version in ("0.9.0", "0.10.0", "0.10.0rc1", "0.2.1"):
         (tmp_path / version).mkdir()
     docs_site.write_versions()
     assert "url=0.10.0/" in (tmp_path / "index.html").read_text()
     assert [each["version"] for each in json.loads((tmp_path / "versions.json").read_text())] == [
         "0.10.0",
+        "0.10.0rc1",
         "0.9.0",
         "0.2.1",
     ]
