@@ -70,7 +70,7 @@ test-fast: lint ## lint, and the rules that need no Redis
 	@$(PYTEST) -m "not slow and not redis" tests/rules $(ARGS)
 
 .PHONY: test-slow
-test-slow: $(DEV) tools ## the tests that take long or measure times: many stories, the wide matrices, long chaos
+test-slow: $(DEV) tools browser ## the tests that take long: many stories, the wide matrices, long chaos
 	@$(PYTEST) $(call killed_after,2400) -m slow $(ARGS)
 
 .PHONY: test-adverse
