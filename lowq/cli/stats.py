@@ -53,8 +53,8 @@ def stats(app: Lowq, queues: tuple[str, ...], watch: str | None, as_json: bool) 
 
     LENGTH is all that waits: DUE and LATER, which is what the states scheduled and retrying are together. RETRIES are
     those among them that have failed before, due or not. RUNNING are jobs that a node or consumer has taken, DEAD those
-    in the morgue. LATENCY is how long the oldest due job has waited. BACKLOG says when nothing is due or in flight any
-    more, if it goes on as in the last 5 minutes.
+    in the morgue. LATENCY is how long the oldest due job has waited; the row of all queues leaves paused ones out.
+    BACKLOG says when nothing is due or in flight any more, if it goes on as in the last 5 minutes.
     """
     seconds = None
     if watch is not None:
