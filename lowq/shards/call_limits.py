@@ -212,6 +212,11 @@ class CallPermits:
             return self.is_closed
 
     @property
+    def waits(self) -> bool:
+        """Whether it got less of a limit than it asked for."""
+        return any(held.waits for held in self.permits.held)
+
+    @property
     def free_at(self) -> float:
         """When there may be a permit, as far as is known, by the clock of the permits."""
         return max(max(held.ask_at, held.deferred_until) for held in self.permits.held)

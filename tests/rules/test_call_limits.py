@@ -14,6 +14,7 @@ import pytest
 
 import lowq
 from lowq import call_limit, testing
+from lowq.clock import now as clock_now
 from lowq.shards import call_limits
 from lowq.shards.call_limits import Caller, CallLimits
 from lowq.shards.wakeups import Listener
@@ -248,6 +249,20 @@ def test_those_who_waited_in_a_loop_that_was_closed_hold_nobody_up(make_app: Mak
         with make_app().limit("erp", lowq.Concurrency(1), timeout=PATIENCE):
             pass
     assert not any(task.done() for task in tasks)
+
+
+def test_a_permit_that_came_while_the_machine_stood_still_is_no_refusal(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stalls = iter([0.05] * 10)  # longer than permits of a rate are kept
+
+    def clock() -> float:
+        time.sleep(next(stalls, 0))
+        return clock_now()
+
+    monkeypatch.setattr(call_limits, "clock_now", clock)
+    with make_app().limit("erp", lowq.Rate(100), lowq.Concurrency(5), timeout=0):
+        pass
 
 
 def test_everybody_waits_while_a_limit_is_deferred(make_app: MakeApp) -> None:
