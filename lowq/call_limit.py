@@ -177,7 +177,7 @@ class Limit:
                 f"the node stops, and there is no permit of the limit {self.name!r} before that", node_stops=True
             )
         # What was granted to a thread that stood still may be too old to be used: then Redis is asked once more.
-        is_refused = was_answered and (free_in > 0 or permits.waits)
+        is_refused = was_answered and (free_in > 0 or permits.waits or error is not None)
         if now >= caller.until and (is_refused or now >= caller.until + ANSWER_SECONDS):
             more = f"; there may be one in {duration(free_in)}" if free_in > 0 else ""
             waited = f"within {caller.until - caller.since:g} s"
