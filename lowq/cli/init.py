@@ -1,5 +1,6 @@
 """``lowq init``: the first files of a new project; ``lowq completion``: what a shell completes behind ``lowq``."""
 
+import re
 import shlex
 from pathlib import Path
 
@@ -29,8 +30,8 @@ _FASTAPI_FILES = _COMMON | {
 def init(folder: Path, *, fastapi: bool, deploy: bool) -> None:
     """Write the first files of a project: a worker, its test, a Dockerfile, a compose file.
 
-    Into FOLDER, by default the current one. What is there stays as it is: with a file of one of these names nothing is
-    written, except that a pyproject.toml is left to you.
+    Into FOLDER, by default the current one, after which the project is named. What is there stays as it is: with a file
+    of one of these names nothing is written, except that a pyproject.toml is left to you.
     """
     files = dict(_FASTAPI_FILES if fastapi else _FILES)
     if deploy:
@@ -42,11 +43,13 @@ def init(folder: Path, *, fastapi: bool, deploy: bool) -> None:
     has_project = (folder / "pyproject.toml").exists()
     if has_project:
         del files["pyproject.toml"]
+    # A project that depends on lowq can't have its name.
+    project = re.sub(r"[^a-z0-9]+|^lowq$", "-", folder.resolve().name.lower()).strip("-") or "orders"
     try:
         for name, source in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             with (folder / name).open("x", encoding="utf-8") as file:
-                file.write(source.read_text(encoding="utf-8"))
+                file.write(source.read_text(encoding="utf-8").replace("PROJECT", project))
     except OSError as error:
         raise Failure(f"{folder}: it can't be written: {error}") from None
     echo_lines([f"wrote {folder / name}" for name in files])

@@ -186,10 +186,11 @@ def _near_files(path: Path) -> str:
     if not path.parent.is_dir():
         return f"there is no folder {path.parent} either"
     names = sorted(item.name for item in path.parent.glob("*.py"))
-    near = get_close_matches(path.name, names, 3)
-    if near:
-        return "did you mean " + " or ".join(str(path.parent / name) for name in near) + "?"
-    return f"files there: {', '.join(names[:10])}" if names else "there is no Python file in that folder"
+    return _hint([str(path.parent / name) for name in get_close_matches(path.name, names, 3)], path.parent)
+
+
+def _hint(near: list[str], folder: Path | str) -> str:
+    return f"did you mean {' or '.join(near)}?" if near else f"no name in {Path(folder).resolve()} is like it"
 
 
 # --- modules ---
@@ -219,12 +220,7 @@ def _near_modules(name: str) -> str:
     package = sys.modules.get(parent)
     places = list(package.__path__) if package is not None and hasattr(package, "__path__") else [str(Path.cwd())]
     names = sorted(item.name for item in pkgutil.iter_modules(places))
-    near = get_close_matches(last, names, 3)
-    if near:
-        return "did you mean " + " or ".join(f"{prefix}{item}" for item in near) + "?"
-    if names:
-        return f"modules there: {', '.join(prefix + item for item in names[:10])}"
-    return f"the current folder, {Path.cwd()}, is importable, and there is no module in it"
+    return _hint([prefix + item for item in get_close_matches(last, names, 3)], places[0])
 
 
 # --- what goes wrong inside ---

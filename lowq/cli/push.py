@@ -168,7 +168,7 @@ def _shown(raw: bytes) -> str:
 @click.command
 @with_app
 @queue_argument
-@click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, allow_dash=True))
+@click.argument("file", required=False, type=click.Path(dir_okay=False, allow_dash=True))
 @click.option(
     "--skip", type=lines_to_skip, default="0", metavar="LINES",
     help="Lines to leave out: so many at the beginning, or such as 1-17,19,23-40.",
@@ -208,6 +208,9 @@ def push(
         for name, value in single.items():
             if value is not None:
                 raise WrongUsage(f"--{name.replace('_', '-')} is for a single job: give its --id too")
+        if file and file != "-" and not os.path.exists(file):  # noqa: PTH110 - Path's raises if the name is too long
+            example = f"""echo '{{"id": 42, "payload": {{"version": 7}}}}' | lowq push {queue}"""
+            raise WrongUsage(f"{file:.40}: no such file; jobs come from a file or the standard input: {example}")
         handle = queue_to_push(app, queue, shards_count)
         accepted = _push_lines(app, handle, file or "-", skip, timeout, durability)
     answer(as_json, {"queue": queue, "accepted": accepted}, f"{count(accepted, 'payload')} pushed to {queue}")

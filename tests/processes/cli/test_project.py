@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -190,6 +191,17 @@ def ended(process: subprocess.Popen[Any]) -> Iterator[subprocess.Popen[Any]]:
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_new_project_is_named_after_its_folder(tmp_path: Path) -> None:
+    rows = [("shop", "shop"), ("My Shop_2", "my-shop-2"), ("lowq", "orders"), ("заказы", "orders")]
+    for folder, name in rows:
+        for options in ([], ["--fastapi"]):
+            with case(folder, *options):
+                own = tmp_path / str(len(options)) / folder
+                own.mkdir(parents=True)
+                assert run(own, "init", *options).exit_code == 0
+                assert tomllib.loads((own / "pyproject.toml").read_text())["project"]["name"] == name
 
 
 def test_a_new_project_overwrites_nothing(tmp_path: Path) -> None:

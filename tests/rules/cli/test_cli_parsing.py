@@ -73,6 +73,8 @@ def test_wrong_usage_exits_2_and_says_what_to_type(monkeypatch: pytest.MonkeyPat
         (["kick", "Q", "1", "--all"], "not both"),
         (["kick", "Q", "--state", "due"], "morgue"),
         (["stats", "a{b"], "queue name"),
+        (["push", "Q", '{"id": 1}'], '{"id": 1}: no such file; jobs come from a file or the standard input: echo '),
+        (["push", "Q", '{"id": 42}' * 50], """: echo '{"id": 42, "payload": {"version": 7}}' | lowq push Q\n"""),
         (["put", "Q", "paid"], "the payload is no JSON"),
         (["put", "Q", "paid"], "; a text needs its quotes: '\"text\"'\n"),
         (["put", "Q", "{status: 1}"], '; names and texts need double quotes: \'{"status": "new"}\'\n'),
@@ -321,6 +323,8 @@ def test_what_is_wrong_with_r_is_said(tmp_path: Path) -> None:
         ("shop_aps", "did you mean shop_apps?"),
         ("shop_aps.py", "did you mean shop_apps.py?"),
         (":app", ":app: write app.py, pkg.module or pkg.module:app"),
+        ("nowhere.py", "nowhere.py: there is no such file; no name in {own} is like it"),
+        ("nowhere", "nowhere: there is no module 'nowhere'; no name in {own} is like it"),
         ("elsewhere/app.py", "there is no folder elsewhere"),
         ("no-name", "no-name: write app.py, pkg.module or pkg.module:app"),
     ]
@@ -331,7 +335,7 @@ def test_what_is_wrong_with_r_is_said(tmp_path: Path) -> None:
             (own / "shop_apps.py").write_text(TWO_APPS)
             with pytest.raises(Failure) as failure:
                 load_app(spec, workers=True)
-            assert says in failure.value.message
+            assert says.format(own=own) in failure.value.message
             assert failure.value.exit_code == 2
 
 
