@@ -16,6 +16,8 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from tests.waiting import PATIENCE
+
 Direction = Literal["request", "reply"]
 
 
@@ -64,7 +66,7 @@ class Proxy:
         if self._thread.is_alive():
             self._do(self._end())
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(5)
+            self._thread.join(PATIENCE)
             self._loop.close()
 
     # --- harm ---
@@ -136,7 +138,7 @@ class Proxy:
     # --- inside of the thread ---
 
     def _do(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(PATIENCE)
 
     def _call(self, function: Callable[[], object]) -> None:
         async def run() -> None:

@@ -124,7 +124,7 @@ class ShardRig:
     shards_count = 5
 
     def __init__(self, url: str, *, client: Client | None = None, **options: Any) -> None:
-        self.client = client or Client(url, size=4, timeout=5.0)
+        self.client = client or Client(url, size=4, timeout=PATIENCE, socket_timeout=PATIENCE)
         self.prefix = shard_prefix("lowq", self.queue, self.index)
         self._options = options
         self._tokens = itertools.count(1)

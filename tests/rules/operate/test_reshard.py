@@ -857,8 +857,9 @@ def test_a_queue_that_is_gone_and_made_anew_is_followed(app: lowq.Lowq, is_over:
 def test_a_job_is_charged_when_its_holder_died_and_not_when_redis_was_frozen() -> None:
     with RedisServer() as server:
         for is_frozen in (False, True):
-            # A mover takes Redis for away once an answer took a third of a lease: also where the machine is busy.
-            app = lowq.Lowq(redis_url=server.url, lease_ttl=1 if is_frozen else NEVER)
+            # A mover takes Redis for away once an answer took a third of a lease, also where the machine is busy, and
+            # until a lease after that. In between it tries again, a third of a lease later.
+            app = lowq.Lowq(redis_url=server.url, lease_ttl=9 if is_frozen else NEVER)
             with case(is_frozen), closing(app):
                 app.client.server_age = lambda: math.inf  # type: ignore[method-assign]  # older than any lease
                 queue = app.queue(f"Orders{is_frozen:d}", 1)
@@ -870,10 +871,16 @@ def test_a_job_is_charged_when_its_holder_died_and_not_when_redis_was_frozen() -
                 assert shard.in_flight.take(1).jobs
                 next(step for step in steps if step.waits_for)
                 run_out(app.client, shard.prefix)
+                thaw = threading.Timer(4.0, server.cont)
+
+                def ask(calls: Calls, thaw: threading.Timer = thaw) -> None:
+                    if calls[0].script == "GET" and not (server.answers or thaw.is_alive()):
+                        thaw.start()
+
                 if is_frozen:
                     server.pause()
-                    threading.Timer(3.0, server.cont).start()
-                assert [*steps][-1].is_done
+                with hooked(app, before=ask):
+                    assert [*steps][-1].is_done
                 crashes = [app.client.command("HGETALL", f"{prefix}crashes", key=prefix) for prefix in prefixes(queue)]
                 assert any(crashes) != is_frozen
 

@@ -1,8 +1,9 @@
 """A dispatcher without its node: shards that are held, and threads that wait for them."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import cast
 
 from lowq import clock
@@ -63,10 +64,19 @@ class Waiting:
         #: How often somebody has looked for a shard: whoever does, reads the clock first, and under the lock.
         self.looks = 0
         self._dispatchers: list[Dispatcher] = []
+        self._stands_at: float | None = None
 
     def clock(self) -> float:
         self.looks += 1
-        return clock.now()
+        return clock.now() if self._stands_at is None else self._stands_at
+
+    @contextmanager
+    def time_stands_still(self) -> Iterator[None]:
+        """Nothing becomes due meanwhile, however long that takes. Who sleeps wakes up when it meant to."""
+        before = self._stands_at
+        self._stands_at = clock.now() if before is None else before
+        yield
+        self._stands_at = before
 
     def wait(self, dispatch: Dispatcher, thread: int) -> "Future[Shard | None]":
         """The thread waits for a shard. When this returns, it has got one, or sleeps when the lock is next free."""

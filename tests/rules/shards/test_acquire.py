@@ -29,7 +29,7 @@ def test_free_shard_is_acquired_and_one_that_somebody_holds_refused_with_the_tim
     before = rig.snapshot()
     held = rig.owner("second").lease.acquire(TTL, NOW)
     assert isinstance(held, LeaseDenied)
-    assert TTL - 10 < held.seconds <= TTL
+    assert TTL - 60 < held.seconds <= TTL
     assert rig.snapshot() == before
 
 
@@ -41,8 +41,8 @@ def test_lease_that_lasts_longer_than_a_lease_can_is_cut_to_one(rig: ShardRig) -
     for _ in range(2):
         held = second.lease.acquire(TTL / 2, NOW)  # its own leases may be shorter; what counts is the owner's
         assert isinstance(held, LeaseDenied)
-        assert TTL - 10 < held.seconds <= TTL
-    assert TTL * 1000 - 10_000 < rig.client.command("PTTL", rig.prefix + "lease") <= TTL * 1000
+        assert TTL - 60 < held.seconds <= TTL
+    assert TTL * 1000 - 60_000 < rig.client.command("PTTL", rig.prefix + "lease") <= TTL * 1000
 
 
 def test_fence_grows_with_every_change_of_owner(rig: ShardRig) -> None:

@@ -179,7 +179,7 @@ primary = FollowedPrimary("shop", [lambda: lambda: Answer(("10.0.0.1", 6379), 1)
 primary.follow()
 held.wait()
 if os.fork() == 0:
-    print(primary.find(10), flush=True)
+    print(primary.find(60), flush=True)
     os._exit(0)
 os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
 """
