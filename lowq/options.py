@@ -205,8 +205,8 @@ class QueueOptions:
     queue_name: str
     shards_count: int = option(
         5, whole(1, MAX_SHARDS),
-        "shards of a queue that is new: [sizing](resharding.md#how-many-shards). Later Redis's number counts: "
-        "[changing](resharding.md)",
+        "shards of a queue that is new: [sizing](deploys.md#how-many-shards). Later Redis's number counts: "
+        "[changing](deploys.md#another-number-of-shards)",
     )  # fmt: skip
     # A reply of Redis's Lua can hold about 8,000 items.
     max_payloads: int = option(1000, whole(1, 3000), "payloads of one id handed to one `perform`, at most")

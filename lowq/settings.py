@@ -276,7 +276,7 @@ class Config(_Declared):
     )  # fmt: skip
     strict_shards_count: bool = setting(
         _SWITCH,
-        "whether it is an error that a queue [was resharded](resharding.md#what-the-code-says) and the code "
+        "whether it is an error that a queue [was resharded](deploys.md#what-the-code-says) and the code "
         "says another number of shards; otherwise Redis is followed, with a warning",
         default=False,
     )  # fmt: skip

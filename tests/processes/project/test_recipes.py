@@ -181,15 +181,18 @@ def test_a_recipe_works_in_an_application(tmp_path: Path, part: int) -> None:
     run_scripts(scripts)
 
 
-def test_the_page_about_fastapi_shows_what_init_writes() -> None:
+def test_the_parts_of_an_application_that_are_explained_are_those_that_init_writes() -> None:
     templates = ROOT / "lowq" / "cli" / "project" / "fastapi"
-    for path, text in _FILE.findall((ROOT / "docs" / "fastapi.md").read_text(encoding="utf-8")):
+    _, _, explained = (ROOT / "docs" / "production.md").read_text(encoding="utf-8").partition("## The application,")
+    shown = _FILE.findall(explained)
+    assert {path for path, _ in shown} == {"workers.py", "api.py"}
+    for path, text in shown:
         assert text in (templates / f"{path}-tpl").read_text(encoding="utf-8")
 
 
 def test_every_file_that_is_shown_is_used() -> None:
     for page, files in FILES.items():
-        for path in files if page != "fastapi.md" else ():  # test_project.py runs them
+        for path in files:
             module = path.removesuffix(".py").replace("/", ".")
             scripts = "".join(script for name, script in USES.items() if name.startswith(f"{page}:"))
             scripts += "".join(text for name, text in files.items() if name in scripts)  # tests that are run

@@ -74,9 +74,7 @@ def test_the_pages_of_the_design_have_every_script_and_name_only_files_that_exis
 
 
 def test_the_page_of_the_doctor_lists_every_finding() -> None:
-    found = re.findall(
-        r"^\| `(\w+)` \| (ok|warning|error) \| [^|]*(?:\| ([^|]*))?\|$", text_of("doctor.md"), re.MULTILINE
-    )
+    found = re.findall(r"^\| `(\w+)` \| (ok|warning|error) \| [^|]*(?:\| ([^|]*))?\|$", text_of("cli.md"), re.MULTILINE)
     assert {code for code, *_ in found} == codes()
     table = {code: (severity, bool(repair) and not re.match(r"no\b", repair)) for code, severity, repair in found}
     assert {code: table[code] for code in read_kinds() if code in table} == {
