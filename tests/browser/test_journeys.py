@@ -417,6 +417,15 @@ def test_where_a_running_job_is_in_its_code_is_one_click_from_its_page(
         until(begun.is_set, "a job that hangs")
         page = watched.page(f"{address}/queues/Orders/job?id=order-7")
         page.get_by_role("link", name="Where it is in its code").click()
+
+        def is_said() -> bool:
+            if "over.wait(60)" in page.locator("main").inner_text():
+                return True
+            page.reload()  # its thread was not there yet, or its node took long to answer
+            return False
+
+        page.wait_for_url("**/stack?**")
+        until(is_said, "the line in which it waits")
         expect(page.locator("pre")).to_contain_text("over.wait(60)")
         expect(page.get_by_role("button", name="Cancel")).to_be_visible()
     finally:

@@ -111,7 +111,8 @@ class Costs:
         self._stop.callback(node.stop)
         self.drain(10)  # behind it is what a node does once
         until(self._listens, "its subscriptions")
-        until(lambda: self._quiet_for(0.1), "the end of what it does once, also in other threads")
+        self._until_heartbeat()
+        until(lambda: self._quiet_for(0.3), "the end of what it does once, also in other threads")
 
     def stop_node(self) -> None:
         self._stop.close()
@@ -141,8 +142,13 @@ class Costs:
     def until_consumer_has_settled(self) -> None:
         """It listens, and the registry says what it holds: nothing of its start is left to be done."""
         until(self._listens, "its subscription")
-        until(lambda: [node.shards for node in self.app.nodes()] == [{"Costs": [0]}], "its heartbeat")
-        until(lambda: self._quiet_for(0.1), "the end of what it does once")
+        self._until_heartbeat()
+        until(lambda: self._quiet_for(0.3), "the end of what it does once")
+
+    def _until_heartbeat(self) -> None:
+        """The one that says what it holds: its first one comes before it has any shard."""
+        held = [{"Costs": [*range(self._shards_count)]}]
+        until(lambda: [node.shards for node in self.app.nodes()] == held, "its heartbeat")
 
     def _listens(self) -> bool:
         """Whether somebody has subscribed to the wake-ups of each shard."""

@@ -18,7 +18,7 @@ from lowq.contrib import outbox
 from tests.postgres_server import PostgresServer
 from tests.processes.cli.support import Cli, Process, Start
 from tests.redis_server import RedisServer
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 #: Performs by writing down what was handed over, in order.
 APP = """
@@ -82,7 +82,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def sqlite(tmp_path: Path) -> Iterator[sqlite3.Connection]:
-    connection = sqlite3.connect(tmp_path / "shop.db")
+    connection = sqlite3.connect(tmp_path / "shop.db", timeout=PATIENCE)  # a relay may be held up in a commit
     outbox.create_table(connection)
     yield connection
     connection.close()

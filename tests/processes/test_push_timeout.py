@@ -142,11 +142,11 @@ def test_the_time_that_the_callers_own_code_takes_is_not(
     def slow() -> Iterator[dict[str, Any]]:
         nonlocal ahead
         for number in range(60):
-            ahead += 10
+            ahead += 2 * PATIENCE
             yield {"id": number}
 
     monkeypatch.setattr("lowq.push.push.CHUNK_JOBS", 20)
-    app.config.push_timeout = 5.0
+    app.config.push_timeout = PATIENCE
     queue = app.queue("Orders", 3)
     assert queue.push(slow()) == 60
 
@@ -157,8 +157,8 @@ def test_a_call_that_redis_may_have_forgotten_is_not_repeated(tmp_path: Path, mo
     monkeypatch.setattr("lowq.clock.now", lambda: ahead)
     monkeypatch.setattr("lowq.push.push.CHUNK_JOBS", 1)
     with RedisServer(tmp_path / "redis", appendonly="yes", appendfsync="always") as server:
-        for rested, is_repeated in ((9.0, True), (11.0, False)):
-            app = lowq.Lowq(redis_url=server.url, push_timeout=5.0)
+        for rested, is_repeated in ((1.9 * PATIENCE, True), (2.1 * PATIENCE, False)):
+            app = lowq.Lowq(redis_url=server.url, push_timeout=PATIENCE)
             queue = app.queue(f"Rested-{rested}", 1)
             queue.push({"id": "first"})
 

@@ -106,6 +106,7 @@ def test_a_node_that_stops_while_it_performs_keeps_nobody_else_waiting(make_app:
     stops = threading.Thread(target=first.stop)
     stops.start()
     until(first.stopping.is_set, "its stop")
+    until(lambda: len(shop.held()[first.name]) == 1, "the end of its leases of what rests")
     shop.worker.push(resting)
     shop.worker.push(busy, "behind")
     until(lambda: [node for node, _ in shop.performed[resting]] == [2], "the shard that rests")

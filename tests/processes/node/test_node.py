@@ -11,6 +11,7 @@ import pytest
 import lowq
 from lowq.shards.delivery import InFlight
 from lowq.store import Call
+from lowq.store.keys import shard_prefix
 from tests.processes.conftest import MakeRig
 from tests.processes.node.conftest import MakeApp, Start, is_idle
 from tests.rows import case
@@ -119,6 +120,8 @@ def test_an_idle_node_asks_little(make_app: MakeApp, start: Start, monkeypatch: 
         return Counter({name: int(count) for name, count in found})
 
     until(lambda: len(takes) == 20, "takes of all shards")
+    wakes = [shard_prefix("lowq", "orders", shard) + "wake" for shard in range(20)]
+    until(lambda: app.client.command("PUBSUB", "SHARDNUMSUB", *wakes)[1::2] == [1] * 20, "all subscriptions")
     app.client.command("CONFIG", "RESETSTAT")
     until(lambda: calls()["pexpire"] >= 4 * 20, "renewals")
     idle = calls()

@@ -58,14 +58,13 @@ def test_an_id_that_exceeds_its_ttr_is_charged_alone(app: lowq.Lowq, start: Star
     performed: list[str] = []
     hangs: list[threading.Thread] = []
 
-    @app.worker(shards_count=1, batch_size=10, ttr=0.3)
+    @app.worker(shards_count=1, batch_size=10, ttr=NEVER)
     def orders(job_id: str, payloads: list[Any]) -> None:
         performed.append(job_id)
         if performed == ["a", "b"]:
             hangs.append(threading.current_thread())
+            lowq.current().touch(0.3)  # it alone: the machine may stand still while others are performed
             go.wait(PATIENCE)
-        else:
-            lowq.current().touch(NEVER)  # however long the machine stands still
 
     push(orders)
     start(threads=5)
@@ -83,8 +82,8 @@ def test_a_time_limit_charges_the_id_that_exceeded_it(app: lowq.Lowq, start: Sta
 
     def begin(job_id: str) -> None:
         performed.append(job_id)
-        if job_id != "b":
-            lowq.current().touch(NEVER)  # however long the machine stands still
+        if job_id == "b":
+            lowq.current().touch(0.3)  # it alone: the machine may stand still while others are performed
 
     async def awaits(job_id: str, payloads: list[Any]) -> None:
         begin(job_id)
@@ -97,7 +96,7 @@ def test_a_time_limit_charges_the_id_that_exceeded_it(app: lowq.Lowq, start: Sta
             pass
 
     handler: Any = awaits if is_async else loops
-    worker = app.worker(shards_count=1, batch_size=10, time_limit=0.3, max_retry_count=0)(handler)
+    worker = app.worker(shards_count=1, batch_size=10, time_limit=NEVER, max_retry_count=0)(handler)
     push(worker)
     start()
     until(partial(is_idle, worker), "the end of all")

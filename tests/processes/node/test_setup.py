@@ -158,9 +158,9 @@ def hanging(
     hung: threading.Event,
     go: threading.Event,
     setup: Callable[[], object] = lambda: None,
-    ttr: float | None = 0.3,
+    ttr: float | None = NEVER,
 ) -> Any:
-    """A worker whose handler hangs the first time."""
+    """A worker whose handler hangs the first time, and exceeds its ttr then."""
 
     class Hanging(lowq.Worker[Any]):
         def setup(self) -> None:
@@ -168,9 +168,9 @@ def hanging(
 
         def perform(self, payloads_by_id: dict[str, list[Any]]) -> None:
             if hung.is_set():
-                lowq.current().touch(NEVER)  # however long the machine stands still
                 return
             hung.set()
+            lowq.current().touch(0.3)  # not before: the machine may stand still
             go.wait(PATIENCE)
 
     return app.worker(ttr=ttr, shards_count=1)(Hanging)

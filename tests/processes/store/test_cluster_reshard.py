@@ -33,8 +33,9 @@ def has_all(queue: lowq.Queue) -> bool:
     return len(queue.fetch(IDS)) == queue.stats().length == len(IDS)
 
 
-def until_replicas_are_waited_for(steps: Iterator[ReshardProgress]) -> ReshardProgress:
-    return next(progress for progress in steps if progress.waits_for_replicas)
+def until_replicas_are_waited_for(steps: Iterator[ReshardProgress], of: str = "") -> None:
+    """Until those of this primary are. On a busy machine others may be late, too."""
+    next(progress for progress in steps if progress.waits_for_replicas == (of,))
 
 
 def test_replicas_confirm_each_step_where_there_are_any(
@@ -70,8 +71,7 @@ def test_a_failover_in_the_middle_loses_nothing_of_what_was_confirmed() -> None:
             if number:
                 next(step for step in steps if step.shards_moved)
             cluster.cut_off(victim)
-            waits = until_replicas_are_waited_for(steps)
-            assert waits.waits_for_replicas == (f"127.0.0.1:{victim.port}",)
+            until_replicas_are_waited_for(steps, f"127.0.0.1:{victim.port}")
             cluster.replaced(victim)
             assert next(steps).waits_for_replicas, "there is none that has what was written"
             cluster.heal(victim)
@@ -93,10 +93,10 @@ def test_a_single_server_is_waited_for_too_unless_the_operator_says_otherwise(ca
         steps = reshard(app, "Orders", 6)
         next(step for step in steps if step.jobs_moved)
         replica.pause()
-        assert until_replicas_are_waited_for(steps).waits_for_replicas == ("",)
+        until_replicas_are_waited_for(steps)
         assert "--unconfirmed" in caplog.text
         # Another one that goes on waits for what the primary had at the beginning.
-        assert until_replicas_are_waited_for(reshard(app, "Orders", 6)).waits_for_replicas
+        until_replicas_are_waited_for(reshard(app, "Orders", 6))
         assert queue.reshard(6, unconfirmed=True) is not None
         replica.cont()
         assert [*steps][-1].is_done
@@ -117,7 +117,7 @@ def test_a_replica_that_joins_in_the_middle_is_waited_for_too() -> None:
         until(lambda: RedisCluster.ask(replica, "INFO", "replication")["master_link_status"] == "up", "a replica")
         next(steps)
         replica.pause()
-        assert until_replicas_are_waited_for(steps).waits_for_replicas == ("",)
+        until_replicas_are_waited_for(steps)
         replica.cont()
         assert [*steps][-1].is_done
         assert has_all(queue)

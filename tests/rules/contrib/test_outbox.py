@@ -67,7 +67,7 @@ def connect(url: str) -> Iterator[Callable[[], Any]]:
     opened: list[Any] = []
 
     def open_another() -> Any:
-        opened.append(sqlite3.connect(path_of(url)) if url.startswith("sqlite") else psycopg.connect(url))
+        opened.append(open_sqlite(url) if url.startswith("sqlite") else psycopg.connect(url))
         return opened[-1]
 
     yield open_another
@@ -77,6 +77,11 @@ def connect(url: str) -> Iterator[Callable[[], Any]]:
 
 def path_of(url: str) -> str:
     return url.removeprefix("sqlite:///")
+
+
+def open_sqlite(url: str) -> sqlite3.Connection:
+    """It waits for a relay that is held up in the middle of a commit."""
+    return sqlite3.connect(path_of(url), timeout=PATIENCE)
 
 
 def worker_of(app: lowq.Lowq, name: str = "OrderSync", **options: Any) -> Any:
@@ -161,7 +166,7 @@ def test_who_knows_the_queue_by_name_pushes_what_gives_its_score(app: lowq.Lowq,
     by_version = worker_of(app, "ByVersion", score="version")
     by_version.push(1, {"version": 1})
     stranger = lowq.Lowq(redis_url=app.config.redis_url)
-    with sqlite3.connect(path_of(sqlite_url)) as connection:
+    with open_sqlite(sqlite_url) as connection:
         outbox.push("ByVersion", 42, {"version": 5}, connection=connection, app=stranger)
     connection.close()
     assert outbox.Relay(stranger, sqlite_url).run_once() == 1
@@ -173,7 +178,7 @@ def test_what_can_not_be_pushed_is_refused_at_once(app: lowq.Lowq, sqlite_url: s
     order_sync = worker_of(app)
     by_version = worker_of(app, "ByVersion", score="version")
     pickled = lowq.Lowq(redis_url=app.config.redis_url, dump_payload=lambda _: b"\xff", load_payload=lambda _: None)
-    connection = sqlite3.connect(path_of(sqlite_url))
+    connection = open_sqlite(sqlite_url)
     engine = create_async_engine("sqlite+aiosqlite://")
     of_mysql = type("Connection", (), {"__module__": "pymysql.connections"})
     for error, said, pushed in [
@@ -238,7 +243,7 @@ def in_transaction(kind: str, url: str, push: Callable[[Any], object], *, commit
     """Pushes through a sync connection of this kind, and commits or rolls back."""
     connection: Any
     if kind in ("driver", "cursor", "traced"):
-        connection = sqlite3.connect(path_of(url)) if url.startswith("sqlite") else psycopg.connect(url)
+        connection = open_sqlite(url) if url.startswith("sqlite") else psycopg.connect(url)
         through = {"cursor": connection.cursor, "traced": lambda: Traced(connection)}
         push(through.get(kind, lambda: connection)())
     elif kind == "pool":
@@ -431,7 +436,7 @@ def test_what_is_pushed_twice_as_the_relay_died_is_there_once_and_in_order(
     with pytest.raises(Exception, match="died"):
         outbox.Relay(app, url).run_once()
     with order_sync.queue.consumer() as consumer:  # the first payload is done before the relay comes back
-        (job,) = consumer.take(timeout=0)
+        (job,) = consumer.take(timeout=PATIENCE)
         assert job.payloads == [0]
         job.ack()
     keep_rows(connection, keeps=False)
@@ -515,7 +520,7 @@ def test_a_payload_that_is_far_too_large_is_refused_without_being_read(
 
 @pytest.mark.parametrize("column", ["queue", "id", "payload", "score", "not_before", "created_at"])
 def test_text_of_sqlite_that_is_no_utf_8_stops_nobody(app: lowq.Lowq, sqlite_url: str, column: str) -> None:
-    order_sync, connection = worker_of(app), sqlite3.connect(path_of(sqlite_url))
+    order_sync, connection = worker_of(app), open_sqlite(sqlite_url)
     outbox.push(order_sync, [{"id": 42}, {"id": 43}], connection=connection)
     connection.execute(f"UPDATE lowq_outbox SET {column} = CAST(x'22ff22' AS TEXT) WHERE id = '42'")
     connection.commit()
@@ -779,14 +784,14 @@ def test_a_commit_wakes_the_relay(app: lowq.Lowq, request: pytest.FixtureRequest
     thread.start()
     try:
         for number in range(3):
-            connection = sqlite3.connect(path_of(url)) if kind == "sqlite" else psycopg.connect(url)
+            connection = open_sqlite(url) if kind == "sqlite" else psycopg.connect(url)
             outbox.push(order_sync, number, number, connection=connection)
             connection.commit()
             connection.close()
             until(lambda n=number: payloads(app, n) == [n], "the relay pushes it")  # type: ignore[misc]
     finally:
         relay.request_stop()
-        last = sqlite3.connect(path_of(url)) if kind == "sqlite" else psycopg.connect(url)
+        last = open_sqlite(url) if kind == "sqlite" else psycopg.connect(url)
         outbox.push(order_sync, 42, connection=last)  # wakes it
         last.commit()
         last.close()

@@ -24,10 +24,11 @@ from lowq.job import Job
 from lowq.observe.events import Batch, BatchObservation, Observer
 from lowq.store.keys import shard_prefix
 from lowq.testing import drain
+from lowq.work import event_loop
 from lowq.workers import Worker
 from tests.leases import run_out
 from tests.rules.contrib.workers import Handler, make_worker, running_node
-from tests.waiting import PATIENCE, until
+from tests.waiting import NEVER, PATIENCE, until
 
 
 class Sent(list[Any]):
@@ -275,17 +276,19 @@ def test_past_ttr_the_id_is_captured_once_by_whoever_reports_it(
 ) -> None:
     goes_on = threading.Event()
 
-    @app.worker(shards_count=1, ttr=0.01, max_crash_count=1)
+    @app.worker(shards_count=1, ttr=NEVER, max_crash_count=1)
     class Plain(lowq.Worker[Any]):
         def perform(self, payloads_by_id: dict[str, list[Any]]) -> None:
             sentry_sdk.add_breadcrumb(message="about to hang")
+            lowq.current().touch(0.01)  # ttr passes now, not while the machine stands still before this
             goes_on.wait(PATIENCE)
             raise ValueError("too late")
 
-    @app.worker(shards_count=1, ttr=0.01, max_crash_count=1)
+    @app.worker(shards_count=1, ttr=NEVER, max_crash_count=1)
     class Awaits(lowq.Worker[Any]):
         async def perform(self, payloads_by_id: dict[str, list[Any]]) -> None:
             sentry_sdk.add_breadcrumb(message="about to hang")
+            lowq.current().touch(0.01)
             while not goes_on.is_set():
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.sleep(0.01)
@@ -529,7 +532,10 @@ def test_one_that_makes_what_is_no_observation_harms_nothing_either(app: lowq.Lo
     assert drain(worker).performed == 1
 
 
-def test_a_batch_that_is_cancelled_has_ended_after_its_handler_was_left(app: lowq.Lowq) -> None:
+def test_a_batch_that_is_cancelled_has_ended_after_its_handler_was_left(
+    app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_loop, "CLEAN_UP_SECONDS", PATIENCE)
     heard: list[str] = []
 
     class Follows(BatchObservation):

@@ -60,8 +60,12 @@ class Stream:
 
     def __init__(self, address: str, timeout: float = PATIENCE) -> None:
         self._connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=timeout)
-        self._connection.request("GET", "/live")
-        self._answer = self._connection.getresponse()
+        try:
+            self._connection.request("GET", "/live")
+            self._answer = self._connection.getresponse()
+        except BaseException:
+            self._connection.close()
+            raise
         self.status = self._answer.status
 
     def event(self) -> tuple[str, Any]:

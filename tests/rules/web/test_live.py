@@ -52,9 +52,13 @@ def test_streams_end_by_themselves_and_have_only_the_queues_of_a_page(
         ("", {"Orders", "Mail", "a&b", "Bills"}), ("?queue=Mail&queue=a%26b&queue=nobody", {"Mail", "a&b"}),
         ("?queue=", set()),
     ):  # fmt: skip
-        status, events = get(address, f"/live{query}")
-        assert (status, events.endswith(b"retry: 500\n\n")) == (200, True)
-        figures = json.loads(events.decode().partition("data: ")[2].partition("\n")[0])
+
+        def sent(query: str = query) -> str:
+            status, events = get(address, f"/live{query}")
+            assert (status, events.endswith(b"retry: 500\n\n")) == (200, True)
+            return events.decode().partition("data: ")[2].partition("\n")[0]
+
+        figures = json.loads(until(sent, "figures"))  # a stream may be over before it has begun
         assert (figures["total"]["length"], set(figures["queues"])) == (4, names)
 
 
@@ -149,6 +153,13 @@ def test_nobody_waits_for_a_redis_that_hangs_but_those_who_asked_it(
     monkeypatch.setattr(stats_cache, "PATIENCE", 10.0)
     monkeypatch.setattr(live, "LIFETIME", NEVER)
 
+    def opened(address: str) -> Stream | None:
+        stream = Stream(address)
+        if stream.status == 200:
+            return stream
+        stream.__exit__()
+        return None
+
     def event(stream: Stream, name: str) -> None:
         """Behind others, perhaps: a busy machine takes long, too."""
         until(lambda: stream.event()[0] == name, name)
@@ -156,7 +167,11 @@ def test_nobody_waits_for_a_redis_that_hangs_but_those_who_asked_it(
     with RedisServer() as server, closing(lowq.Lowq(redis_url=server.url)) as app:
         app.queue("Orders", 3).push({"id": 1})
         with served(lowq_web.create_app(app)) as address, ExitStack() as stack:
-            streams = [stack.enter_context(Stream(address)) for _ in range(30)]
+            streams = list[Stream]()
+            for _ in range(30):
+                stream = until(lambda: opened(address), "a stream: to a busy machine Redis may seem to be away")
+                assert stream is not None
+                streams.append(stack.enter_context(stream))
             for stream in streams:
                 event(stream, "figures")
             server.pause()

@@ -301,8 +301,8 @@ class TestNodes:
             assert node.name in parse(client.get(quiet.headers["location"]).text).of_role("status")
             until(lambda: app.nodes()[0].quiet, "a quiet node")
             until(lambda: "1 quiet" in Reader(client).page("/").facts["Nodes"].text, "a quiet node on the first page")
-            app.queue("Orders").push("a")
             until(lambda: app.nodes()[0].shards == {}, "no shard of a quiet node")
+            app.queue("Orders").push("a")
             assert app.queue("Orders").stats().length == 1
             assert self.send(client, node.name, "unquiet").status_code == 303, "without a question"
             until(lambda: app.queue("Orders").stats().processed == 1, "what came while it was quiet")

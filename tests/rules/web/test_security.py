@@ -226,8 +226,9 @@ def as_role(role: Any, _request: Request) -> lowq_web.User:
 
 
 def test_where_redis_is_is_said_to_those_who_may_act_alone(caplog: pytest.LogCaptureFixture) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    nobody = socket.socket()  # bound, so that nobody else has the port, and it does not listen
+    nobody.bind(("127.0.0.1", 0))
+    port = nobody.getsockname()[1]
     away = lowq.Lowq(redis_url=f"redis://127.0.0.1:{port}/0")
     for role, is_told in (("read", False), ("admin", True)):
         application = lowq_web.create_app(away, auth=partial(as_role, role))
@@ -239,6 +240,7 @@ def test_where_redis_is_is_said_to_those_who_may_act_alone(caplog: pytest.LogCap
                 assert "Redis" in answer.text
     assert str(port) in caplog.text
     away.close()
+    nobody.close()
 
 
 class TestCrossSite:

@@ -170,6 +170,8 @@ def test_where_a_running_id_is_in_its_code_is_asked_of_its_node(app: lowq.Lowq, 
         until(lambda: any(found.name == node.name for found in app.nodes()), "heartbeat of the node")
         page = Reader(client).page("/queues/Orders/job?id=%3Cb%3E7")
         link = page.find("a", has="Where it is in its code").link
+        # Its thread may not be there yet, and its node may take long to answer.
+        until(lambda: "go.wait" in client.get(link).text, "the line in which it waits")
         found = Reader(client).page(link)
         calls = re.findall(r"in (\w+)", found.find("pre").text)
         assert calls.index("wait") < calls.index("orders") < calls.index("_bootstrap"), "the innermost comes first"
