@@ -21,6 +21,7 @@ import traceback
 from collections import deque
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from types import FrameType
@@ -154,7 +155,8 @@ class EventLoop(NodeLoop):
         it again.
         """
         deadline = time.monotonic() + CLEAN_UP_SECONDS
-        self._loop.call_soon_threadsafe(self._cancel_all)
+        with suppress(RuntimeError):  # it has ended meanwhile
+            self._loop.call_soon_threadsafe(self._cancel_all)
         # And for the last round trip, as what is done of their batches is acknowledged.
         while (self._tasks or self._io.is_alive()) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -339,9 +341,7 @@ class EventLoop(NodeLoop):
                 log.warning("a task that was cancelled ended with %r", error)
 
     def _received(
-        self,
-        begin: list[tuple[Shard, Delivery]],
-        answers: list[tuple["asyncio.Future[list[Any]]", list[Any]]],
+        self, begin: list[tuple[Shard, Delivery]], answers: list[tuple["asyncio.Future[list[Any]]", list[Any]]]
     ) -> None:
         """Begins tasks for the deliveries of a round trip, and answers those that wait for replies."""
         for future, replies in answers:
@@ -353,9 +353,7 @@ class EventLoop(NodeLoop):
             self._busy.set()
 
     async def _work(self, shard: Shard, delivery: Delivery) -> None:
-        activity = self._running[shard]
-        task = asyncio.current_task()
-        assert task is not None
+        activity, task = self._running[shard], self._tasks[shard]
         activity.interrupt = partial(interrupt_task, task, lambda: activity.limits)
         activity.ident = threading.get_ident()
         try:
@@ -392,7 +390,8 @@ class EventLoop(NodeLoop):
                     self._busy.set()
                 continue
             answered, asked_at, warn_after = threading.Event(), self._clock(), BLOCKED_SECONDS
-            self._loop.call_soon_threadsafe(answered.set)
+            with suppress(RuntimeError):  # the loop has been closed since
+                self._loop.call_soon_threadsafe(answered.set)
             time.sleep(BLOCKED_SECONDS / 4)
             while not (answered.is_set() or self._is_closing):
                 seconds = self._clock() - asked_at
