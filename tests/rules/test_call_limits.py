@@ -1,9 +1,10 @@
 """Limits around a call, in scripts and handlers, as several applications that share a store see them."""
 
 import asyncio
+import gc
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from contextvars import Context
 from datetime import timedelta
@@ -18,7 +19,9 @@ from lowq.clock import now as clock_now
 from lowq.shards import call_limits
 from lowq.shards.call_limits import Caller, CallLimits
 from lowq.shards.wakeups import Listener
+from lowq.store import Client
 from lowq.store.keys import limit_key
+from lowq.store.registry import TakePermits
 from tests.redis_server import RedisServer
 from tests.rows import case
 from tests.waiting import NEVER, PATIENCE, auntil, until
@@ -37,6 +40,12 @@ def make_app(store_url: str) -> Iterator[MakeApp]:
             return app
 
         yield make
+
+
+@pytest.fixture(autouse=True)
+def redis_may_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also before it answers a caller with a short timeout."""
+    monkeypatch.setattr(call_limit, "ANSWER_SECONDS", PATIENCE)
 
 
 class Blocks:
@@ -249,6 +258,8 @@ def test_those_who_waited_in_a_loop_that_was_closed_hold_nobody_up(make_app: Mak
         with make_app().limit("erp", lowq.Concurrency(1), timeout=PATIENCE):
             pass
     assert not any(task.done() for task in tasks)
+    del tasks[:]
+    gc.collect()  # or asyncio would say that they were pending in the middle of another test
 
 
 def test_a_permit_that_came_while_the_machine_stood_still_is_no_refusal(
@@ -288,6 +299,33 @@ def test_everybody_waits_while_a_limit_is_deferred(make_app: MakeApp) -> None:
             for each in (app.limit("erp", timeout=PATIENCE), other.limit("erp", timeout=PATIENCE)):
                 with each:
                     pass
+
+
+def test_who_learns_late_that_a_limit_was_deferred_knows_that_it_was_called_off(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, other = make_app(), make_app()
+    run_many, wake, told, is_called_off = Client.run_many, CallLimits.wake, list[str](), threading.Event()
+
+    def answer_late(client: Client, calls: Sequence[Any], **options: Any) -> list[Any]:
+        replies = run_many(client, calls, **options)
+        if client is app.client and isinstance(calls[0], TakePermits) and not is_called_off.is_set():
+            is_called_off.set()
+            told.clear()
+            other.limit("erp").defer(0)
+            until(lambda: told, "the message, or that it listens since")
+        return replies
+
+    def note(limits: CallLimits, channel: str, message: str) -> None:
+        wake(limits, channel, message)
+        if limits.client is app.client:
+            told.append(message)
+
+    monkeypatch.setattr(Client, "run_many", answer_late)
+    monkeypatch.setattr(CallLimits, "wake", note)
+    other.limit("erp", lowq.Concurrency(5)).defer(3600)
+    with app.limit("erp", lowq.Concurrency(5), timeout=PATIENCE):
+        assert is_called_off.is_set()
 
 
 def test_a_name_stands_for_what_was_declared(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,8 +439,15 @@ def test_an_unforeseen_error_is_told_to_those_who_wait_and_the_thread_goes_on(
                 assert isinstance(error, lowq.LowqError)
                 assert "ZeroDivisionError('a bug')" in str(error)
                 assert isinstance(error.__cause__, ZeroDivisionError)
-            with limit:
-                pass
+
+            def is_entered(limit: lowq.Limit = limit) -> bool:
+                try:
+                    with limit:
+                        return True
+                except lowq.LowqError:  # the thread had failed before, and says it now
+                    return False
+
+            until(is_entered, "that it goes on")
     assert "ZeroDivisionError" in caplog.text
 
 
@@ -505,7 +550,6 @@ def test_limits_that_were_not_used_for_long_are_forgotten_all_at_once(
         with app.limit(name, rule):
             pass
     now = SimpleNamespace(monotonic=lambda: time.monotonic() + later, sleep=time.sleep)
-    monkeypatch.setattr(call_limits, "time", now)
     ignore = Listener.ignore_permits
 
     def note_and_ignore(listener: Listener, limits: set[str]) -> None:
@@ -514,7 +558,11 @@ def test_limits_that_were_not_used_for_long_are_forgotten_all_at_once(
 
     monkeypatch.setattr(Listener, "ignore_permits", note_and_ignore)
     with app.limit("c", lowq.Rate(2)):  # the same key is still listened to
-        until(lambda: len(app.call_limits.queues) == 1)
+        monkeypatch.setattr(call_limits, "time", now)
+        with app.limit("d", lowq.Rate(1)):
+            until(lambda: ignored, "those that are forgotten")
+            assert {queue.queue for queue in app.call_limits.queues.values()} == {"c", "d"}
+            assert len(app.call_limits.queues) == 2
     assert ignored == [{limit_key("lowq", f"rate:1.0:{name}") for name in "ab"}]
     app.close()
 
