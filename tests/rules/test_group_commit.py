@@ -107,11 +107,12 @@ class Others:
         self.results: dict[int, Any] = {}
         self._threads: list[threading.Thread] = []
         self._ahead = 2 if busy else 1
-        self._waiting = 0
+        self._waiting: list[threading.Thread] = []
         wait = ThreadPushes.wait
 
         def counted(pushes: ThreadPushes, request: Any) -> Any:
-            self._waiting += threading.current_thread() in self._threads
+            if threading.current_thread() in self._threads:
+                self._waiting.append(threading.current_thread())
             return wait(pushes, request)
 
         monkeypatch.setattr(ThreadPushes, "wait", counted)
@@ -134,7 +135,7 @@ class Others:
 
     def finish(self) -> dict[int, Any]:
         """Lets them go when all of them wait that have not failed."""
-        until(lambda: self._waiting + 1 + len(self.results) == len(self._threads), "all wait")
+        until(lambda: len(self._waiting) + 1 + len(self.results) == len(self._threads), "all wait")
         self.gate.opened.set()
         for thread in self._threads:
             thread.join(PATIENCE)

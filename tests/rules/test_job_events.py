@@ -56,12 +56,19 @@ def events() -> Events:
     return Events()
 
 
+@pytest.fixture(autouse=True)
+def callbacks_may_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever ends waits for them as patiently as the tests do."""
+    monkeypatch.setattr("lowq.testing.drainer.FLUSH_SECONDS", PATIENCE)
+    monkeypatch.setattr(lowq.Lowq.flush_events, "__defaults__", (PATIENCE,))
+
+
 @pytest.fixture
 def make_app(store_url: str) -> Iterator[MakeApp]:
     apps: list[lowq.Lowq] = []
 
     def make(**settings: Any) -> lowq.Lowq:
-        apps.append(lowq.Lowq(redis_url=store_url, lease_ttl=5, **settings))
+        apps.append(lowq.Lowq(redis_url=store_url, lease_ttl=NEVER, **settings))
         return apps[-1]
 
     yield make
@@ -169,7 +176,7 @@ def test_each_verb_of_a_consumer_has_its_event(make_app: MakeApp, events: Events
         last = "released" if job_id == "closed" else job_id
         assert events.of(job_id) == [("pushed", 1), ("taken", 1), (last, 1)]
     app.queue("other", 1).push("late")
-    with app.queue("other").consumer(ttr=0.01) as consumer:
+    with app.queue("other").consumer(ttr=0.2) as consumer:
         assert consumer.take(1)
         until(lambda: events.kinds("late")[:3] == ["pushed", "taken", "released"], "its release")
 
@@ -314,8 +321,9 @@ def test_a_callback_that_raises_is_logged_and_harms_nothing(
 
 
 def test_a_callback_that_hangs_delays_neither_work_nor_pushes_nor_the_end(
-    make_app: MakeApp, caplog: pytest.LogCaptureFixture
+    make_app: MakeApp, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(lowq.Lowq.flush_events, "__defaults__", (0.1,))
     caplog.set_level(logging.WARNING, "lowq.events")
     hangs = threading.Event()
     performed: list[str] = []
@@ -409,11 +417,13 @@ def test_a_process_that_ends_waits_a_moment_for_callbacks() -> None:
     script = """
 import time
 import lowq
+from lowq.observe.callbacks import Callbacks
 
 def callback(event):
     time.sleep(0.05)
     print(event.kind, event.id)
 
+Callbacks.flush.__defaults__ = (60.0,)  # a moment, on a machine that stands still
 app = lowq.Lowq(redis_url="memory://script", on_job_event=callback)
 app.queue("mail", 1).push([{"id": number} for number in range(3)])
 """

@@ -38,7 +38,7 @@ from tests.batches import Batch, within_batch
 from tests.redis_server import RedisServer
 from tests.rows import case
 from tests.tiers import real_redis_often
-from tests.waiting import NEVER
+from tests.waiting import NEVER, PATIENCE
 
 #: More than two chunks.
 MANY = 20_000
@@ -685,7 +685,7 @@ def test_a_push_without_redis_says_so_in_few_lines() -> None:
 
 
 def test_a_source_may_use_the_application_while_it_is_read_even_with_one_connection(store_url: str) -> None:
-    app = lowq.Lowq(redis_url=store_url, client_pool_size=1, pool_timeout=0.5)
+    app = lowq.Lowq(redis_url=store_url, client_pool_size=1, pool_timeout=PATIENCE)
     queue, other = app.queue("Orders", 3), app.queue("Other", 1)
 
     def source() -> Iterator[dict[str, Any]]:

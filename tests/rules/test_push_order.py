@@ -29,9 +29,10 @@ async def refused(app: lowq.Lowq, queue: Queue) -> None:
 def received(queue: Queue, job_id: str) -> list[Any]:
     """The payloads of a job that waits, in the order in which it would be performed."""
     with queue.consumer() as consumer:
-        for job in consumer.take(100):
-            if job.id == job_id:
-                return list(job.payloads)
+        while jobs := consumer.take(100, timeout=0):  # those of some shards
+            for job in jobs:
+                if job.id == job_id:
+                    return list(job.payloads)
     raise AssertionError(f"{job_id} is not there")
 
 

@@ -47,18 +47,22 @@ def go_on(queue: Queue, consumer: Consumer, **options: Any) -> None:
     late has the consumer look where there is nothing.
     """
     queue.push({"id": str(uuid.uuid4()), **options})
-    for job in consumer.take(timeout=PATIENCE):
+    for job in consumer.take(timeout=0):  # none where it has expired already
         job.ack()
 
 
 def taken_ahead(queue: Queue, consumer: Consumer, count: int = 10, **options: Any) -> str:
-    """The id of a job that was taken with an acknowledgement, and that nobody has asked for. So many were pushed."""
-    queue.push([{"id": n, **options} for n in range(count)])
-    one_by_one(consumer, min(count, 5)).ack()
+    """The id of a job that was taken with an acknowledgement, and that nobody has asked for. So many were pushed; those
+    that are left have these options.
+    """
+    queue.push([{"id": n} for n in range(5)])
+    job = one_by_one(consumer, 5)
+    queue.push([{"id": n, **options} for n in range(5, count)])
+    job.ack()
     while not (taken := queue.jobs("taken").jobs):
         go_on(queue, consumer, **options)
-    (job,) = taken
-    return job.id
+    (ahead,) = taken
+    return ahead.id
 
 
 def waiter(consumer: Consumer, got: list[ConsumerJob]) -> threading.Thread:
@@ -181,7 +185,7 @@ def test_of_a_lease_that_was_lost_nothing_is_handed_over(store_url: str, line: L
     """Not even while it is asked for again: whether it is resumed is not known then."""
     prefix = shard_prefix("lowq", "mail", 0)
     lost = "redis.call('DEL', KEYS[1] .. 'lease') redis.call('HSET', KEYS[1] .. 'meta', 'owner', 'another')"
-    app = lowq.Lowq(redis_url=store_url, lease_ttl=3)  # so that its loss is noticed soon
+    app = lowq.Lowq(redis_url=store_url, lease_ttl=6)  # so that its loss is noticed soon
     meanwhile: list[list[ConsumerJob]] = []
 
     def take_meanwhile(call: Any) -> str:

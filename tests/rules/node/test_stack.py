@@ -14,6 +14,7 @@ import lowq
 from lowq.cli import main
 from lowq.node.node import Node
 from lowq.node.watchdog import MOST_CHARACTERS, STACK_SECONDS
+from lowq.operate.queries import Stack
 from lowq.store.keys import nodes_key, stack_key
 from lowq.workers import Worker
 from tests.rows import case
@@ -92,14 +93,24 @@ def hanging(app: lowq.Lowq, kind: str) -> Iterator[tuple[lowq.Queue, Node]]:
             handler.go.set()
 
 
+def stack_with(queue: lowq.Queue, line: str) -> Stack:
+    """That of the job 1, once this is in it: the thread, or the task, may be on its way there, or just awake."""
+
+    def found() -> Stack | None:
+        stack = queue.stack(1, timeout=PATIENCE)
+        return stack if stack is not None and line in stack.text else None
+
+    stack = until(found, line)
+    assert stack is not None
+    return stack
+
+
 @pytest.mark.parametrize("kind", ["thread", "thread, by id", "loop", "loop, by id", "blocked loop"])
 def test_it_is_where_the_thread_or_the_task_is(app: lowq.Lowq, kind: str) -> None:
     with hanging(app, kind) as (queue, node):
-        found = queue.stack(1, timeout=PATIENCE)
-        assert found is not None
+        found = stack_with(queue, f"in {'awaits_here' if kind.startswith('loop') else 'hangs_here'}\n")
         assert found.node == node.name
         assert (found.thread is None) is ("loop" in kind)
-        assert f"in {'awaits_here' if kind.startswith('loop') else 'hangs_here'}\n" in found.text
         assert "treasure" not in found.text, "there are no values in it"
         assert queue.stack(3, timeout=PATIENCE) is None, "it waits"
         assert queue.stack("nowhere", timeout=PATIENCE) is None
@@ -107,9 +118,7 @@ def test_it_is_where_the_thread_or_the_task_is(app: lowq.Lowq, kind: str) -> Non
 
 def test_of_a_very_deep_stack_the_innermost_calls_are_shown(app: lowq.Lowq) -> None:
     with hanging(app, "deep") as (queue, _):
-        found = queue.stack(1, timeout=PATIENCE)
-        assert found is not None
-        assert "self.go.wait" in found.text
+        found = stack_with(queue, "self.go.wait")
         assert len(found.text) <= MOST_CHARACTERS
 
 
@@ -134,7 +143,9 @@ def test_what_was_taken_by_hand_is_nowhere_in_the_code_of_a_node(app: lowq.Lowq)
         job.ack()
 
 
-def test_the_command_line_shows_it(app: lowq.Lowq) -> None:
+def test_the_command_line_shows_it(app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lowq.Queue.stack, "__kwdefaults__", {"timeout": PATIENCE})  # the node may stand still
+
     def run(*args: str) -> Any:
         options = ["--redis-url", app.config.redis_url, "--namespace", app.config.namespace]
         return CliRunner().invoke(main, ["stack", *options, *args])
