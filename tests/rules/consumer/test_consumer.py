@@ -371,7 +371,7 @@ def test_its_jobs_return_when_ttr_passes_though_nobody_has_their_receipts(queue:
     one = open_consumer(session="ann")
     take(one)
     one.detach()
-    two = open_consumer(session="ann", ttr=0.05)
+    two = open_consumer(session="ann", ttr=0.5)
     assert [job.id for job in take(two)] == ["a"]
 
 
