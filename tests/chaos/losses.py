@@ -89,10 +89,12 @@ class Losses:
 
 
 class Producers:
-    """Threads that push until the server is lost, and remember what has returned, and when."""
+    """Threads that push until the server is lost, and remember what has returned, and when. ``push_timeout``: seconds
+    without an answer after which it is lost.
+    """
 
-    def __init__(self, url: str, durability: Durability) -> None:
-        self._app = lowq.Lowq(redis_url=url, push_timeout=0.5, durability_timeout=5.0)
+    def __init__(self, url: str, durability: Durability, *, push_timeout: float = 0.5) -> None:
+        self._app = lowq.Lowq(redis_url=url, push_timeout=push_timeout, durability_timeout=5.0)
         self._queue = self._app.queue(QUEUE, shards_count=SHARDS_COUNT, durability=durability)
         self._queue.push("first")
         self._ends = False

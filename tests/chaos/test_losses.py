@@ -4,12 +4,12 @@ import time
 
 from tests.chaos.losses import Producers, losses
 from tests.redis_server import RedisServer
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 
 def test_it_tells_lost_pushes_from_those_that_are_there() -> None:
     with RedisServer() as server:
-        producers = Producers(server.url, "none")
+        producers = Producers(server.url, "none", push_timeout=PATIENCE)
         until(lambda: len(producers.returned) >= 50, "pushes that have returned")
         producers.end()
         at = time.monotonic()
