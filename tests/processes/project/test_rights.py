@@ -19,7 +19,7 @@ from tests.processes.support import Rig, until
 from tests.redis_server import RedisServer
 from tests.rights import CAN_DO_WITHOUT, as_user, commands, create, refused, rules
 from tests.rules.support import run_script
-from tests.waiting import PATIENCE
+from tests.waiting import NEVER, PATIENCE
 
 PRODUCER, NODE, PEOPLE = "lowq-producer", "lowq-node", "lowq-people"
 
@@ -45,8 +45,8 @@ def rig(server: RedisServer, tmp_path: Path) -> Iterator[Rig]:
     rig.close()
 
 
-def app_of(server: RedisServer, user: str) -> lowq.Lowq:
-    return lowq.Lowq(redis_url=as_user(server.url, user), lease_ttl=1.0)
+def app_of(server: RedisServer, user: str, lease_ttl: float = 1.0) -> lowq.Lowq:
+    return lowq.Lowq(redis_url=as_user(server.url, user), lease_ttl=lease_ttl)
 
 
 def test_a_producer_pushes_with_the_rights_of_a_producer(server: RedisServer, rig: Rig) -> None:
@@ -82,7 +82,7 @@ def test_a_node_works_with_the_rights_of_a_node_and_says_what_it_does_not_know(r
 
 
 def test_a_consumer_works_with_the_rights_of_a_node(server: RedisServer, rig: Rig) -> None:
-    app = app_of(server, NODE)
+    app = app_of(server, NODE, lease_ttl=NEVER)  # or a machine that stands still loses what was taken
     queue = app.queue("mail", 2)
     queue.push([{"id": n} for n in range(8)])
     with queue.consumer(ttr=60, session="ann") as consumer:
@@ -129,7 +129,7 @@ def test_people_see_and_do_everything_with_the_rights_of_people(rig: Rig, server
     codes = {finding.code: finding for finding in app.examine()}
     assert codes["redis"].severity == "warning"
     app.examine(repair=True)
-    app.send_command(app.nodes()[0].name, "stop")
+    app.send_command(until(app.nodes, "a node that lives")[0].name, "stop")
     assert node.wait() == 0
     _leave_in_flight(server, rig, "4")
     assert queue.release_all() == 1
@@ -231,7 +231,7 @@ def test_a_user_without_channels_pushes_once_and_is_worked_for(server: RedisServ
 
 def _leave_in_flight(server: RedisServer, rig: Rig, job_id: str) -> None:
     """As a consumer does that died more than a lease ago."""
-    app = app_of(server, NODE)
+    app = app_of(server, NODE, lease_ttl=NEVER)
     queue = app.queue("Orders")
     queue.perform_now([job_id])
     with queue.consumer() as consumer:
