@@ -31,9 +31,17 @@ def test_the_addresses_answer_and_ctrl_c_ends_it() -> None:
             app.close()
             # On a machine that is busy its store may not answer at once: then the page says 503.
             until(lambda: get(dashboard, "/queues/OrderSync")[0] == 200, "the page of the queue")
-            with Stream(dashboard) as stream:
-                while stream.event()[0] != "figures":
-                    pass  # nor may it for a figure
+
+            def opened() -> Stream | None:
+                stream = Stream(dashboard)
+                if stream.event()[0] == "figures":
+                    return stream
+                stream.__exit__()  # nor may it for a figure
+                return None
+
+            stream = until(opened, "a stream of figures")
+            assert stream is not None
+            with stream:
                 demo.send_signal(signal.SIGINT)
                 said, _ = demo.communicate(timeout=PATIENCE)
             assert demo.returncode == 0, said

@@ -53,7 +53,7 @@ def test_a_silent_primary_is_waited_for_once_and_the_others_are_asked_in_pauses(
             one.get(f"cmdstat_cluster|{word}", {"calls": 0})["calls"] for one in stats for word in ("slots", "shards")
         )
 
-    with closing(Client(cluster.url, size=5, timeout=5, socket_timeout=1)) as client:
+    with closing(Client(cluster.url, size=5, timeout=5, socket_timeout=5)) as client:
         assert client.command("EXISTS", keys[victim], key=keys[victim]) == 0
         before = asked()
         victim.pause()

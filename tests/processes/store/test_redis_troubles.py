@@ -119,7 +119,7 @@ def test_a_sentinel_of_several_and_the_database_of_the_url(
         assert client.dbsize() == 0
         push_and_perform(f"redis+sentinel://{at}/main/0")
         assert client.dbsize() > 0
-        app = lowq.Lowq(redis_url=f"redis+sentinel://{at}/other", push_timeout=1)
+        app = lowq.Lowq(redis_url=f"redis+sentinel://{at}/other", push_timeout=PATIENCE)
         with pytest.raises(RedisUnavailable, match="No master found for 'other'"):
             app.queue("Orders", 3).push({"id": 1})
 
