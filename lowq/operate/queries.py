@@ -345,10 +345,12 @@ class Queries:
         if found.why.reason != "performing" or node is None or node.kind == "consumer":
             return None
         message = {"to": node.name, "do": "stack", "queue": self.name, "id": found.id, "request": request}
-        send_message(self._backend, message)
-        give_up_at = clock_now() + timeout
+        give_up_at = (ask_at := clock_now()) + timeout
         while (raw := self._backend.client.command("GET", key, key=key)) is None:
-            if clock_now() >= give_up_at:
+            if clock_now() >= ask_at:  # again: it may not have listened yet, or be busy with another one's
+                send_message(self._backend, message)
+                ask_at += 1.0
+            elif clock_now() >= give_up_at:
                 return Stack(node.name, None, "")
             time.sleep(0.05)
         answer = untrusted.json_object(raw) or {}

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,9 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 import lowq
+from lowq.backend import Backend
 from lowq.cli import main
 from lowq.node.node import Node
 from lowq.node.watchdog import MOST_CHARACTERS, STACK_SECONDS
+from lowq.operate import queries
+from lowq.operate.nodes import send_message
 from lowq.operate.queries import Stack
 from lowq.store.keys import nodes_key, stack_key
 from lowq.workers import Worker
@@ -116,6 +119,20 @@ def test_it_is_where_the_thread_or_the_task_is(app: lowq.Lowq, kind: str) -> Non
         assert queue.stack("nowhere", timeout=PATIENCE) is None
 
 
+def test_a_node_that_has_not_heard_the_question_is_asked_again(app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = list[object]()
+
+    def lose_the_first(backend: Backend, message: Mapping[str, str]) -> None:
+        if lost:
+            send_message(backend, message)
+        lost.append(message)
+
+    monkeypatch.setattr(queries, "send_message", lose_the_first)
+    with hanging(app, "thread") as (queue, _):
+        stack_with(queue, "in hangs_here\n")
+        assert len(lost) > 1
+
+
 def test_of_a_very_deep_stack_the_innermost_calls_are_shown(app: lowq.Lowq) -> None:
     with hanging(app, "deep") as (queue, _):
         found = stack_with(queue, "self.go.wait")
@@ -124,14 +141,14 @@ def test_of_a_very_deep_stack_the_innermost_calls_are_shown(app: lowq.Lowq) -> N
 
 def test_the_answer_is_gone_after_a_while_and_nothing_is_left_behind(app: lowq.Lowq) -> None:
     with hanging(app, "thread") as (queue, node):
-        assert queue.stack(1, timeout=PATIENCE) is not None
+        assert queue.stack(1, timeout=PATIENCE).text  # type: ignore[union-attr]
         (key,) = app.client.command("KEYS", stack_key(app.config.namespace, "*"))
         assert 0 < app.client.command("TTL", key) <= STACK_SECONDS
         # What a later release might ask, or somebody else publishes: it is not ours, and the node goes on.
         channel = nodes_key(app.config.namespace)
         for message in ({"do": "stack"}, {"do": "stack", "queue": 1, "id": []}, {"do": ["stack"]}, {}):
             app.client.command("SPUBLISH", channel, json.dumps({"to": node.name, **message}), key=channel)
-        assert queue.stack(1, timeout=PATIENCE) is not None
+        assert queue.stack(1, timeout=PATIENCE).text  # type: ignore[union-attr]
 
 
 def test_what_was_taken_by_hand_is_nowhere_in_the_code_of_a_node(app: lowq.Lowq) -> None:

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 import lowq
 import lowq_web
 from lowq.node.node import Node
-from lowq.store.keys import shard_prefix
+from lowq.store.keys import nodes_key, shard_prefix
 from lowq_web import text
 from lowq_web.stats_cache import StatsCache
 from tests.round_trips import counted_round_trips
@@ -289,6 +289,8 @@ class TestNodes:
         node.start()
         try:
             until(lambda: [one.name for one in app.nodes()] == [node.name], "its first heartbeat")
+            channel = nodes_key(app.config.namespace)
+            until(lambda: app.client.command("PUBSUB", "SHARDNUMSUB", channel, key=channel)[1], "that it listens")
             assert self.send(client, "nobody", "quiet").status_code == 404
             assert self.send(client, node.name, "explode").status_code == 400
             for what in ("stop", "quiet"):
