@@ -19,7 +19,7 @@ from math import inf
 from typing import Any, ClassVar, Self
 
 from lowq.backend import Backend
-from lowq.clock import duration
+from lowq.clock import Waker, duration
 from lowq.clock import now as clock_now
 from lowq.coroutines import in_own_thread
 from lowq.errors import ConfigError, LimitTimeout, RedisUnavailable, TimeLimitExceeded
@@ -28,7 +28,6 @@ from lowq.operate.explain import LimitState
 from lowq.operate.limits import limits as read_all_limits
 from lowq.options import TIMEOUT
 from lowq.shards.call_limits import Caller, CallLimits, CallPermits
-from lowq.shards.permits import Waker
 from lowq.store import caller_limit
 from lowq.store.keys import is_queue_name, limit_key
 from lowq.store.registry import defer_limit

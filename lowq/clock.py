@@ -1,4 +1,4 @@
-"""Time: the clock by which leases run out and jobs become due, and lengths of time as people write and read them.
+"""Time: the clock by which leases run out and jobs become due, waits, and lengths of time as people write them.
 
 The clock never steps, and counts on while the machine is suspended. A lease runs out in Redis also while its holder's
 machine is suspended. By a clock that stands still meanwhile, the holder would go on with its prefetched jobs after a
@@ -8,8 +8,10 @@ night with the lid closed. All times that are compared with a lease's deadline c
 import math
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 
@@ -35,11 +37,35 @@ def _find() -> Clock:
 now: Clock = _find()
 
 
-# --- lengths of time ---
+# --- waits ---
 
 #: The longest wait of a thread or a process, in seconds; for more, wait again. Beyond some weeks or years, depending on
 #: the call, Python raises an OverflowError.
 LONGEST_WAIT = 86400.0
+
+
+class Waker:
+    """Wakes the one thread that waits. A lock of C, and no event: an interrupt of a handler could leave that locked.
+    And no SimpleQueue: before Python 3.13 its `get` waits for ever if the thread stands still for the whole timeout.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        #: Whether a wait would last.
+        self.is_clear = self._lock.locked
+
+    def set(self) -> None:
+        """Ends the wait, the one under way or else the next."""
+        with suppress(RuntimeError):  # it was set already
+            self._lock.release()
+
+    def wait(self, seconds: float | None) -> None:
+        """Waits until it is set, or so many seconds; None: for as long as it takes."""
+        self._lock.acquire(timeout=-1 if seconds is None else min(max(seconds, 0.0), LONGEST_WAIT))
+
+
+# --- lengths of time ---
 
 _UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 

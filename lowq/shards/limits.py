@@ -23,13 +23,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from math import inf
 
-from lowq.clock import Clock
+from lowq.clock import Clock, Waker
 from lowq.clock import now as clock_now
 from lowq.errors import LowqError, RedisUnavailable
 from lowq.limits import MAX_DEFER
 from lowq.logs import get_log
 from lowq.shards.outage import Outage
-from lowq.shards.permits import MOST_UNUSED_SECONDS, Demand, HeldPermits, QueuePermits, Share, Waker
+from lowq.shards.permits import MOST_UNUSED_SECONDS, Demand, HeldPermits, QueuePermits, Share
 from lowq.store import Client
 from lowq.store.registry import PermitsReply, TakePermits
 from lowq.store.untrusted import finite

@@ -4,13 +4,12 @@ What a limit counts, and when, is said in `lowq.shards.limits`, which gets them 
 """
 
 import secrets
-import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from math import inf
 from typing import NamedTuple
 
-from lowq.clock import LONGEST_WAIT, Clock
+from lowq.clock import Clock
 from lowq.limits import LimitRule, Rate
 from lowq.shards.shard import NO_JOBS, Allowance, Begun
 from lowq.store.keys import limit_key
@@ -49,23 +48,6 @@ class Demand(NamedTuple):
     ready: int
     #: How many threads are asleep. The others look for work when they come back.
     idle: int
-
-
-class Waker:
-    """Wakes the one thread that waits. A lock of C, and no event: an interrupt of a handler could leave that locked."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    def set(self) -> None:
-        """Ends the wait, the one under way or else the next."""
-        with suppress(RuntimeError):  # it was set already
-            self._lock.release()
-
-    def wait(self, seconds: float | None) -> None:
-        """Waits until it is set, or so many seconds; None: for as long as it takes."""
-        self._lock.acquire(timeout=-1 if seconds is None else min(max(seconds, 0.0), LONGEST_WAIT))
 
 
 class HeldPermits:

@@ -13,11 +13,12 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextvars import Context
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import redis
 from redis import exceptions
+
+from lowq.clock import Waker
 
 hiredis: Any
 try:
@@ -144,8 +145,8 @@ class _LookUp:
 
     def __init__(self, name: _Name) -> None:
         self._name = name
-        # No lock of Python's own, see `lowq.store.pool`: each caller that waits has a queue.
-        self._waiting: deque[SimpleQueue[None]] = deque()
+        # Nothing that a signal handler could find locked, see `lowq.store.pool`: each caller that waits has its own.
+        self._waiting: deque[Waker] = deque()
         self._result: Addresses | OSError | None = None
 
     def run(self) -> None:
@@ -158,17 +159,14 @@ class _LookUp:
             self._result = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         _under_way.pop(self._name, None)
         while self._waiting:
-            self._waiting.popleft().put(None)
+            self._waiting.popleft().set()
 
     def wait(self, seconds: float | None) -> Addresses | OSError | None:
         """None: it has not ended in time."""
-        ended: SimpleQueue[None] = SimpleQueue()
+        ended = Waker()
         self._waiting.append(ended)
         if self._result is None:  # otherwise it may have woken all before this one came
-            try:
-                ended.get(timeout=seconds)
-            except Empty:
-                pass
+            ended.wait(seconds)
         return self._result
 
 

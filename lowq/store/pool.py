@@ -11,8 +11,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from redis import exceptions
@@ -55,8 +53,8 @@ class Pool:
         # The connections that count, in use or not, in the order in which they came: the first ``size`` of them stay. A
         # dict's methods are atomic.
         self._counted: dict[weakref.ref[Any], None] = {}
-        #: An item for each connection that was given back wakes a caller that waits.
-        self._returned: SimpleQueue[None] = SimpleQueue()
+        #: A connection that was given back wakes a caller that waits.
+        self._returned = clock.Waker()
         #: Whether its server has answered, and has the scripts.
         self.is_prepared = False
         #: Whether a connection may have another timeout than its own.
@@ -178,7 +176,7 @@ class Pool:
                 connection = made if self._count(made) else None
             if connection is not None:
                 if self._idle:
-                    self._wake()  # more were given back than there were wake-ups
+                    self._returned.set()  # more were given back than there were wake-ups
                 return connection
             left = ends - time.monotonic()
             if left <= 0 and not has_collected:
@@ -191,8 +189,7 @@ class Pool:
                     f"all {self._size} connections are in use for {timeout:.3g} s; "
                     "raise client_pool_size, pool_timeout or push_timeout"
                 )
-            with suppress(Empty):
-                self._returned.get(timeout=min(left, LOOK_AGAIN))
+            self._returned.wait(min(left, LOOK_AGAIN))
 
     def _has_room(self) -> bool:
         for reference in list(self._counted):
@@ -216,15 +213,11 @@ class Pool:
         self._counted.pop(mine, None)
         return False
 
-    def _wake(self) -> None:
-        if self._returned.empty():
-            self._returned.put(None)
-
     def release(self, connection: Any) -> None:
         """Gives a connection back, on which no reply is left to be read."""
         self._idle.append(connection)
-        if self._returned.empty():
-            self._returned.put(None)
+        if self._returned.is_clear():
+            self._returned.set()
 
     def release_closed(self, connection: Any) -> None:
         """Gives a connection back that broke, or whose use was interrupted; it connects anew when it is used next."""
@@ -236,7 +229,7 @@ class Pool:
         need a connection itself.
         """
         self._counted.pop(weakref.ref(connection), None)
-        self._wake()
+        self._returned.set()
 
     def take_back(self, connection: Any) -> bool:
         """Makes a lent connection count again, which is still to be released. False: it was closed, as there are enough
@@ -321,7 +314,7 @@ class Pool:
                 break
             self._counted.pop(weakref.ref(connection), None)
             connection.disconnect()
-            self._wake()
+            self._returned.set()
 
 
 class Pipeline:

@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 from weakref import WeakSet, finalize
 
@@ -17,6 +16,7 @@ import redis
 from redis import exceptions
 from redis.sentinel import MasterNotFoundError
 
+from lowq.clock import Waker
 from lowq.store.calls import Deadline
 from lowq.store.connection import TcpConnection, ask, start_thread
 from lowq.store.pool import Pool
@@ -55,8 +55,8 @@ class _Sentinel:
         self.failure: Exception | None = None
         #: How often it has answered, or failed to.
         self.asked = 0
-        #: An item has it asked at once. No lock of Python's own, see `lowq.store.pool`.
-        self.wake_ups: SimpleQueue[None] = SimpleQueue()
+        #: Has it asked at once.
+        self.waker = Waker()
         self.thread: threading.Thread | None = None
 
 
@@ -127,7 +127,7 @@ class FollowedPrimary:
         if now - self._woken_at >= WAKE_PAUSE or self.address is None:
             self._woken_at = now
             for sentinel in self._sentinels:
-                sentinel.wake_ups.put(None)
+                sentinel.waker.set()
         if self.address is None:
             self._wait(math.inf if seconds is None else seconds, all)
         if self.address is not None:
@@ -163,7 +163,7 @@ class FollowedPrimary:
             return
         self._used_at = -math.inf
         for sentinel in self._sentinels:
-            sentinel.wake_ups.put(None)
+            sentinel.waker.set()
 
     # --- the threads ---
 
@@ -184,12 +184,7 @@ class FollowedPrimary:
                 failure = error
                 pause = min(2 * pause, ASK_PAUSES[1])
             self._note_answer(sentinel, answer, failure)
-            try:
-                sentinel.wake_ups.get(timeout=pause * random.uniform(0.5, 1.0))
-                while True:
-                    sentinel.wake_ups.get_nowait()
-            except Empty:
-                pass
+            sentinel.waker.wait(pause * random.uniform(0.5, 1.0))
 
     def _ends(self, sentinel: _Sentinel) -> bool:
         """Whether its thread ends, as the primary is not used any more."""

@@ -155,6 +155,18 @@ def test_an_exception_while_one_waits_leaves_all_connections() -> None:
     assert number > 30
 
 
+def test_a_wait_for_a_connection_ends_in_time_whenever_the_thread_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With waits so short that it stands still for that long now and then, also right after one was given back."""
+    monkeypatch.setattr(pool, "LOOK_AGAIN", 1e-6)
+    fake = make_pool(1, timeout=1e-5)
+    held = fake.checkout()
+    for _ in range(20_000):
+        fake.release(held)
+        held = fake.checkout()
+        with pytest.raises(RedisUnavailable):
+            fake.checkout()
+
+
 def test_a_connection_that_is_garbage_frees_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = make_pool(1, timeout=0.01)
     monkeypatch.undo()
