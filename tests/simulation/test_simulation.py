@@ -27,7 +27,10 @@ FOUND_WITHIN = 20
 GROUPS: list[dict[str, dict[str, Any]]] = [
     {
         "fencing": {"faults": ["freeze"], "lease_ttl": 1.0}, "order": {}, "claims": {}, "fence": {},
-        "push_twice": {"performers": ["threads", "loop"], "faults": ["lose messages"]},
+        "push_twice": {
+            "performers": ["threads", "loop"], "producers": [True, False, True], "faults": ["lose messages"],
+            "batch_size": 1, "servers": 1,
+        },
     },
     {
         "leak": {}, "schedules": {},
