@@ -292,6 +292,7 @@ def _check_overlaps(performs: Sequence[Perform], faults: _Faults, report: Report
     """Returns the names of those that began too late, where that is allowed."""
     running: dict[int, list[Perform]] = defaultdict(list)
     highest: dict[int, Perform] = {}
+    fences: dict[int, dict[int, int]] = defaultdict(dict)  # shard -> process -> the fence of what it began last
     excused: dict[tuple[int, int], float] = {}  # process and thread -> the freeze that excused it last
     late: set[str] = set()
     for perform in performs:
@@ -299,6 +300,9 @@ def _check_overlaps(performs: Sequence[Perform], faults: _Faults, report: Report
         running[shard] = [other for other in running[shard] if other.end > perform.start]
         known = highest.get(shard)
         if known is not None and perform.fence < known.fence:
+            if _was_in_hand(perform, known, fences[shard]):
+                running[shard].append(perform)
+                continue
             who = perform.pid, perform.thread
             freeze = max((at for at in faults.freezes.get(perform.pid, ()) if at < perform.start), default=None)
             if faults.lapsed(shard, perform.start):
@@ -325,9 +329,17 @@ def _check_overlaps(performs: Sequence[Perform], faults: _Faults, report: Report
                     report.unexplained.append(f"shard {shard}: {perform} began during {other}")
             else:
                 report.overlaps.append(f"shard {shard}: {perform} began during {other}")
-        highest[shard] = perform
+        highest[shard], fences[shard][perform.pid] = perform, perform.fence
         running[shard].append(perform)
     return late
+
+
+def _was_in_hand(perform: Perform, known: Perform, fences: Mapping[int, int]) -> bool:
+    """Whether a consumer had the job in hand before it got a higher fence for others, and nobody else got one since:
+    its thread has begun with it later. ``fences``: process -> its fence of that shard.
+    """
+    is_alone = all(fence < perform.fence for pid, fence in fences.items() if pid != perform.pid)
+    return perform.by_hand and known.pid == perform.pid and is_alone and not perform.jobs.keys() & known.jobs.keys()
 
 
 def _check_fences(performs: Sequence[Perform], report: Report) -> None:

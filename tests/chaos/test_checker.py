@@ -62,6 +62,25 @@ def test_an_acknowledgement_of_what_was_handed_over_again_is_found() -> None:
     assert "though again " in found
 
 
+def test_a_lower_fence_is_only_excused_of_a_job_that_its_consumer_had_in_hand() -> None:
+    pushes = [*pushed(0, "a", 1), *pushed(0, "b", 1)]
+    later = performed(2, "b", 1, name="later", fence=3)
+
+    def overlaps(*begun: Event) -> list[str]:
+        return check([*pushes, *begun]).overlaps
+
+    assert overlaps(*later, *performed(3, "a", 1, name="in hand", fence=1)) == []
+    for begun in (
+        [*later, *performed(3, "b", 1, name="same id", fence=1)],
+        [*later, *performed(3, "a", 1, name="node", fence=1, by_hand=False)],
+        [{**each, "pid": 3} for each in later] + performed(3, "a", 1, name="other process", fence=1),
+        [{**each, "pid": 3, "fence": 2} for each in performed(1, "b", 1, name="between", fence=2)]
+        + [*later, *performed(3, "a", 1, name="not alone", fence=1)],
+    ):
+        (found,) = overlaps(*begun)
+        assert "whose fence is higher" in found
+
+
 def test_what_is_taken_after_it_has_expired_is_found() -> None:
     history = pushed(0, "a", 1)
     assert check([*history, taken(TTL + 0.01 + DRIFT / 2, "a", 1)], expiring=["a"], ttl=TTL).stale == []
