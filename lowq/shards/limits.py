@@ -278,7 +278,8 @@ class Permits:
         with queue.changing():
             if deferred is not None:
                 held.defer(received + deferred)
-                held.ask_at = held.ask_at if held.wakes == wakes else 0.0  # perhaps it was called off since
+                if held.wakes != wakes:
+                    held.ask_at = 0.0  # perhaps it was called off since: ask again
             elif held.wakes == wakes:  # else it was put off since
                 held.deferred_until = -inf
             if not held.is_stated:
