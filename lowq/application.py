@@ -22,10 +22,11 @@ from lowq.guesses import APPLICATION, add_guesses
 from lowq.observe.error_groups import ErrorGroup, read_error_groups
 from lowq.operate import audit as audit_log
 from lowq.operate.commands import AllQueues
+from lowq.operate.deploy import deploy_check
 from lowq.operate.doctor import Examination
 from lowq.operate.findings import Finding, redis_info
-from lowq.operate.nodes import NodeCommand, StuckBatch, send_command, stuck_batches
 from lowq.operate.nodes import nodes as read_nodes
+from lowq.operate.nodes import send_command, stuck_batches
 from lowq.operate.queries import shards_of_handle
 from lowq.operate.queues import RegistryCheck
 from lowq.operate.queues import queues as read_queues
@@ -190,27 +191,25 @@ class Lowq(Limiting, AllQueues):
     queues = read_queues
     #: The nodes that live.
     nodes = read_nodes
+    #: The batches that have been running for longer than a minute, and for longer than ten times the 95th percentile of
+    #: their queue; longest first.
+    stuck = stuck_batches
+    #: What a stop of all nodes would probably interrupt.
+    deploy_check = deploy_check
     #: All queues in figures, with their shards, in one round.
     overview = overview
     #: The server in figures, and what an operator should be warned of.
     redis_info = redis_info
     #: The schedules of all queues: when they came last, when they come next, whether they are paused.
     schedules = read_schedules
+    #: Sends a node a command, once; `nodes` shows whether it was carried out.
+    send_command = send_command
     #: A schedule by its name; ``queue``: its queue, where schedules of several have that name.
     schedule = find_schedule
     #: Writes an entry into the log of what people did.
     note = audit_log.note
     #: The log of what people did on the dashboard and the command line, newest first; it keeps the latest 1,000.
     audit = audit_log.entries
-
-    def stuck(self) -> list[StuckBatch]:
-        """The batches that have been running for longer than a minute, and for longer than ten times the 95th
-        percentile of their queue; longest first.
-
-        Raises:
-            RedisUnavailable, RedisRefused: as of every call.
-        """
-        return stuck_batches(self)
 
     def error_groups(self) -> list[ErrorGroup]:
         """The failures of all queues in groups of alike errors, the last seen first.
@@ -280,17 +279,6 @@ class Lowq(Limiting, AllQueues):
             UnknownQueueError, RedisUnavailable, RedisRefused: as of every call.
         """
         return Examination(self, queues, repair=repair, on_progress=on_progress, patience=patience).findings()
-
-    def send_command(self, node: str, command: NodeCommand) -> None:
-        """Tells a node to go quiet (take nothing more, finish its batches, give up its shards), to take jobs again
-        (unquiet), to stop, or to reload (go on with the code that is on its disk now). The command is sent once;
-        `nodes` shows whether it was carried out.
-
-        Raises:
-            UnknownNodeError: no node of that name lives.
-            ConfigError: an unknown command, or a node that can't be reloaded.
-        """
-        send_command(self, node, command)
 
     def selected_workers(self, queues: Iterable[str] | None = None) -> list[type[Worker[Any]]]:
         """The workers that a node runs: those in the setting ``workers``, or all that were decorated; of these queues.

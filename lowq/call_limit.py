@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from math import inf
@@ -23,9 +24,10 @@ from lowq.clock import Waker, duration
 from lowq.clock import now as clock_now
 from lowq.coroutines import in_own_thread
 from lowq.errors import ConfigError, LimitTimeout, RedisUnavailable, TimeLimitExceeded
-from lowq.limits import MAX_DEFER, Concurrency, LimitRule, checked_limits, limits_apply
-from lowq.operate.explain import LimitState
-from lowq.operate.limits import limits as read_all_limits
+from lowq.limits import MAX_DEFER, Concurrency, LimitRule, checked_limits, limits_apply, registered_limits
+from lowq.operate.explain import LimitState, read_limits
+from lowq.operate.nodes import nodes
+from lowq.operate.queues import queues
 from lowq.options import TIMEOUT
 from lowq.shards.call_limits import Caller, CallLimits, CallPermits
 from lowq.store import caller_limit
@@ -288,7 +290,14 @@ class Limiting(Backend):
         Raises:
             RedisUnavailable, RedisRefused
         """
-        return read_all_limits(self, *list(self._limits.items()))
+        found: dict[str, LimitRule] = {}
+        of_queues = [(info.name, registered_limits(info.options.get("limit"))) for info in queues(self)]
+        of_nodes = [("", registered_limits(node.limits)) for node in nodes(self)]
+        for name, rules in [*of_queues, *of_nodes, *list(self._limits.items())]:
+            for rule in rules:
+                found.setdefault(rule.name(name), rule if rule.key else replace(rule, key=name))
+        options = {"limit": [found[name].shown() for name in sorted(found)]}
+        return read_limits(self.client, self.config.namespace, "", options)
 
     def shown_call_limits(self) -> list[dict[str, object]]:
         """See `CallLimits.shown`."""

@@ -9,7 +9,8 @@
     stats     stats, statistics; rates, times, errors, audit
     jobs      jobs, peek, why; kick, bury, delete, cancel, perform-now
     queues    shards, pause, resume, release-all, drop, reshard; limits, schedules
-    nodes     nodes, stack, quiet, unquiet, stop, reload   health    /livez, /readyz, /metrics of a node; ready
+    nodes     nodes, deploy-check, stack; quiet, unquiet, stop, reload
+    health    /livez, /readyz, /metrics of a node; ready
     push      NDJSON, a single job, put; outbox             consume   take, consume
     doctor    what is wrong, and what to do about it
     init      the first files of a project (in the folder `project`); completion
@@ -35,7 +36,8 @@ from lowq.version import VERSION
         "Run": [run, consume, web, outbox],
         "Look": [
             stats.stats, stats.statistics, nodes.nodes, queues.shards, jobs.jobs, jobs.peek, jobs.why, nodes.stack,
-            stats.rates, stats.times, stats.errors, queues.limits, queues.schedules, stats.audit, doctor, ready,
+            stats.rates, stats.times, stats.errors, queues.limits, queues.schedules, stats.audit, doctor,
+            nodes.deploy_check, ready,
         ],
         "Act": [
             push, put, take, jobs.kick, jobs.bury, jobs.delete, jobs.cancel, jobs.perform_now, queues.pause,

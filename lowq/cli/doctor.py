@@ -9,8 +9,8 @@ import click
 
 from lowq.application import Lowq
 from lowq.cli.group import audited, json_option, queues_argument, with_app
-from lowq.cli.output import Progress, WrongUsage, count, echo_json, echo_lines, message_of, terminal_width
-from lowq.errors import EXIT_FAILED, RedisRefused, RedisUnavailable
+from lowq.cli.output import Progress, WrongUsage, count, echo_json, echo_lines, fail_if, message_of, terminal_width
+from lowq.errors import RedisRefused, RedisUnavailable
 from lowq.logs import printable
 from lowq.operate.findings import Finding, Severity, codes
 
@@ -63,8 +63,7 @@ def doctor(
         for finding in findings:
             echo_lines(_block(finding, ignored=finding.code in ignore))
         echo_lines(["", _summary(findings, ignore, repair=repair)])
-    if wrong:
-        click.get_current_context().exit(EXIT_FAILED)
+    fail_if(wrong)
 
 
 def _check_codes(ignore: tuple[str, ...]) -> None:

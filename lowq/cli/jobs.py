@@ -29,6 +29,7 @@ from lowq.cli.output import (
     count,
     echo_json,
     echo_lines,
+    fail_if,
     in_words,
     job_block,
     job_row,
@@ -39,7 +40,7 @@ from lowq.cli.output import (
 )
 from lowq.clock import ago, relative_seconds
 from lowq.codec import MAX_PRIORITY
-from lowq.errors import EXIT_FAILED, EXIT_INTERRUPTED
+from lowq.errors import EXIT_INTERRUPTED
 from lowq.job import Job
 from lowq.logs import printable
 from lowq.operate.actions import IN_FLIGHT, MISSING, Acted, ActionName
@@ -181,8 +182,7 @@ def peek(app: Lowq, queue: str, ids: tuple[str, ...], as_json: bool) -> None:
         echo_json({"queue": queue, "jobs": jobs, "missing": missing})
     for job_id in () if as_json else missing:
         say(f"{job_id}: {ABSENT}")
-    if missing:
-        click.get_current_context().exit(EXIT_FAILED)
+    fail_if(missing)
 
 
 @click.command
@@ -206,12 +206,8 @@ def why(app: Lowq, queue: str, ids: tuple[str, ...], as_json: bool) -> None:
             rows.append(
                 [item.id, "morgue", f"also buried, {ago(buried_at, item.at)}; kick it to have that performed, too"]
             )
-    if as_json:
-        echo_json({"queue": queue, "why": items})
-    else:
-        echo_lines(table(("id", "state", "why"), rows))
-    if any(item["state"] is None for item in items):
-        click.get_current_context().exit(EXIT_FAILED)
+    answer(as_json, {"queue": queue, "why": items}, *table(("id", "state", "why"), rows))
+    fail_if(any(item["state"] is None for item in items))
 
 
 # --- jobs: by id, or many ------------------------------------------------------------------------------------
@@ -350,8 +346,7 @@ def _act_on_ids(
         parts += [f"{number(acted.in_flight)} {IN_FLIGHT}"] if acted.in_flight else []
         parts += [f"{number(acted.missing)}: {MISSING[action]}"] if acted.missing else []
         echo_lines(["; ".join(parts)])
-    if acted.in_flight or acted.missing:
-        click.get_current_context().exit(EXIT_FAILED)
+    fail_if(acted.in_flight or acted.missing)
 
 
 def _whereabouts(app: Lowq, queue: Queue, action: ActionName, ids: Sequence[str]) -> dict[str, str]:

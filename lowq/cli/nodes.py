@@ -1,4 +1,4 @@
-"""The nodes: nodes, stack, quiet, unquiet, stop, reload."""
+"""The nodes: nodes, deploy-check, stack, quiet, unquiet, stop, reload."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,9 +7,8 @@ import click
 
 from lowq.application import Lowq
 from lowq.cli.group import audited, json_option, queue_argument, with_app
-from lowq.cli.output import echo_json, echo_lines, number, say, server_time, table
+from lowq.cli.output import answer, echo_json, echo_lines, fail_if, number, say, server_time, table
 from lowq.clock import duration
-from lowq.errors import EXIT_FAILED
 from lowq.logs import printable
 from lowq.operate.nodes import NodeCommand, NodeInfo
 from lowq.schedules import is_internal
@@ -48,7 +47,7 @@ def nodes(app: Lowq, as_json: bool) -> None:
     echo_lines(table(columns, rows, right=("busy", "tasks", "shards")))
     say("BUSY (threads), TASKS (of async workers) and SHARDS: each node as of its heartbeat")
     long = [
-        batch_text(node, thread, batch)
+        batch_text(node.name, thread, batch)
         for node in found
         for thread, batch in node.batches()
         if batch["seconds"] >= LONG
@@ -64,15 +63,15 @@ def _say_lost(lost: Sequence[NodeInfo]) -> None:
     for node in lost:
         say(f"LOST: {node.name}, no heartbeat since {duration(node.seconds_ago)}, and no goodbye")
         for thread, batch in node.batches():
-            say(batch_text(node, thread, batch))
+            say(batch_text(node.name, thread, batch))
 
 
-def batch_text(node: NodeInfo, thread: int | None, performed: Mapping[str, Any]) -> str:
+def batch_text(node: str, thread: int | None, performed: Mapping[str, Any]) -> str:
     """A running batch as a line: where, which ids, for how long."""
     ids, count = performed["ids"][:3], performed["count"]
     more = f" and {number(count - len(ids))} more" if count > len(ids) else ""
     return printable(
-        f"  {node.name} {'task' if thread is None else f'thread {thread}'}: {performed['queue']} shard "
+        f"  {node} {'task' if thread is None else f'thread {thread}'}: {performed['queue']} shard "
         f"{performed['shard']}, id{'s' * (count != 1)} {', '.join(ids)}{more}, for {duration(performed['seconds'])}"
     )
 
@@ -85,6 +84,32 @@ def _remarks(node: NodeInfo) -> str:
     if node.written_off:
         remarks.append(f"written off: {node.written_off}")
     return ", ".join(remarks)
+
+
+@click.command("deploy-check")
+@with_app
+@json_option
+def deploy_check(app: Lowq, as_json: bool) -> None:
+    """Whether a deploy is safe now.
+
+    What a stop of all nodes would probably interrupt: batches that run for longer than it waits (shutdown_timeout), or
+    often do; jobs in hand of consumers; actions that run in the dashboard. Exit code 0: nothing; 1: what is named. A
+    supervisor's deploy (HUP) interrupts no batch.
+    """
+    found = app.deploy_check()
+    lines = [
+        f"{batch_text(item.node, item.thread, item.batch)}; a stop waits for {duration(item.shutdown_timeout)}"
+        for item in found.interruptions
+    ]
+    lines += [f"  {printable(node.name)}: consumer, taken: {number(node.taken)}" for node in found.consumers]
+    lines += [f"  actions in the dashboard: {found.tasks}"] if found.tasks else []
+    consumers = [node.name for node in found.consumers]
+    document = {"is_safe": found.is_safe, "interruptions": found.interruptions, "consumers": consumers}
+    answer(as_json, document | {"tasks": found.tasks, "versions": found.versions}, *lines)
+    say("safe: a stop would interrupt nothing" if found.is_safe else "not safe: a stop would interrupt these")
+    if len(found.versions) > 1:
+        say("versions: " + ", ".join(f"{count} of {name}" for name, count in sorted(found.versions.items())))
+    fail_if(not found.is_safe)
 
 
 @click.command
@@ -108,8 +133,7 @@ def stack(app: Lowq, queue: str, job_id: str, as_json: bool) -> None:
         blocked = "has not answered: its process may be blocked; kill -TTIN logs all its stacks"
         say(f"{found.node} {where if found.text else blocked}")
         echo_lines([printable(line) for line in found.text.splitlines()])
-    if found is None or not found.text:
-        click.get_current_context().exit(EXIT_FAILED)
+    fail_if(found is None or not found.text)
 
 
 def _sends(command: NodeCommand, text: str, then: str = "") -> click.Command:

@@ -101,6 +101,12 @@ def answer(as_json: bool, document: Any, *lines: str) -> None:
         echo_lines(lines)
 
 
+def fail_if(reason: object) -> None:
+    """Ends the command with exit code 1 if there is a reason: something is wrong, missing, or was left alone."""
+    if reason:
+        click.get_current_context().exit(EXIT_FAILED)
+
+
 def _json_value(value: Any) -> Any:
     """JSON for what `json` does not know: dataclasses, and payloads of other codecs."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

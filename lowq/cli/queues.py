@@ -14,7 +14,6 @@ from lowq.cli.output import (
     answer,
     answered,
     count,
-    echo_json,
     echo_lines,
     number,
     say,
@@ -44,20 +43,18 @@ def shards(app: Lowq, queue: str, as_json: bool) -> None:
     silent: Silent = {}
     found = read_shards(shards_of_handle(app.queue(queue)), silent=silent)
     unanswered = {queue: shards_without(silent, "not shown")} if silent else {}
-    if as_json:
-        echo_json({"queue": queue, "shards": found} | ({"unanswered": unanswered} if silent else {}))
-    else:
-        rows = [
-            [
-                str(shard.index), number(shard.length), number(shard.taken), number(shard.morgue_length),
-                duration(shard.lag), shard.owner or "nobody",
-                "" if shard.lease_seconds is None else duration(shard.lease_seconds), shard.oldest_id or "",
-                "paused" if shard.paused else "",
-            ]
-            for shard in found
-        ]  # fmt: skip
-        columns = ("shard", "length", "running", "dead", "latency", "owner", "lease?", "oldest?", "?")
-        echo_lines(table(columns, rows, right=("shard", "length", "running", "dead", "latency", "lease")))
+    rows = [
+        [
+            str(shard.index), number(shard.length), number(shard.taken), number(shard.morgue_length),
+            duration(shard.lag), shard.owner or "nobody",
+            "" if shard.lease_seconds is None else duration(shard.lease_seconds), shard.oldest_id or "",
+            "paused" if shard.paused else "",
+        ]
+        for shard in found
+    ]  # fmt: skip
+    columns = ("shard", "length", "running", "dead", "latency", "owner", "lease?", "oldest?", "?")
+    lines = table(columns, rows, right=("shard", "length", "running", "dead", "latency", "lease"))
+    answer(as_json, {"queue": queue, "shards": found} | ({"unanswered": unanswered} if silent else {}), *lines)
     end_without(unanswered)
 
 

@@ -14,9 +14,9 @@ import click
 
 from lowq.application import Lowq
 from lowq.cli.group import json_option, optional_queue, queue_argument, queues_argument, used_queue, with_app
-from lowq.cli.output import answered, bound, echo_json, echo_lines, number, say, server_time, shorten, table
+from lowq.cli.output import answered, bound, echo_json, echo_lines, fail_if, number, say, server_time, shorten, table
 from lowq.clock import LONGEST_WAIT, ago, duration
-from lowq.errors import EXIT_FAILED, RedisUnavailable, ScriptError
+from lowq.errors import RedisUnavailable, ScriptError
 from lowq.logs import printable
 from lowq.observe.error_groups import most_frequent_first
 from lowq.observe.histories import PERCENTILES, SPANS, Histogram, HistoryPoint, Span, StretchTimes, Times, join
@@ -114,8 +114,7 @@ def end_without(unanswered: Mapping[str, str]) -> None:
     """Names the shards that are left out, as a primary does not answer, and ends the command with exit code 1."""
     for queue, what in unanswered.items():
         click.echo(f"lowq: {queue}: {printable(what)}", err=True)
-    if unanswered:
-        click.get_current_context().exit(EXIT_FAILED)
+    fail_if(unanswered)
 
 
 def _total(figures: Sequence[Stats]) -> dict[str, Any]:
@@ -126,15 +125,13 @@ def _total(figures: Sequence[Stats]) -> dict[str, Any]:
 def _show_stats(
     found: Sequence[tuple[Stats, Forecast]], as_json: bool, unanswered: Mapping[str, str] | None = None
 ) -> None:
-    if as_json:
-        figures = [item for item, _ in found]
-        forecasts = {item.name: dataclasses.asdict(forecast) | {"text": forecast.text} for item, forecast in found}
-        more = {"unanswered": unanswered} if unanswered else {}
-        echo_json({"total": _total(figures), "queues": figures, "forecasts": forecasts, **more})
-    elif found:
+    figures = [item for item, _ in found]
+    forecasts = {item.name: dataclasses.asdict(forecast) | {"text": forecast.text} for item, forecast in found}
+    more = {"unanswered": unanswered} if unanswered else {}
+    if not answered(
+        as_json, {"total": _total(figures), "queues": figures, "forecasts": forecasts, **more}, found, NO_QUEUE
+    ):
         echo_lines(_stats_table(found))
-    else:
-        say(NO_QUEUE)
 
 
 @click.command
@@ -154,11 +151,9 @@ def statistics(app: Lowq, queues: tuple[str, ...], as_json: bool) -> None:
             if queues:
                 raise
             untrusted.log_skipped("queue", name, str(error))
-    if as_json:
-        echo_json({"queues": found})
-    elif not found:
-        say(NO_QUEUE)
-    for item in () if as_json else found:
+    if answered(as_json, {"queues": found}, found, NO_QUEUE):
+        return
+    for item in found:
         lines = [item.name]
         for title, counts in (("tasks", item.tasks), ("calls", item.calls)):
             counted = dataclasses.asdict(counts).items()

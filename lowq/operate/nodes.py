@@ -389,7 +389,14 @@ class StuckLimits:
 
 
 def send_command(app: Backend, node: str, command: NodeCommand) -> None:
-    """See `Lowq.send_command`."""
+    """Tells a node to go quiet (take nothing more, finish its batches, give up its shards), to take jobs again
+    (unquiet), to stop, or to reload (go on with the code that is on its disk now). The command is sent once;
+    `nodes` shows whether it was carried out.
+
+    Raises:
+        UnknownNodeError: no node of that name lives.
+        ConfigError: an unknown command, or a node that can't be reloaded.
+    """
     if command not in NODE_COMMANDS:
         raise ConfigError(f"a node's commands are {', '.join(map(repr, NODE_COMMANDS))}, not {command!r}")
     living = {info.name: info for info in nodes(app)}

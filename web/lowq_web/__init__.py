@@ -9,14 +9,14 @@ How a request flows, file by file::
                the request come from our own pages? `auth` names the user. Behind it:
     app        the routes
     pages/     HTML from templates/, complete without JavaScript: a module for each; static/app.js adds to them
-    api        the same as JSON: `documents` are the types of what it takes and answers, `received` checks requests
-               against them, and `openapi` describes it by them
+    api/       the same as JSON: a module for each subject, with the types of what it takes and answers; `received`
+               checks requests against them, and `openapi` describes it by them
     actions    the actions of people: on single ids at once, on many in the background (`tasks`), each audited
     live       numbers that change, as server-sent events; `open_streams` wakes them
     prometheus the same numbers for Prometheus
 
-`fields` reads the fields of an address or a form, `listing` turns them into a `JobQuery`. `context` is what the
-handlers of one application share.
+`context` is what handlers need: what those of one application share, and what a request names. `listing` turns its
+fields into a `JobQuery`.
 
 What several viewers see at once is read once: `stats_cache` keeps the latest figures of all queues, with one
 `single_flight` for each value. Handlers run in `threads` of our own, a bounded number at a time, and only while Redis

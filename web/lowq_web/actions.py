@@ -1,9 +1,10 @@
-"""The actions of people, the same for pages and API. Each is written into the audit log."""
+"""The actions of somebody, the same for pages and API. Each is written into the audit log."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import lowq
@@ -39,17 +40,33 @@ class _Outcome:
     detail: dict[str, Any] = field(default_factory=dict)
 
 
-class Actions:
-    """Safe for threads."""
+def find_pause(app: lowq.Lowq, queue: lowq.Queue) -> tuple[inspection.Pause, str | None] | None:
+    """The pause of a queue, and the reason that the audit log has of it; None: it is not paused.
 
-    def __init__(self, app: lowq.Lowq, stats_cache: StatsCache, background: BackgroundActions) -> None:
+    Raises:
+        UnknownQueueError, RedisUnavailable
+    """
+    found = queue.find_pause()
+    if found is None:
+        return None
+    entries = app.audit(100, action="pause", target=queue.name, since=found.at - ENTRY_BEFORE)
+    own = [entry for entry in entries if entry.who == found.by]
+    nearest = min(own, key=lambda entry: abs(entry.at - found.at), default=None)
+    reason = nearest.detail.get("reason") if nearest else None
+    return found, reason if isinstance(reason, str) else None
+
+
+class Actions:
+    """What somebody does. Safe for threads."""
+
+    def __init__(self, app: lowq.Lowq, stats_cache: StatsCache, background: BackgroundActions, actor: Actor) -> None:
         self._app = app
         self._stats_cache = stats_cache
         self._background = background
+        self._actor = actor
 
     def on_ids(
         self,
-        who: Actor,
         queue: str,
         action: ActionName,
         ids: Sequence[str],
@@ -67,10 +84,9 @@ class Actions:
             )
         for job_id in ids:
             lookup_id(job_id)
-        handle = self._app.queue(queue)
-        handle.shards_count  # noqa: B018 - raises for a queue that nobody has used
+        handle = self._used(queue)
         detail = {"ids": list(ids[:5]), "named": len(ids), **({"reason": reason} if reason else {})}
-        with self._written(who, action, queue, detail) as outcome:
+        with self._written(action, queue, detail) as outcome:
             if action == "bury":
                 acted = handle.bury(ids, reason or None, unchanged=unchanged)
             elif action == "delete":
@@ -83,33 +99,39 @@ class Actions:
         return acted
 
     def on_all(
-        self, who: Actor, target: Target, action: ActionName, wanted: inspection.JobFilter, reason: str | None = None
+        self, target: Target, action: ActionName, wanted: inspection.JobFilter, reason: str | None = None
     ) -> BackgroundAction:
         """Acts on all jobs that match, of a queue or of several, in the background.
 
         Raises:
             TooManyTasks, ConfigError, RedisUnavailable
         """
-        return self._background.start(who, target, action, wanted, reason if action == "bury" and reason else None)
+        reason = (reason or None) if action == "bury" else None
+        return self._background.start(self._actor, target, action, wanted, reason)
 
-    def pause(self, who: Actor, queue: str, reason: str | None = None) -> bool:
+    def pause(self, queue: str, reason: str | None = None) -> bool:
         """Whether that changed anything. ``reason``: for the audit log, where the page of the queue finds it.
 
         Raises:
             UnknownQueueError, RedisUnavailable
         """
-        detail = {"reason": reason} if reason else {}
-        return self._on_queue(who, "pause", queue, lambda handle: handle.pause(by=who.name), detail)
+        handle = self._used(queue)
+        with self._written("pause", queue, {"reason": reason} if reason else {}) as outcome:
+            changed = handle.pause(by=self._actor.name)
+            if not changed:
+                pause = handle.find_pause()
+                outcome.detail |= {"changed": False} | ({"paused_by": pause.by} if pause and pause.by else {})
+        return changed
 
-    def resume(self, who: Actor, queue: str) -> bool:
+    def resume(self, queue: str) -> bool:
         """Whether that changed anything.
 
         Raises:
             UnknownQueueError, RedisUnavailable
         """
-        return self._on_queue(who, "resume", queue, lambda handle: handle.resume())
+        return self._changed("resume", queue, self._used(queue).resume)
 
-    def reshard(self, who: Actor, queue: str, shards_count: int) -> BackgroundAction:
+    def reshard(self, queue: str, shards_count: int) -> BackgroundAction:
         """Gives a queue so many shards, in the background, or goes on with that.
 
         Raises:
@@ -120,80 +142,41 @@ class Actions:
         layouts = self._app.queue(queue).layouts
         if layouts.next is None and layouts.current.shards_count == shards_count:
             raise lowq.ConfigError(f"queue {queue!r} has {shards_count} shards already")
-        return self._background.reshard(who, queue, shards_count)
+        return self._background.reshard(self._actor, queue, shards_count)
 
-    def pause_of(self, queue: lowq.Queue) -> tuple[inspection.Pause, str | None] | None:
-        """The pause of a queue, and the reason that the audit log has of it; None: it is not paused.
-
-        Raises:
-            UnknownQueueError, RedisUnavailable
-        """
-        found = queue.find_pause()
-        if found is None:
-            return None
-        entries = self._app.audit(100, action="pause", target=queue.name, since=found.at - ENTRY_BEFORE)
-        own = [entry for entry in entries if entry.who == found.by]
-        nearest = min(own, key=lambda entry: abs(entry.at - found.at), default=None)
-        reason = nearest.detail.get("reason") if nearest else None
-        return found, reason if isinstance(reason, str) else None
-
-    def _on_queue(
-        self, who: Actor, action: str, queue: str, do: Callable[[lowq.Queue], bool], detail: Mapping[str, Any] = {}
-    ) -> bool:
-        handle = self._app.queue(queue)
-        handle.shards_count  # noqa: B018 - raises for a queue that nobody has used
-        with self._written(who, action, queue, detail) as outcome:
-            changed = do(handle)
-            if not changed:
-                outcome.detail["changed"] = False
-                pause = handle.find_pause()
-                if pause is not None and pause.by:
-                    outcome.detail["paused_by"] = pause.by
-        return changed
-
-    def run_schedule(self, who: Actor, name: str, queue: str | None) -> float:
+    def run_schedule(self, name: str, queue: str | None) -> float:
         """Pushes a job of a schedule now; returns its ``planned_at``.
 
         Raises:
             UnknownScheduleError, QueueFull, PushError, RedisUnavailable
         """
         found = self._app.schedule(name, queue)
-        with self._written(who, "run_schedule", found.queue, {"schedule": found.name}) as outcome:
+        with self._written("run_schedule", found.queue, {"schedule": found.name}) as outcome:
             planned_at = self._app.run_schedule_now(found.name, found.queue)
             outcome.count = 1
         return planned_at
 
-    def pause_schedule(self, who: Actor, name: str, queue: str | None) -> bool:
+    def pause_schedule(self, name: str, queue: str | None) -> bool:
         """Whether that changed anything.
 
         Raises:
             UnknownScheduleError, RedisUnavailable
         """
-        return self._on_schedule(
-            who, "pause", name, queue, lambda found: self._app.pause_schedule(found.name, found.queue, by=who.name)
-        )
-
-    def resume_schedule(self, who: Actor, name: str, queue: str | None) -> bool:
-        """Whether that changed anything.
-
-        Raises:
-            UnknownScheduleError, RedisUnavailable
-        """
-        return self._on_schedule(
-            who, "resume", name, queue, lambda found: self._app.resume_schedule(found.name, found.queue)
-        )
-
-    def _on_schedule(
-        self, who: Actor, action: str, name: str, queue: str | None, do: Callable[[inspection.ScheduleInfo], bool]
-    ) -> bool:
         found = self._app.schedule(name, queue)
-        with self._written(who, f"{action}_schedule", found.queue, {"schedule": found.name}) as outcome:
-            changed = do(found)
-            if not changed:
-                outcome.detail["changed"] = False
-        return changed
+        pause = partial(self._app.pause_schedule, found.name, found.queue, by=self._actor.name)
+        return self._changed("pause_schedule", found.queue, pause, schedule=found.name)
 
-    def send_command(self, who: Actor, node: str, command: str) -> None:
+    def resume_schedule(self, name: str, queue: str | None) -> bool:
+        """Whether that changed anything.
+
+        Raises:
+            UnknownScheduleError, RedisUnavailable
+        """
+        found = self._app.schedule(name, queue)
+        resume = partial(self._app.resume_schedule, found.name, found.queue)
+        return self._changed("resume_schedule", found.queue, resume, schedule=found.name)
+
+    def send_command(self, node: str, command: str) -> None:
         """Sends a node a command.
 
         Raises:
@@ -201,14 +184,14 @@ class Actions:
         """
         self._app.send_command(node, command)  # type: ignore[arg-type]  # anything else is refused there
         self._stats_cache.forget()
-        say(who, command, node, None, {})
+        say(self._actor, command, node, None, {})
         try:
-            self._app.note(who.name, command, node, address=who.address)
+            self._app.note(self._actor.name, command, node, address=self._actor.address)
         except lowq.LowqError as error:
             # The command was sent; an error now would have it sent twice.
-            log.warning("%s of %s by %s could not be written to the log: %s", command, node, who.name, error)
+            log.warning("%s of %s by %s could not be written to the log: %s", command, node, self._actor.name, error)
 
-    def cancel(self, who: Actor, task: BackgroundAction) -> bool:
+    def end_task(self, task: BackgroundAction) -> bool:
         """Has it stop after its current step; what it did stays done. One that is interrupted stops when its process
         goes on, if that only hung. False: it has ended already.
 
@@ -217,17 +200,34 @@ class Actions:
         """
         if task.state not in STOPPABLE:
             return False
-        with self._written(who, "cancel", task.target, {"task": task.id}):
+        with self._written("cancel", task.target, {"task": task.id}):
             return self._background.cancel(task.id)
 
+    def _used(self, queue: str) -> lowq.Queue:
+        """Its handle.
+
+        Raises:
+            UnknownQueueError: nobody has used it. RedisUnavailable
+        """
+        handle = self._app.queue(queue)
+        handle.shards_count  # noqa: B018 - raises for a queue that nobody has used
+        return handle
+
+    def _changed(self, action: str, target: str, change: Callable[[], bool], **detail: Any) -> bool:
+        with self._written(action, target, detail) as outcome:
+            changed = change()
+            if not changed:
+                outcome.detail["changed"] = False
+        return changed
+
     @contextmanager
-    def _written(self, who: Actor, action: str, target: str, detail: Mapping[str, Any]) -> Iterator[_Outcome]:
+    def _written(self, action: str, target: str, detail: Mapping[str, Any]) -> Iterator[_Outcome]:
         """Writes the action of the block into the audit log: before it begins, and how it ended.
 
         Raises:
             RedisUnavailable, RedisRefused: it can't be written; nothing was done.
         """
-        entry, outcome = Entry(self._app, who, action, target, detail), _Outcome()
+        entry, outcome = Entry(self._app, self._actor, action, target, detail), _Outcome()
         try:
             yield outcome
         except lowq.LowqError as error:

@@ -21,7 +21,6 @@ from starlette.types import Receive, Scope, Send
 
 import lowq
 from lowq_web import api, live, pages, prometheus
-from lowq_web.actions import Actions
 from lowq_web.auth import Authenticate, checked_networks, chosen_auth
 from lowq_web.background import MAX_RUNNING, BackgroundActions, TooManyTasks
 from lowq_web.confirmations import Snapshots
@@ -149,7 +148,7 @@ def create_app(
     application.state.context = AppContext(
         app,
         stats_cache,
-        Actions(app, stats_cache, BackgroundActions(app, stats_cache)),
+        BackgroundActions(app, stats_cache),
         redactor(redact, _listed("LOWQ_WEB_REDACT")),
         threads,
         scans=ConcurrencyLimit(

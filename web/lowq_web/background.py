@@ -4,7 +4,7 @@
 
     begin --> running --report--> done | cancelled | failed
                  |
-                 +-- no report for SILENCE seconds: shown as interrupted, as its process has probably died
+                 +-- no report for TASK_SILENCE seconds: shown as interrupted, as its process has probably died
 
 Their records are in Redis, so every process of the dashboard shows the same and may cancel any of them. The process
 that has begun an action does the work. It reports how far it is, and learns from the reply whether the action is
@@ -30,6 +30,7 @@ import lowq
 from lowq.admin import ReshardProgress, Step
 from lowq.inspection import JobFilter, Snapshot
 from lowq.operate.actions import ACTIONS, ActionName
+from lowq.operate.deploy import TASK_SILENCE
 from lowq.operate.reshard import reshard
 from lowq.store import registry, untrusted
 from lowq.store.calls import time_of
@@ -43,8 +44,6 @@ log = logging.getLogger(__name__)
 
 #: Actions that run at once, in all processes together; and others that are kept, the latest.
 MAX_RUNNING, MAX_ENDED = 4, 100
-#: Seconds without a report after which an action is shown as interrupted: longer than a call may go unanswered.
-SILENCE = 20.0
 #: Seconds after the last report until the records expire.
 KEPT = 30 * 86400
 #: Characters of a user's name, a reason or an error; more are cut off.
@@ -312,7 +311,7 @@ def begin(app: lowq.Lowq, action: BackgroundAction) -> BackgroundAction:
         **({} if action.queue is not None else {"part": action.part}),
     }
     entered, value = app.client.call(
-        registry.task_begin(_key(app), action.id, json.dumps(facts), MAX_RUNNING, MAX_ENDED, SILENCE, KEPT)
+        registry.task_begin(_key(app), action.id, json.dumps(facts), MAX_RUNNING, MAX_ENDED, TASK_SILENCE, KEPT)
     )
     if not entered:
         raise TooManyTasks(f"{value} tasks are running already; wait for one of them to end, or cancel it")
@@ -387,7 +386,7 @@ def _read(raw_id: bytes, record: bytes, now: float) -> BackgroundAction | None:
         untrusted.log_skipped("task", raw_id[:100], "it is no record of ours")
         return None
     # Whatever the clock did: a process that lives reports with its present time.
-    if action.state == "running" and abs(now - action.heartbeat_at) > SILENCE:
+    if action.state == "running" and abs(now - action.heartbeat_at) > TASK_SILENCE:
         return replace(action, state="interrupted")
     return action
 

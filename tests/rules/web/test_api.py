@@ -18,7 +18,7 @@ from lowq.operate.schedules import set_record
 from lowq.schedules import Record
 from lowq.store.keys import limit_key
 from lowq_web.api import ENDPOINTS
-from lowq_web.received import Nothing
+from lowq_web.api.received import Nothing
 from tests.recorded import record
 from tests.rows import case
 from tests.rules.web.confirming import ended

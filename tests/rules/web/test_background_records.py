@@ -8,9 +8,10 @@ import pytest
 
 import lowq
 from lowq import inspection
+from lowq.operate.deploy import TASK_SILENCE
 from lowq.store.keys import tasks_key
 from lowq_web import background
-from lowq_web.background import KEPT, MAX_ENDED, MAX_RUNNING, SILENCE, BackgroundAction, TooManyTasks
+from lowq_web.background import KEPT, MAX_ENDED, MAX_RUNNING, BackgroundAction, TooManyTasks
 from tests.rows import case
 from tests.rules.queue_rig import QueueRig
 from tests.rules.support import NOW, run_script
@@ -23,7 +24,7 @@ FACTS = json.dumps({"who": "ann", "queue": "Orders", "action": "kick", "filter":
 
 def begin(rig: QueueRig, task_id: str, now: float = NOW) -> tuple[int, Any]:
     entered, value = run_script(
-        rig.client, "task_begin", KEY, repr(now), task_id, FACTS, MAX_RUNNING, MAX_ENDED, SILENCE, KEPT
+        rig.client, "task_begin", KEY, repr(now), task_id, FACTS, MAX_RUNNING, MAX_ENDED, TASK_SILENCE, KEPT
     )
     return entered, float(value)
 
@@ -97,7 +98,7 @@ def test_only_so_many_run_of_all_applications(rig: QueueRig) -> None:
     background.begin(rig.app, task("late"))
 
 
-@pytest.mark.parametrize("later", [SILENCE + 1, -SILENCE - 1], ids=["later", "the clock stepped back"])
+@pytest.mark.parametrize("later", [TASK_SILENCE + 1, -TASK_SILENCE - 1], ids=["later", "the clock stepped back"])
 def test_one_that_is_silent_takes_no_room(rig: QueueRig, later: float) -> None:
     for number in range(MAX_RUNNING):
         begin(rig, str(number))
@@ -166,7 +167,7 @@ def test_the_process_learns_that_it_is_cancelled_from_its_next_report(rig: Queue
     assert report(rig, "one", "cancelled", 5) == ("cancelled", 1)
 
 
-@pytest.mark.parametrize("away", [SILENCE + 1, -SILENCE - 60], ids=["silent", "ahead of the clock"])
+@pytest.mark.parametrize("away", [TASK_SILENCE + 1, -TASK_SILENCE - 60], ids=["silent", "ahead of the clock"])
 def test_one_whose_process_is_silent_is_interrupted_and_goes_on_when_it_reports(rig: QueueRig, away: float) -> None:
     now = float(rig.client.command("TIME")[0])
     begin(rig, "one", now - away)

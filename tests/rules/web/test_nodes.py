@@ -1,17 +1,20 @@
 """What a node reported with its last heartbeat: the page of the nodes, and which batches are stuck."""
 
+import json
 import math
 import re
 import time
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 from starlette.testclient import TestClient
 
 import lowq
 from lowq.cli import main
 from lowq.observe.histories import BOUNDS
 from lowq.operate.nodes import StuckLimits
+from lowq_web import background
 from tests.recorded import record
 from tests.rows import case
 from tests.rules.web.hand import heartbeat
@@ -123,6 +126,10 @@ def deploy_card(reader: Reader, address: str = "/nodes") -> Element:
     return next(part for part in reader.page(address).every("section") if part.attributes.get("id") == "deploy")
 
 
+def deploy_check(app: lowq.Lowq, *options: str) -> Result:
+    return CliRunner().invoke(main, ["deploy-check", "--redis-url", app.config.redis_url, *options])
+
+
 def test_whether_a_deploy_is_safe_goes_by_what_a_stop_waits_for(
     app: lowq.Lowq, reader: Reader, client: TestClient
 ) -> None:
@@ -148,6 +155,11 @@ def test_whether_a_deploy_is_safe_goes_by_what_a_stop_waits_for(
             assert [(item["node"], item["batch"]["seconds"]) for item in answer["interruptions"]] == (
                 [] if is_safe else [("shop:1:aaaaaa", batch["seconds"])]
             )
+            shown = deploy_check(app)
+            assert shown.exit_code == (0 if is_safe else 1)
+            says = f"  shop:1:aaaaaa thread 1: {batch['queue']} shard 0, id a, for {batch['seconds']:.0f} s; a stop"
+            assert (says in shown.stdout) is not is_safe
+            assert json.loads(deploy_check(app, "--json").stdout) == answer
             longest = card.find("p", has="Longest running batch").text
             assert f"{batch['seconds']:.0f} s, {batch['queue']} on shop:1:aaaaaa" in longest
             assert "shutdown_timeout of 25 s" in longest
@@ -157,6 +169,25 @@ def test_whether_a_deploy_is_safe_goes_by_what_a_stop_waits_for(
     assert "has 3 jobs in hand" in deploy_card(reader).text
     answer = client.get("/api/v1/deploy").json()
     assert (answer["is_safe"], answer["consumers"], answer["tasks"]) == (False, ["hand:1:bbbbbb"], 0)
+    assert deploy_check(app).stdout == "  hand:1:bbbbbb: consumer, taken: 3\n"
+
+
+def test_an_action_in_the_dashboard_makes_a_deploy_unsafe_while_it_is_reported(
+    app: lowq.Lowq, reader: Reader, client: TestClient
+) -> None:
+    heartbeat(app, "shop:1:aaaaaa", time.time(), version="1.1")
+    heartbeat(app, "shop:2:bbbbbb", time.time(), version="1.2")
+    shown = deploy_check(app)
+    assert (shown.exit_code, shown.stdout) == (0, "")
+    assert "versions: 1 of 1.1, 1 of 1.2" in shown.stderr
+    action = background.BackgroundAction("a", "ann", "Orders", "kick", lowq.inspection.JobFilter(), "me:1", 0.0, 0.0)
+    background.begin(app, action)
+    assert client.get("/api/v1/deploy").json()["tasks"] == 1
+    assert "1 task would stop" in deploy_card(reader).text
+    shown = deploy_check(app)
+    assert (shown.exit_code, shown.stdout) == (1, "  actions in the dashboard: 1\n")
+    background.report(app, "a", "done", 1, 1)
+    assert deploy_check(app).exit_code == 0
 
 
 def test_supervisors_and_nodes_are_sorted_by_what_they_are_asked_for(app: lowq.Lowq, reader: Reader) -> None:

@@ -13,8 +13,9 @@ from starlette.testclient import TestClient
 
 import lowq
 import lowq_web
-from lowq_web.documents import ActDocument, IdQuery, JobsQuery
-from lowq_web.received import Nothing, read_document, read_query
+from lowq_web.api.actions import ActDocument
+from lowq_web.api.jobs import JobsQuery
+from lowq_web.api.received import IdQuery, Nothing, read_document, read_query
 from tests.rows import case
 
 AGREED = Path(__file__).with_name("openapi.json")

@@ -178,7 +178,7 @@ def test_so_many_run_on_all_dashboards_together(
     until(lambda: {task["state"] for task in one.get("/api/v1/tasks").json()["tasks"]} == {"done"}, "end of all")
     steps.ends = False
     # In one process no more run either, if Redis holds some of them for interrupted.
-    monkeypatch.setattr(background, "SILENCE", -1.0)
+    monkeypatch.setattr(background, "TASK_SILENCE", -1.0)
     for _ in range(background.MAX_RUNNING):
         start(one)
     assert one.post("/api/v1/queues/Orders/actions", json={"action": "delete", "all": {}}).status_code == 429
@@ -220,7 +220,7 @@ def test_the_task_of_a_process_that_dies_is_interrupted(redis_url: str, monkeypa
             assert seen(client, task)["state"] == "running"
         finally:
             dying.kill()
-    monkeypatch.setattr(background, "SILENCE", 1.0)
+    monkeypatch.setattr(background, "TASK_SILENCE", 1.0)
     assert in_state(client, task, "interrupted")["ended_at"] is None
     page = client.get(f"/tasks/{task}").text
     assert ">Cancel<" in page, "it may only hang"

@@ -14,12 +14,10 @@ from lowq.operate.actions import ACTIONS, ActionName
 from lowq_web import text
 from lowq_web.actions import DESTRUCTIVE
 from lowq_web.confirmations import confirmation_of, encode_moments, moments_of, snapshot_of
-from lowq_web.context import context_of, queue_of
-from lowq_web.fields import form_of
+from lowq_web.context import actions_of, context_of, form_of, queue_of, queues_of
 from lowq_web.listing import FIELDS, WAITING, JobQuery, Queues, Target, asked_of, group_text
 from lowq_web.pages.jobs import in_words
 from lowq_web.pages.rendering import redirect, render
-from lowq_web.security import visit_of
 from lowq_web.words import DONE, VERBS
 
 #: An id, and the name of its queue.
@@ -37,7 +35,7 @@ def act(request: Request) -> Response:
     if action not in ACTIONS or what not in ("selected", "all", ""):
         raise lowq.ConfigError(f"do={form.get('do')!r:.50} is no action")
     is_one = "queue" in request.path_params
-    target = queue_of(request) if is_one else Queues(context_of(request).app, form.get("queue", "").strip())
+    target = queue_of(request) if is_one else queues_of(request, form.get("queue", "").strip())
     # The listing to go back to: built from the filter, never from an address in the form.
     back = {name: form[name] for name in FIELDS if form.get(name) and not (is_one and name == "queue")}
     reason = form.get("reason", "").strip()[:300] or None
@@ -84,8 +82,8 @@ class _Doing:
             count = self.target.count(self.action, wanted)
         if given.outdated(count, context.stats_cache.now()):
             return self._ask_about_all(asked, wanted, was=given.count)
-        who = visit_of(self.request).actor
-        started = context.actions.on_all(who, self.target, self.action, replace(wanted, before=bound), self.reason)
+        bounded = replace(wanted, before=bound)
+        started = actions_of(self.request).on_all(self.target, self.action, bounded, self.reason)
         return redirect(self.request, "task", task=started.id)
 
     def to_chosen(self) -> Response:
@@ -107,8 +105,7 @@ class _Doing:
         acted = admin.Acted()
         for queue, ids in _by_queue(chosen).items():
             same = None if unchanged is None else {job_id: unchanged[queue, job_id] for job_id in ids}
-            who = visit_of(self.request).actor
-            acted += context.actions.on_ids(who, queue, self.action, ids, self.reason, same)
+            acted += actions_of(self.request).on_ids(queue, self.action, ids, self.reason, same)
         done = f"{_jobs(acted.done)} {DONE[self.action]}"
         if acted.signalled:
             done += f"; {acted.signalled:,} running, told to end"

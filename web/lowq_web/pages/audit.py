@@ -13,8 +13,7 @@ from lowq.operate.audit import MAX_TEXT
 from lowq.operate.nodes import NODE_COMMANDS
 from lowq.store.keys import is_queue_name
 from lowq_web import text
-from lowq_web.context import context_of
-from lowq_web.fields import query_of
+from lowq_web.context import context_of, query_of
 from lowq_web.pages.rendering import render, url
 from lowq_web.words import VERBS
 

@@ -10,8 +10,7 @@ from starlette.responses import Response
 
 from lowq import inspection
 from lowq_web.chart import chart, known
-from lowq_web.context import AppContext, context_of
-from lowq_web.fields import query_of
+from lowq_web.context import AppContext, context_of, query_of
 from lowq_web.pages.rendering import render, url
 from lowq_web.severity import find_problems, level_of_redis, levels_of
 from lowq_web.stats_cache import Snapshot, Surroundings

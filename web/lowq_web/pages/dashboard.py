@@ -7,8 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lowq_web.chart import heat_maps
-from lowq_web.context import AppContext, context_of
-from lowq_web.fields import query_of
+from lowq_web.context import AppContext, context_of, query_of
 from lowq_web.pages.charts import charts, verdict
 from lowq_web.pages.rendering import draw_heat, render
 from lowq_web.stats_cache import Snapshot

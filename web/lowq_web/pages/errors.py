@@ -8,8 +8,7 @@ from starlette.responses import Response
 
 from lowq.inspection import ErrorGroup
 from lowq.observe.error_groups import HOURS
-from lowq_web.context import context_of
-from lowq_web.fields import query_of
+from lowq_web.context import context_of, query_of
 from lowq_web.pages.rendering import render
 
 #: Groups that a page shows.

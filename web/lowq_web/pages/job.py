@@ -7,8 +7,7 @@ from starlette.responses import Response
 
 from lowq import inspection
 from lowq_web import text
-from lowq_web.context import context_of, queue_of
-from lowq_web.fields import query_of
+from lowq_web.context import context_of, query_of, queue_of
 from lowq_web.pages.rendering import encode, render, trouble
 from lowq_web.pages.search import like
 from lowq_web.retry_clock import coming_retries

@@ -13,8 +13,7 @@ from starlette.responses import Response
 
 import lowq
 from lowq.operate.actions import ActionName
-from lowq_web.context import context_of
-from lowq_web.fields import query_of
+from lowq_web.context import context_of, query_of
 from lowq_web.listing import Page, Queues, Target, as_typed, asked_of, group_text, tabs
 from lowq_web.pages.rendering import render, stream, url
 from lowq_web.security import shown_error

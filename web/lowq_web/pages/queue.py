@@ -4,13 +4,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lowq_web import text
-from lowq_web.context import context_of, queue_of
-from lowq_web.fields import form_of, query_of
+from lowq_web.actions import find_pause
+from lowq_web.context import actions_of, context_of, form_of, query_of, queue_of
 from lowq_web.listing import WAITING, count_retrying
 from lowq_web.pages.charts import charts
 from lowq_web.pages.jobs import list_jobs
 from lowq_web.pages.rendering import redirect
-from lowq_web.security import visit_of
 
 #: Characters of the reason of a pause.
 MAX_REASON = 200
@@ -30,7 +29,7 @@ def queue(request: Request) -> Response:
         forecast=context.stats_cache.figures().forecasts.get(handle.name),
         limits=handle.limits(),
         # Read only while there is something to say.
-        pause=context.actions.pause_of(handle) if stats.paused else None,
+        pause=find_pause(context.app, handle) if stats.paused else None,
         reshard=None if stats.reshard_to is None else handle.reshard_progress(),
         **charts(request, "queue", query_of(request), handle.name),
     )
@@ -40,7 +39,7 @@ def pause(request: Request) -> Response:
     """Pauses the queue."""
     handle = queue_of(request)
     reason = dict(form_of(request)).get("reason", "").strip()[:MAX_REASON]
-    if context_of(request).actions.pause(visit_of(request).actor, handle.name, reason or None):
+    if actions_of(request).pause(handle.name, reason or None):
         return redirect(request, "queue", done="Paused.", queue=handle.name)
     return redirect(request, "queue", done="It was paused already.", queue=handle.name)
 
@@ -48,7 +47,7 @@ def pause(request: Request) -> Response:
 def resume(request: Request) -> Response:
     """Resumes the queue."""
     handle = queue_of(request)
-    done = context_of(request).actions.resume(visit_of(request).actor, handle.name)
+    done = actions_of(request).resume(handle.name)
     said = "Resumed." if done else "It was not paused."
     return redirect(request, *_asked_from(request), done=said, queue=handle.name)
 

@@ -20,8 +20,7 @@ from lowq.retry import attempt_number
 from lowq.schedules import is_internal
 from lowq_web import text
 from lowq_web.chart import HEIGHT, WIDTH, HeatMap
-from lowq_web.context import context_of
-from lowq_web.fields import query_of
+from lowq_web.context import context_of, query_of
 from lowq_web.notices import Notice
 from lowq_web.security import TOKEN, visit_of
 from lowq_web.static_files import files

@@ -5,10 +5,8 @@ from starlette.responses import Response
 
 import lowq
 from lowq.store.keys import MAX_SHARDS
-from lowq_web.context import context_of, queue_of
-from lowq_web.fields import form_of
+from lowq_web.context import actions_of, context_of, form_of, queue_of
 from lowq_web.pages.rendering import redirect, render
-from lowq_web.security import visit_of
 
 #: Characters of what was typed that are put back into the field.
 _SHOWN = 30
@@ -24,7 +22,7 @@ def reshard(request: Request) -> Response:
         wanted = _number(handle, typed)
         if form.get("sure") != "1":
             return _page(request, typed, wanted=wanted)
-        started = context_of(request).actions.reshard(visit_of(request).actor, handle.name, wanted)
+        started = actions_of(request).reshard(handle.name, wanted)
     except (lowq.ConfigError, lowq.Resharding) as error:
         return _page(request, typed, error=str(error))
     return redirect(request, "task", task=started.id)

@@ -5,10 +5,8 @@ from starlette.responses import Response
 
 import lowq
 from lowq_web.actions import SCHEDULE_ACTIONS
-from lowq_web.context import context_of
-from lowq_web.fields import form_of
+from lowq_web.context import actions_of, context_of, form_of
 from lowq_web.pages.rendering import redirect, render
-from lowq_web.security import visit_of
 
 
 def schedules(request: Request) -> Response:
@@ -24,12 +22,12 @@ def act(request: Request) -> Response:
     queue, name, action = form.get("queue", ""), form.get("name", ""), form.get("do", "")
     if action not in SCHEDULE_ACTIONS:
         raise lowq.ConfigError(f"do={action!r:.50} is no action on a schedule")
-    who, actions = visit_of(request).actor, context_of(request).actions
+    actions = actions_of(request)
     if action == "run":
-        actions.run_schedule(who, name, queue)
+        actions.run_schedule(name, queue)
         done = f"A job of {name} is in the queue {queue}."
     elif action == "pause":
-        done = f"{name} is paused." if actions.pause_schedule(who, name, queue) else f"{name} was paused already."
+        done = f"{name} is paused." if actions.pause_schedule(name, queue) else f"{name} was paused already."
     else:
-        done = f"{name} goes on." if actions.resume_schedule(who, name, queue) else f"{name} was not paused."
+        done = f"{name} goes on." if actions.resume_schedule(name, queue) else f"{name} was not paused."
     return redirect(request, "schedules", done=done)

@@ -7,8 +7,7 @@ from starlette.responses import Response
 
 import lowq
 from lowq.job import PayloadField
-from lowq_web.context import context_of
-from lowq_web.fields import query_of
+from lowq_web.context import context_of, query_of
 from lowq_web.pages.rendering import redirect, render
 
 #: Characters of a pattern that a search is turned into.

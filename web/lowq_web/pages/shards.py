@@ -12,8 +12,7 @@ from starlette.responses import Response
 from lowq.operate.stats import LATE_SECONDS
 from lowq.store.keys import MAX_SHARDS as LARGEST
 from lowq_web.chart import heat_map
-from lowq_web.context import AppContext, context_of, queue_of
-from lowq_web.fields import query_of
+from lowq_web.context import AppContext, context_of, query_of, queue_of
 from lowq_web.pages.rendering import SHARDS_PER_PAGE, render
 from lowq_web.severity import level_of_lag
 

@@ -6,10 +6,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lowq_web.background import BackgroundAction, read_actions
-from lowq_web.context import context_of, task_of
+from lowq_web.context import actions_of, context_of, task_of
 from lowq_web.listing import WAITING, Queues, group_text
 from lowq_web.pages.rendering import redirect, render
-from lowq_web.security import visit_of
 from lowq_web.words import DONE, VERBS
 
 #: Fields of a filter that say nothing about which jobs of a bulk action are meant, or that the next one has of its own.
@@ -42,5 +41,5 @@ def _again(task: BackgroundAction) -> dict[str, Any]:
 def cancel(request: Request) -> Response:
     """A task stops after its current step."""
     found = task_of(request)
-    context_of(request).actions.cancel(visit_of(request).actor, found)
+    actions_of(request).end_task(found)
     return redirect(request, "task", task=found.id)

@@ -8,8 +8,7 @@ from starlette.responses import Response
 from lowq import inspection
 from lowq.observe.histories import PERCENTILES
 from lowq_web.chart import Chart, chart
-from lowq_web.context import queue_of
-from lowq_web.fields import query_of
+from lowq_web.context import query_of, queue_of
 from lowq_web.pages.charts import span_of, spans
 from lowq_web.pages.rendering import render
 
@@ -45,7 +44,6 @@ def times(request: Request) -> Response:
     """Both, and the slowest batches of the last hour."""
     handle, query = queue_of(request), query_of(request)
     span = span_of(query)
-    handle.shards_count  # noqa: B018 - raises for a queue that nobody has used
     found = handle.times(span)
     waits = [_moment(item.at, item.wait) for item in found.stretches]
     runs = [_moment(item.at, item.run) for item in found.stretches]

@@ -6,11 +6,12 @@ msgspec checks, and says what is wrong and where.
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Meta, Struct
 
+from lowq import inspection
 from lowq_web import text
 
 R = TypeVar("R", bound="Received")
@@ -26,6 +27,8 @@ class Received(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     #: Fields that may have any bytes; what is no UTF-8 of them comes as surrogates. So do the items of lists.
     of_bytes: ClassVar[frozenset[str]] = frozenset()
+    #: A POST may come without a document, which counts as an empty one.
+    may_lack: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -44,6 +47,23 @@ class Received(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class Nothing(Received, frozen=True):
     """No parameters."""
+
+    may_lack = True
+
+
+#: Bytes that are no UTF-8 come and go as surrogates.
+BYTES = {"x-bytes": True}
+#: Fields of several requests.
+Id = Annotated[str, Meta(min_length=1, max_length=512, description="The id: up to 512 bytes of UTF-8")]
+QueuePart = Annotated[str, Meta(max_length=512, description="A part of the queue's name, in any case")]
+
+
+class SpanQuery(Received, frozen=True):
+    span: Annotated[inspection.Span, Meta(description="How far back")] = "hour"
+
+
+class IdQuery(Received, frozen=True):
+    id: Id
 
 
 def _check_text(name: str, value: str, *, any_bytes: bool) -> None:

@@ -1,9 +1,11 @@
-"""The description of the API, an OpenAPI 3.1 document, made from the types of its documents."""
+"""The description of the API, an OpenAPI 3.1 document, made from the types of its endpoints.
+
+It is what is promised: a test compares it with the one that was agreed on.
+"""
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from collections.abc import Sequence
+from typing import Any, get_args
 
 import msgspec
 
@@ -13,9 +15,9 @@ from lowq.job import State
 from lowq.operate.actions import ActionName
 from lowq.operate.job_filter import FilterState, OrderBy
 from lowq.operate.nodes import NodeCommand
+from lowq_web.api.answer import Error
+from lowq_web.api.endpoint import Endpoint
 from lowq_web.background import TaskState
-from lowq_web.documents import Error
-from lowq_web.received import Nothing, Received
 from lowq_web.words import TaskAction
 
 _REFERENCE = "#/components/schemas/{name}"
@@ -36,21 +38,6 @@ _ERRORS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """A method of a path, and what it takes and gives."""
-
-    method: Literal["GET", "POST"]
-    path: str
-    #: Of the request, and of what it takes if that is anything.
-    handler: Callable[..., Any]
-    text: str
-    #: Status -> the type of the answer.
-    answers: dict[int, Any]
-    #: With GET its query, with POST its body.
-    takes: type[Received] = Nothing
-
-
 def describe(endpoints: Sequence[Endpoint], server: str) -> dict[str, Any]:
     """The description of these endpoints."""
     taken = [endpoint.takes for endpoint in endpoints]
@@ -68,7 +55,7 @@ def describe(endpoints: Sequence[Endpoint], server: str) -> dict[str, Any]:
                 field.pop("default", None)
     queries = {endpoint.takes.__name__ for endpoint in endpoints if endpoint.method == "GET"}
     paths: dict[str, Any] = {}
-    for endpoint in endpoints:
+    for endpoint in sorted(endpoints, key=lambda endpoint: (endpoint.path, endpoint.method)):
         operation = _operation(endpoint, schema_of, components)
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = operation
     return {
