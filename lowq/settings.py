@@ -175,10 +175,9 @@ _BY_ERROR = ("bury_on", "release_on")
 #: The settings that a codec brings.
 _OF_A_CODEC = ("dump_payload", "load_payload")
 
-#: Variables of the dashboard. It refuses LOWQ_WEB_USERS with an explanation.
+#: Variables of the dashboard.
 _OF_THE_DASHBOARD = {
-    f"LOWQ_WEB_{name}"
-    for name in ("USER", "PASSWORD", "READ_USER", "READ_PASSWORD", "REDACT", "ORIGINS", "HOSTS", "USERS")
+    f"LOWQ_WEB_{name}" for name in ("USER", "PASSWORD", "READ_USER", "READ_PASSWORD", "REDACT", "ORIGINS", "HOSTS")
 }
 #: Of `lowq run` and `lowq ready`, and what `lowq consume` tells a command.
 _OF_COMMANDS = {"LOWQ_HEALTH", "LOWQ_ID", "LOWQ_QUEUE", "LOWQ_RETRY_COUNT"}

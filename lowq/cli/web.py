@@ -59,7 +59,7 @@ with_dashboard_options = options_of(
         help="With --auth-header: has the user's groups, separated by commas. Default: X-Forwarded-Groups.",
     ),
     click.option(
-        "--trusted-proxy", multiple=True, metavar="CIDR",
+        "--trusted-proxy", "trusted_proxies", multiple=True, metavar="CIDR",
         help="An address or network of a proxy whose X-Forwarded-* and --auth-header are believed. Repeatable.",
     ),
     click.option(

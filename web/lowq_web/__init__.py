@@ -7,11 +7,11 @@ How a request flows, file by file::
 
     security   Guard: is this server reachable by others without a password? who is the user? what may they do? does
                the request come from our own pages? `auth` names the user. Behind it:
-    app        the routes
+    app        the routes; `errors` answers what they raise
     pages/     HTML from templates/, complete without JavaScript: a module for each; static/app.js adds to them
     api/       the same as JSON: a module for each subject, with the types of what it takes and answers; `received`
                checks requests against them, and `openapi` describes it by them
-    actions    the actions of people: on single ids at once, on many in the background (`tasks`), each audited
+    actions    what its user may do: on single ids at once, on many in the `background`, each entered in the `journal`
     live       numbers that change, as server-sent events; `open_streams` wakes them
     prometheus the same numbers for Prometheus
 
@@ -22,8 +22,7 @@ What several viewers see at once is read once: `stats_cache` keeps the latest fi
 `single_flight` for each value. Handlers run in `threads` of our own, a bounded number at a time, and only while Redis
 answers. `retry_clock` computes the coming retries of an id, `chart` draws, `text` formats values, `words` names things,
 and `redaction` masks fields of payloads. `notices` keeps the message about a finished action until the next page shows
-it. `serve` is the server of `lowq web`, and `connections`
-bounds its connections.
+it. `serve` is the server of `lowq web`, and `connections` bounds its connections.
 
 Whatever comes from a job, an id, a queue or an error is hostile text. Templates escape it, and `pages.rendering` shows
 control characters, direction marks and broken encodings as what they are.

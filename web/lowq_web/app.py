@@ -1,4 +1,4 @@
-"""The ASGI application: its routes, and lowq's errors as answers."""
+"""The ASGI application: its routes and settings."""
 
 import asyncio
 import logging
@@ -6,12 +6,10 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import cache
-from typing import Any
 from urllib.parse import quote, unquote
 
 from starlette.applications import Starlette
 from starlette.convertors import Convertor, register_url_convertor
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
@@ -22,19 +20,18 @@ from starlette.types import Receive, Scope, Send
 import lowq
 from lowq_web import api, live, pages, prometheus
 from lowq_web.auth import Authenticate, checked_networks, chosen_auth
-from lowq_web.background import MAX_RUNNING, BackgroundActions, TooManyTasks
+from lowq_web.background import MAX_RUNNING, BackgroundActions
 from lowq_web.confirmations import Snapshots
 from lowq_web.context import AppContext, context_of
+from lowq_web.errors import error_handlers
 from lowq_web.hosts import checked_hosts
 from lowq_web.notices import Notices
 from lowq_web.open_streams import OpenStreams
-from lowq_web.pages.rendering import trouble
 from lowq_web.redaction import Redact, redactor
-from lowq_web.security import Guard, checked_origins, is_for_programs, shown_error
+from lowq_web.security import Guard, checked_origins
 from lowq_web.static_files import static
 from lowq_web.stats_cache import StatsCache
 from lowq_web.threads import ConcurrencyLimit, Threads
-from lowq_web.wrong_type import explain
 
 #: Listings and counts that scan all ids, at a time: each keeps Redis busy until it ends.
 MAX_SCANS = 4
@@ -139,7 +136,7 @@ def create_app(
             ),
             Middleware(GZipMiddleware, minimum_size=SHORT, compresslevel=LEVEL),
         ],
-        exception_handlers=_handlers(),
+        exception_handlers=error_handlers(),
         lifespan=_lifespan,
     )
     application.router.redirect_slashes = False
@@ -216,52 +213,6 @@ def _retrieved(running: "asyncio.Future[Response]") -> None:
     """Retrieves an error that nobody waits for any more: asyncio would log it as a bug."""
     if not running.cancelled():
         running.exception()
-
-
-# --- errors as answers ---------------------------------------------------------------------------------------
-
-_STATUS: list[tuple[type[Exception], int]] = [
-    (lowq.UnknownQueueError, 404),
-    (lowq.UnknownNodeError, 404),
-    (lowq.UnknownScheduleError, 404),
-    (lowq.ConfigError, 400),
-    (lowq.JobError, 400),
-    (TooManyTasks, 429),
-    (lowq.QueueInUse, 409),
-    (lowq.Resharding, 409),
-    (lowq.QueueFull, 409),
-    (lowq.RedisUnavailable, 503),
-    (lowq.RedisRefused, 503),
-    (lowq.LowqError, 500),
-]
-
-
-def _handlers() -> dict[Any, Any]:
-    def answer(request: Request, error: Exception) -> Response:
-        if isinstance(error, HTTPException):
-            status, reason = error.status_code, error.detail
-        else:
-            status = next(code for kind, code in _STATUS if isinstance(error, kind))
-            reason = shown_error(request, error)
-            if isinstance(error, lowq.ScriptError):
-                status, reason = _on_script(request, error) or (status, reason)
-        if is_for_programs(request):
-            response: Response = JSONResponse({"error": reason}, status)
-        else:
-            response = trouble(request, status, reason)
-        if isinstance(error, HTTPException) and error.headers:
-            response.headers.update(error.headers)
-        return response
-
-    return dict.fromkeys((HTTPException, *(kind for kind, _ in _STATUS)), answer)
-
-
-def _on_script(request: Request, error: lowq.ScriptError) -> tuple[int, str] | None:
-    try:
-        reason = explain(context_of(request).app, error)
-    except lowq.LowqError:
-        return None
-    return None if reason is None else (503, reason)
 
 
 async def _health(request: Request) -> Response:

@@ -109,13 +109,8 @@ def auth_from_environment() -> BasicAuth | None:
     """LOWQ_WEB_USER and LOWQ_WEB_PASSWORD may do everything, LOWQ_WEB_READ_USER and LOWQ_WEB_READ_PASSWORD only look.
 
     Raises:
-        ConfigError: one of a pair is missing, both have one name, or a password is too short; or LOWQ_WEB_USERS is set.
+        ConfigError: one of a pair is missing, both have one name, or a password is too short.
     """
-    if os.environ.get("LOWQ_WEB_USERS"):
-        # Ignored, it would leave a dashboard without a password.
-        raise lowq.ConfigError(
-            "LOWQ_WEB_USERS, a file of users, is gone: set LOWQ_WEB_USER and LOWQ_WEB_PASSWORD, or --auth-header"
-        )
     users: dict[str, tuple[str, Role]] = {}
     pairs: list[tuple[str, Role]] = [("LOWQ_WEB_", "admin"), ("LOWQ_WEB_READ_", "read")]
     for prefix, role in pairs:

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import lowq
 from lowq import inspection
 from lowq.retry import default_retry_bounds
 
@@ -23,19 +22,14 @@ class Retry:
 
 def coming_retries(described: inspection.Description) -> list[Retry]:
     """Those of the job of an id that waits and has failed before; otherwise none."""
-    waiting = described.waiting
-    if waiting is None or waiting.retry_count < 0:
+    job, most = described.waiting, described.max_retry_count
+    if job is None or job.retry_count < 0:
         return []
-    return _retries(waiting, described.max_retry_count, described.at)
-
-
-def _retries(job: lowq.Job, most: int, now: float) -> list[Retry]:
-    """The next one is known. Later ones follow from the default formula, and from when the next one comes: now at the
-    earliest, if it is overdue.
-    """
+    # The next one is known. Later ones follow from the default formula, and from when the next one comes: now at the
+    # earliest, if it is overdue.
     at = job.perform_at or 0.0
     found = [Retry(job.retry_count + 1, at, at)]
-    earliest = latest = max(at, now)
+    earliest = latest = max(at, described.at)
     for count in range(job.retry_count + 1, min(most, job.retry_count + MAX_RETRIES_SHOWN)):
         least, most_seconds = default_retry_bounds(count)
         earliest, latest = earliest + least, latest + most_seconds

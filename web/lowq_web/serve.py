@@ -37,7 +37,9 @@ class Server:
     ``root_path``: the path below which others see it, through a proxy that strips it: ``/ops/lowq``.
     ``max_connections``: at a time, besides those that ask for /healthz. It is lowered when the process may not open
     that many files.
+    ``admins``: names and groups, several of them separated by commas.
     ``health``: for /healthz, why the process that this is part of is not well, or None.
+    The other options are those of `create_app`.
 
     Raises:
         ConfigError: the address can't be listened on, or others could reach it and there is no authentication.
@@ -49,15 +51,13 @@ class Server:
         host: str,
         port: int,
         *,
-        no_auth: bool = False,
-        redact: Iterable[str] = (),
         root_path: str = "",
         max_connections: int = CONNECTIONS,
         health: Callable[[], str | None] | None = None,
+        no_auth: bool = False,
         auth_header: str | None = None,
-        groups_header: str | None = None,
         admins: Iterable[str] = (),
-        trusted_proxy: Iterable[str] = (),
+        **options: Any,
     ) -> None:
         if not (no_auth or is_loopback(host) or auth_header or auth_from_environment()):
             raise lowq.ConfigError(refuse_bind(host))
@@ -66,9 +66,8 @@ class Server:
         # Names of this machine are not listed: listed ones are answered through proxies, and nginx puts these in Host.
         hosts = [] if is_loopback(host) else [host.partition("%")[0]]
         application = create_app(
-            app, hosts=hosts, no_auth=no_auth, redact=list(redact) or None, auth_header=auth_header,
-            groups_header=groups_header, admins=[name for given in admins for name in given.split(",")],
-            trusted_proxies=list(trusted_proxy),
+            app, hosts=hosts, no_auth=no_auth, auth_header=auth_header,
+            admins=[name for given in admins for name in given.split(",")], **options,
         )  # fmt: skip
         application.state.health = health
         self._application = application

@@ -62,27 +62,17 @@ _environment = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
+for _filter in (
+    attempt_number, text.short, text.exact, text.rate, text.duration, text.iso, text.utc, text.score, text.cut,
+    text.preview, jobs_of, state_word, text.last_line, text.encode_id, is_internal,
+):  # fmt: skip
+    _environment.filters[_filter.__name__] = _filter
 _environment.filters |= {
-    "attempt_number": attempt_number,
-    "short": text.short,
-    "exact": text.exact,
-    "rate": text.rate,
-    "duration": text.duration,
     "bytes": text.bytes_of,
-    "iso": text.iso,
-    "utc": text.utc,
-    "score": text.score,
     "block": _block,
     "breakable": _breakable,
-    "cut": text.cut,
     "shell": shlex.quote,
     "json": text.payload,
-    "preview": text.preview,
-    "jobs_of": jobs_of,
-    "state_word": state_word,
-    "last_line": text.last_line,
-    "encode_id": text.encode_id,
-    "is_internal": is_internal,
 }
 _environment.globals |= {
     "token_field": TOKEN,
