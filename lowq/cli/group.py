@@ -12,9 +12,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 
@@ -249,15 +248,6 @@ queues_argument = click.argument("queues", nargs=-1, metavar="[QUEUE...]")
 # --- the log of what people did ---
 
 
-@dataclass(slots=True)
-class ActionResult:
-    """The result of an action, for its entry in the audit log."""
-
-    #: Jobs that it was done to.
-    count: int | None = None
-    detail: dict[str, Any] = field(default_factory=dict)
-
-
 def me() -> str:
     """The name of the one who types, as the operating system has it: user@host."""
     try:
@@ -266,8 +256,7 @@ def me() -> str:
         return socket.gethostname()
 
 
-@contextmanager
-def audited(app: Lowq, action: str, target: str, detail: Mapping[str, Any] | None = None) -> Iterator[ActionResult]:
+def audited(app: Lowq, action: str, target: str, detail: Mapping[str, Any] | None = None) -> ActionRecord:
     """Writes the action of the block into the audit log: before it begins, and how it ended. The library writes none,
     so a verb that changes anything does it here.
 
@@ -275,15 +264,4 @@ def audited(app: Lowq, action: str, target: str, detail: Mapping[str, Any] | Non
         RedisUnavailable, RedisRefused: it can't be written; nothing was done.
     """
     given = {name: value for name, value in (detail or {}).items() if value not in (None, "", [])}
-    record, result = ActionRecord(app, me(), action, target, given, address=CLI), ActionResult()
-    try:
-        yield result
-    except BaseException as error:
-        ended = {"outcome": "interrupted"}
-        if isinstance(error, LowqError):
-            ended, result.count = {"outcome": "failed", "error": str(error)}, error.done or result.count
-        elif not isinstance(error, KeyboardInterrupt):
-            ended = {"outcome": "failed", "error": type(error).__name__}
-        record.ended(result.count, {**given, **result.detail, **ended})
-        raise
-    record.ended(result.count, {**given, **result.detail})
+    return ActionRecord(app, me(), action, target, given, address=CLI)

@@ -331,7 +331,7 @@ def _act_on_ids(
         result.count = acted.done
         left = {"in_flight": acted.in_flight, "missing": acted.missing}
         told = {"signalled": acted.signalled} if action == "cancel" else {}
-        result.detail = {name: number for name, number in (told | left).items() if number}
+        result.detail |= {name: number for name, number in (told | left).items() if number}
     if as_json:
         echo_json({"action": action, "queue": queue.name, "done": acted.done, **told, **left, "ids": outcomes})
     elif outcomes is not None:

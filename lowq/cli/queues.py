@@ -83,7 +83,7 @@ def _pause(app: Lowq, queue: str, as_json: bool, *, paused: bool) -> None:
     handle = used_queue(app, queue)
     with audited(app, "pause" if paused else "resume", queue) as result:
         changed = handle.pause(by=me()) if paused else handle.resume()
-        result.detail = {} if changed else {"changed": False}
+        result.detail |= {} if changed else {"changed": False}
     answer(as_json, {"queue": queue, "paused": paused, "changed": changed}, f"{queue}: {_pause_text(paused, changed)}")
 
 
@@ -289,7 +289,7 @@ def _act_on_schedule(app: Lowq, action: str, info: ScheduleInfo) -> tuple[dict[s
         changed = (
             app.pause_schedule(info.name, info.queue, by=me()) if paused else app.resume_schedule(info.name, info.queue)
         )
-        result.detail = {} if changed else {"changed": False}
+        result.detail |= {} if changed else {"changed": False}
     return names | {"paused": paused, "changed": changed}, f"{info.name}: {_pause_text(paused, changed)}"
 
 

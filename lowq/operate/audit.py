@@ -9,7 +9,7 @@ import re
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from lowq.backend import Backend
 from lowq.errors import ConfigError, LowqError
@@ -76,8 +76,8 @@ def note(
 
 
 class ActionRecord:
-    """The entry of an action that takes a while. Its outcome is "started" until the action ends, and a new entry
-    replaces it. It stays "started" if Redis or this process dies in between.
+    """The entry of an action, for the block that does it. Its outcome is "started" until the action ends, and a new
+    entry replaces it. It stays "started" if Redis or this process dies in between.
 
     Raises:
         RedisUnavailable, RedisRefused: it can't be written, so the action must not begin.
@@ -96,14 +96,28 @@ class ActionRecord:
         self._backend = backend
         self._action = who, action, target
         self._address = address
+        #: Jobs that it was done to; and the details, to which it may add.
+        self.count: int | None = None
+        self.detail = dict(detail)
         self._token = note(backend, *self._action, None, {**detail, "outcome": "started"}, address=address)
 
-    def ended(self, count: int | None, detail: Mapping[str, Any]) -> None:
-        """Replaces the entry by its outcome: the number of jobs, and all details. Never fails: on an error after the
-        action, people would do it twice.
-        """
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, LowqError):
+            self.count = error.done or self.count
+            self.detail |= {"outcome": "failed", "error": str(error)}
+        elif isinstance(error, KeyboardInterrupt):
+            self.detail |= {"outcome": "interrupted"}
+        elif error is not None:
+            self.detail |= {"outcome": "failed", "error": type(error).__name__}
+        self.end()
+
+    def end(self) -> None:
+        """Replaces the entry by its outcome. Never fails: on an error after the action, people would do it twice."""
         try:
-            note(self._backend, *self._action, count, detail, replaces=self._token, address=self._address)
+            note(self._backend, *self._action, self.count, self.detail, replaces=self._token, address=self._address)
         except LowqError as error:
             who, action, target = self._action
             log.warning("%s of %s by %s: how it ended could not be written to the log: %s", action, target, who, error)

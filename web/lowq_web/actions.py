@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -30,14 +29,6 @@ ENTRY_BEFORE = 60.0
 SCHEDULE_ACTIONS = ("run", "pause", "resume")
 #: The states of a background action in which it can be cancelled.
 STOPPABLE: tuple[TaskState, ...] = ("running", "interrupted")
-
-
-@dataclass(slots=True)
-class _Outcome:
-    """How it ended."""
-
-    count: int | None = None
-    detail: dict[str, Any] = field(default_factory=dict)
 
 
 def find_pause(app: lowq.Lowq, queue: lowq.Queue) -> tuple[inspection.Pause, str | None] | None:
@@ -86,16 +77,16 @@ class Actions:
             lookup_id(job_id)
         handle = self._used(queue)
         detail = {"ids": list(ids[:5]), "named": len(ids), **({"reason": reason} if reason else {})}
-        with self._written(action, queue, detail) as outcome:
+        with self._written(action, queue, detail) as entry:
             if action == "bury":
                 acted = handle.bury(ids, reason or None, unchanged=unchanged)
             elif action == "delete":
                 acted = handle.delete(ids, unchanged=unchanged)
             else:
                 acted = {"kick": handle.kick, "perform_now": handle.perform_now, "cancel": handle.cancel}[action](ids)
-            outcome.count = acted.done
+            entry.count = acted.done
             left = {"in_flight": acted.in_flight, "missing": acted.missing, "signalled": acted.signalled}
-            outcome.detail |= {name: number for name, number in left.items() if number}
+            entry.detail |= {name: number for name, number in left.items() if number}
         return acted
 
     def on_all(
@@ -116,11 +107,11 @@ class Actions:
             UnknownQueueError, RedisUnavailable
         """
         handle = self._used(queue)
-        with self._written("pause", queue, {"reason": reason} if reason else {}) as outcome:
+        with self._written("pause", queue, {"reason": reason} if reason else {}) as entry:
             changed = handle.pause(by=self._actor.name)
             if not changed:
                 pause = handle.find_pause()
-                outcome.detail |= {"changed": False} | ({"paused_by": pause.by} if pause and pause.by else {})
+                entry.detail |= {"changed": False} | ({"paused_by": pause.by} if pause and pause.by else {})
         return changed
 
     def resume(self, queue: str) -> bool:
@@ -151,9 +142,9 @@ class Actions:
             UnknownScheduleError, QueueFull, PushError, RedisUnavailable
         """
         found = self._app.schedule(name, queue)
-        with self._written("run_schedule", found.queue, {"schedule": found.name}) as outcome:
+        with self._written("run_schedule", found.queue, {"schedule": found.name}) as entry:
             planned_at = self._app.run_schedule_now(found.name, found.queue)
-            outcome.count = 1
+            entry.count = 1
         return planned_at
 
     def pause_schedule(self, name: str, queue: str | None) -> bool:
@@ -214,30 +205,21 @@ class Actions:
         return handle
 
     def _changed(self, action: str, target: str, change: Callable[[], bool], **detail: Any) -> bool:
-        with self._written(action, target, detail) as outcome:
+        with self._written(action, target, detail) as entry:
             changed = change()
             if not changed:
-                outcome.detail["changed"] = False
+                entry.detail["changed"] = False
         return changed
 
     @contextmanager
-    def _written(self, action: str, target: str, detail: Mapping[str, Any]) -> Iterator[_Outcome]:
+    def _written(self, action: str, target: str, detail: Mapping[str, Any]) -> Iterator[Entry]:
         """Writes the action of the block into the audit log: before it begins, and how it ended.
 
         Raises:
             RedisUnavailable, RedisRefused: it can't be written; nothing was done.
         """
-        entry, outcome = Entry(self._app, self._actor, action, target, detail), _Outcome()
         try:
-            yield outcome
-        except lowq.LowqError as error:
-            entry.ended(error.done or None, {"outcome": "failed", "error": str(error)})
-            raise
-        except Exception as error:
-            # A bug, here or in a setting of the application: the log of the dashboard has the traceback.
-            entry.ended(None, {"outcome": "failed", "error": type(error).__name__})
-            raise
-        else:
-            entry.ended(outcome.count, outcome.detail)
+            with Entry(self._app, self._actor, action, target, detail) as entry:
+                yield entry
         finally:
             self._stats_cache.forget()

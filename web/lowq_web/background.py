@@ -225,7 +225,9 @@ class BackgroundActions:
             with contextlib.suppress(lowq.LowqError):
                 steps.close()
         self._stats_cache.forget()
-        entry.ended(done, {"outcome": outcome, **({"error": error} if error else {})})
+        entry.count = done
+        entry.detail |= {"outcome": outcome} | ({"error": error} if error else {})
+        entry.end()
         try:
             # Last: whoever sees that it has ended sees its entry in the audit log, too.
             self._report_end(action, outcome, done, total, error)
@@ -262,7 +264,8 @@ def _begun(begin_steps: Callable[[], Iterator[Step]], entry: Entry) -> Iterator[
     try:
         return begin_steps()
     except lowq.LowqError as error:
-        entry.ended(None, {"outcome": "failed", "error": str(error)})
+        entry.detail |= {"outcome": "failed", "error": str(error)}
+        entry.end()
         raise
 
 

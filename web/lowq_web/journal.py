@@ -34,7 +34,7 @@ def say(who: Actor, action: str, target: str, count: int | None, detail: Mapping
         audit_log.info("%s", json.dumps(entry, default=str))
 
 
-class Entry:
+class Entry(ActionRecord):
     """An entry of the audit log, in Redis and in `logging`.
 
     Raises:
@@ -42,14 +42,12 @@ class Entry:
     """
 
     def __init__(self, app: lowq.Lowq, who: Actor, action: str, target: str, detail: Mapping[str, Any]) -> None:
+        super().__init__(app, who.name, action, target, detail, address=who.address)
         self._says = who, action, target
-        self._detail = dict(detail)
-        self._record = ActionRecord(app, who.name, action, target, self._detail, address=who.address)
         # Not before: without the entry in Redis the action does not begin.
-        say(*self._says, None, {**self._detail, "outcome": "started"})
+        say(*self._says, None, {**detail, "outcome": "started"})
 
-    def ended(self, count: int | None, more: Mapping[str, Any]) -> None:
-        """Replaces the entry by its outcome: the number of jobs, and details. Never fails."""
-        detail = {**self._detail, **more}
-        say(*self._says, count, detail)
-        self._record.ended(count, detail)
+    def end(self) -> None:
+        """Replaces the entry by its outcome. Never fails."""
+        say(*self._says, self.count, self.detail)
+        super().end()

@@ -1,7 +1,8 @@
 """The figures for Prometheus."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -68,20 +69,17 @@ def metrics(request: Request) -> Response:
     return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class AllFigures(Collector):
     """All figures, as of the latest readings."""
 
-    def __init__(self, app: lowq.Lowq, figures: Snapshot, around: Surroundings, watched: Watched) -> None:
-        self._app = app
-        self._figures = figures
-        self._around = around
-        self._watched = watched
-
-    def describe(self) -> Iterable[Metric]:
-        return ()
+    app: lowq.Lowq
+    figures: Snapshot
+    around: Surroundings
+    watched: Watched
 
     def collect(self) -> Iterator[Metric]:
-        queues, at = self._figures.queues, self._figures.at
+        queues, at = self.figures.queues, self.figures.at
         stats = [item.stats for item in queues]
         for name, (text, field) in _GAUGES.items():
             yield _gauge(name, text, {(item.name,): getattr(item, field) for item in stats})
@@ -89,7 +87,7 @@ class AllFigures(Collector):
             yield _counter(name, text, {(item.name,): getattr(item, field) for item in stats})
         ages = {(item.name,): max(at - item.oldest_at, 0.0) for item in stats if item.oldest_at is not None}
         yield _gauge("oldest_age_seconds", "Age of the waiting job that was due first; 0: it is to come", ages)
-        left = {(name,): forecast.drain_seconds for name, forecast in self._figures.forecasts.items()}
+        left = {(name,): forecast.drain_seconds for name, forecast in self.figures.forecasts.items()}
         yield _gauge("drain_seconds", "Until nothing is due or in flight, if it goes on as in the last 5 minutes", left)
         # Nobody is to hold a shard whose jobs are being moved, or are still to come.
         unheld = {
@@ -106,7 +104,7 @@ class AllFigures(Collector):
         yield from self._of_redis()
 
     def _of_nodes(self) -> Iterator[Metric]:
-        living, names = self._around.nodes, [item.stats.name for item in self._figures.queues]
+        living, names = self.around.nodes, [item.stats.name for item in self.figures.queues]
         performing = sum(performed is not None for node in living for performed in node.performing)
         yield _figure("nodes", "Nodes that live", len(living))
         yield _figure("threads_busy", "Threads of all nodes that perform something", performing)
@@ -119,12 +117,12 @@ class AllFigures(Collector):
             for _, batch in node.batches():
                 longest[batch["queue"],] = max(longest.get((batch["queue"],), 0.0), batch["seconds"])
         yield _gauge("running_seconds_max", "How long the batch runs that has been running longest", longest)
-        counts = Counter(batch.queue for batch in self._around.stuck)
+        counts = Counter(batch.queue for batch in self.around.stuck)
         stuck = {(name,): counts[name] for name in names}
         yield _gauge("stuck_batches", "Batches that run for much longer than those of their queue do", stuck)
 
     def _of_schedules(self) -> Iterator[Metric]:
-        found, labels = {(item.queue, item.name): item for item in self._watched.schedules}, ("queue", "schedule")
+        found, labels = {(item.queue, item.name): item for item in self.watched.schedules}, ("queue", "schedule")
         last = {names: item.last_at for names, item in found.items()}
         yield _gauge("schedule_last_seconds", "The tick that was pushed last, Unix time", last, labels)
         coming = {names: item.next_at for names, item in found.items()}
@@ -137,7 +135,7 @@ class AllFigures(Collector):
         yield _gauge("schedule_unknown", "1: no node that lives knows it", unknown, labels)
 
     def _of_limits(self) -> Iterator[Metric]:
-        states = self._watched.limits.items()
+        states = self.watched.limits.items()
         found = {(queue, state.limit.name(queue)): state for queue, some in states for state in some}
         most = {names: state.limit.limit for names, state in found.items()}
         yield _gauge("limit_permits", "Permits of a limit over all nodes", most, ("queue", "limit"))
@@ -148,7 +146,7 @@ class AllFigures(Collector):
             yield _gauge(name, text, {names: getattr(of, field) for names, of in found.items()}, ("queue", "limit"))
 
     def _of_redis(self) -> Iterator[Metric]:
-        info = self._around.redis
+        info = self.around.redis
         is_known = info.used_memory > 0
         writes = None if info.persistence in ("", "unknown", "no AOF") else info.persistence != "none"
         yield _figure("redis_memory_bytes", "Memory that the data take, of one primary", info.used_memory or None)
@@ -165,7 +163,7 @@ class AllFigures(Collector):
             "lowq_wait_seconds", "How long jobs had waited since they were due, when they were taken", labels=["queue"]
         )
         performs = HistogramMetricFamily("lowq_perform_seconds", "How long performs took", labels=["queue"])
-        for queue, both in total_times(self._app, [item.stats.name for item in self._figures.queues]).items():
+        for queue, both in total_times(self.app, [item.stats.name for item in self.figures.queues]).items():
             for histogram, times in zip((waits, performs), both, strict=True):
                 buckets, so_far = [], 0
                 for bound, count in times.buckets:
