@@ -1,6 +1,7 @@
 """The nodes in the registry, read only: which of them live, what they perform, and which batches are stuck."""
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from lowq.store.keys import MAX_SHARDS, is_queue_name, nodes_key
 #: What a node may be told.
 NodeCommand = Literal["quiet", "unquiet", "stop", "reload"]
 NODE_COMMANDS: tuple[NodeCommand, ...] = get_args(NodeCommand)
+#: Seconds for which a command waits for a node that does not listen yet.
+LISTENS_SECONDS = 5.0
 
 
 class RunningBatch(TypedDict):
@@ -63,6 +66,8 @@ class NodeInfo:
     longest_tasks: tuple[RunningBatch, ...] = ()
     #: It takes nothing more.
     quiet: bool = False
+    #: It has subscribed to the channel of commands since it started; before that it would miss them.
+    listens: bool = True
     #: It was silent for longer than it said, so it counts as dead.
     lost: bool = False
     #: Redis is a replica by now: nobody can write to it, and the node waits.
@@ -174,8 +179,8 @@ def read_node_entries(backend: Backend) -> NodeEntries:
         RedisUnavailable, RedisRefused
     """
     key = nodes_key(backend.config.namespace)
-    raw, time = backend.client.commands([("HGETALL", key), ("TIME",)], key=key)
-    now = time_of(time)
+    raw, moment = backend.client.commands([("HGETALL", key), ("TIME",)], key=key)
+    now = time_of(moment)
     infos = _node_infos(raw, now)
     if any(info.lost for info in infos) and _is_replica(backend.client):
         infos = _node_infos(raw, now, on_replica=True)
@@ -219,6 +224,7 @@ def _node_info(name: bytes, data: bytes, now: float, on_replica: bool) -> NodeIn
         performing=tuple(map(_performing, _list(details.get("performing")))),
         longest_tasks=tuple(filter(None, map(_performing, _list(details.get("longest_tasks"))))),
         quiet=bool(details.get("quiet")),
+        listens=details.get("listens") is not False,
         lost=is_silent and not waits,
         waiting=waits,
         shutdown_timeout=untrusted.number(details.get("shutdown_timeout"), 0),
@@ -390,24 +396,32 @@ class StuckLimits:
 
 def send_command(app: Backend, node: str, command: NodeCommand) -> None:
     """Tells a node to go quiet (take nothing more, finish its batches, give up its shards), to take jobs again
-    (unquiet), to stop, or to reload (go on with the code that is on its disk now). The command is sent once;
-    `nodes` shows whether it was carried out.
+    (unquiet), to stop, or to reload (go on with the code that is on its disk now). The command is sent once,
+    as soon as the node listens: one that is connecting to Redis again may miss it. `nodes` shows whether it was carried
+    out.
 
     Raises:
         UnknownNodeError: no node of that name lives.
-        ConfigError: an unknown command, or a node that can't be reloaded.
+        ConfigError: an unknown command, or a node that can't be reloaded, or does not listen.
     """
     if command not in NODE_COMMANDS:
         raise ConfigError(f"a node's commands are {', '.join(map(repr, NODE_COMMANDS))}, not {command!r}")
-    living = {info.name: info for info in nodes(app)}
-    if node not in living:
-        known = ", ".join(map(repr, list(living)[:5])) or "none"
-        raise UnknownNodeError(f"no node {node!r} lives; those that do: {known}")
-    refusal = living[node].reload_refusal
-    if command == "reload" and refusal:
-        raise ConfigError(f"{node} can't be reloaded: {refusal}")
-    if command == "unquiet" and living[node].kind == "consumer":
-        raise ConfigError(f"{node} is a consumer, which stays quiet: start its process again")
+    give_up_at = now() + LISTENS_SECONDS
+    while True:
+        living = {info.name: info for info in nodes(app)}
+        if node not in living:
+            known = ", ".join(map(repr, list(living)[:5])) or "none"
+            raise UnknownNodeError(f"no node {node!r} lives; those that do: {known}")
+        refusal = living[node].reload_refusal
+        if command == "reload" and refusal:
+            raise ConfigError(f"{node} can't be reloaded: {refusal}")
+        if command == "unquiet" and living[node].kind == "consumer":
+            raise ConfigError(f"{node} is a consumer, which stays quiet: start its process again")
+        if living[node].listens:
+            break
+        if now() >= give_up_at:
+            raise ConfigError(f"{node} does not listen for commands yet: try again, or see if its user may subscribe")
+        time.sleep(0.05)
     send_message(app, {"to": node, "do": command})
 
 

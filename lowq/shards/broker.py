@@ -77,31 +77,17 @@ class Broker:
     """
 
     def __init__(
-        self,
-        identity: Identity,
-        shards: Sequence[Shard],
-        client: Client,
-        maintenance_client: Client,
-        config: Config,
-        *,
-        splitter: MembershipSplitter | StaticSplitter,
-        groups: Sequence[WorkerGroup],
-        shares: Mapping[str, Share],
-        activities: Callable[[], Sequence[Activity]],
-        registrations: Callable[[], Sequence[Registration]],
-        heartbeat_extras: Sequence[HeartbeatExtra] = (),
-        more_details: Callable[[], Mapping[str, Any]] = dict,
-        queues: Sequence[QueueOptions] = (),
-        layouts: Mapping[str, Layouts] | None = None,
+        self, identity: Identity, shards: Sequence[Shard], client: Client, maintenance_client: Client, config: Config,
+        *, splitter: MembershipSplitter | StaticSplitter, groups: Sequence[WorkerGroup], shares: Mapping[str, Share],
+        activities: Callable[[], Sequence[Activity]], registrations: Callable[[], Sequence[Registration]],
+        heartbeat_extras: Sequence[HeartbeatExtra] = (), more_details: Callable[[], Mapping[str, Any]] = dict,
+        queues: Sequence[QueueOptions] = (), layouts: Mapping[str, Layouts] | None = None,
         make_shards: Callable[[str, Layout], Sequence[Shard]] | None = None,
         read_layouts: Callable[[Registration, Any, Layouts | None, Collection[int]], Layouts | None] = lambda *_: None,
-        chore: Chore = lambda _client, _now: inf,
-        on_ready: Callable[[], object],
-        on_command: Callable[[Mapping[str, str]], object],
-        on_fatal: Callable[[BaseException], object],
-        resumes: bool = False,
-        clock: Clock = clock_now,
-    ) -> None:
+        chore: Chore = lambda _client, _now: inf, on_ready: Callable[[], object],
+        on_command: Callable[[Mapping[str, str]], object], on_fatal: Callable[[BaseException], object],
+        resumes: bool = False, clock: Clock = clock_now,
+    ) -> None:  # fmt: skip
         self.name = identity.name
         #: Shared with the leases. The maintenance loop adds shards when a queue is resharded, and removes those that
         #: were left.
@@ -119,15 +105,11 @@ class Broker:
         )  # fmt: skip
         self.dispatchers = [
             Dispatcher(
-                (),
-                group.schedules,
-                {queue: shares.get(queue, Share()) for queue in group.queues},
-                lambda _shard: self.maintenance.nudge(),
-                permits=self._permits.queues,
-                clock=clock,
+                (), group.schedules, {queue: shares.get(queue, Share()) for queue in group.queues},
+                lambda _shard: self.maintenance.nudge(), permits=self._permits.queues, clock=clock,
             )
             for group in groups
-        ]
+        ]  # fmt: skip
         by_queue = {
             queue: dispatcher
             for group, dispatcher in zip(groups, self.dispatchers, strict=True)
@@ -135,52 +117,34 @@ class Broker:
         }
         self._splitter = splitter
         self._on_command = on_command
+        #: Whether the subscription to the channel of the members, and of commands, was ever confirmed.
+        self._listens = False
         self.membership = Membership(
-            identity,
-            config.namespace,
-            silence=config.lease_ttl,
-            shares=isinstance(splitter, MembershipSplitter),
-            registrations=registrations,
-            extras=heartbeat_extras,
-            clock=clock,
-        )
+            identity, config.namespace, silence=config.lease_ttl, shares=isinstance(splitter, MembershipSplitter),
+            registrations=registrations, extras=heartbeat_extras, clock=clock,
+        )  # fmt: skip
         self._divide({self.name: identity.queues})  # a splitter that can't do it fails here
         self._listener = Listener(
-            client,
-            self.shards,
-            self.membership.channel,
+            client, self.shards, self.membership.channel,
             lambda shard, delay, level: by_queue[shard.queue].wake(shard, delay, level, sends=True),
             lambda shard, delay: self.maintenance.lease_released(shard, delay),  # noqa: PLW0108  # it is made later
-            self._received,
-            self.outage.begin,
-            self._permits.channels,
-            self._permits.wake,
+            self._received, self.outage.begin, self._permits.channels, self._permits.wake,
             {
                 b"sealed": lambda shard: self.maintenance.sealed(shard),  # noqa: PLW0108
                 b"cancelled": lambda shard: self.maintenance.jobs_are_to_end(shard),  # noqa: PLW0108
             },
-        )
+        )  # fmt: skip
         leases = Leases(
             maintenance_client, self.shards, by_queue, self._listener, config.lease_ttl,
             poll_interval=config.poll_interval, resumes=resumes, clock=clock,
         )  # fmt: skip
         self.maintenance = MaintenanceLoop(
-            maintenance_client,
-            self.membership,
-            leases,
-            activities,
-            self.outage,
-            divide=self._divide,
-            lease_ttl=config.lease_ttl,
-            renewal_interval=config.renewal_interval,
-            on_registered=self._registered,
-            more_details=more_details,
-            on_ready=on_ready,
-            on_fatal=on_fatal,
-            sweeper=Sweeper(lambda: leases.held, queues, config.scan_size),
-            chore=chore,
-            clock=clock,
-        )
+            maintenance_client, self.membership, leases, activities, self.outage, divide=self._divide,
+            lease_ttl=config.lease_ttl, renewal_interval=config.renewal_interval, on_registered=self._registered,
+            more_details=lambda: {**more_details(), **({} if self._listens else {"listens": False})},
+            on_ready=on_ready, on_fatal=on_fatal, sweeper=Sweeper(lambda: leases.held, queues, config.scan_size),
+            chore=chore, clock=clock,
+        )  # fmt: skip
         self._follow_seals(self.shards)
 
     # --- life ---
@@ -298,7 +262,10 @@ class Broker:
         return self._queues
 
     def _received(self, message: str) -> None:
-        """A message to the members: the name of one that noticed a change, or a command to one of them."""
+        """A message to the members: the name of one that noticed a change, or a command to one of them. "": from here
+        on they are heard, which the next heartbeat says.
+        """
+        self._listens = True
         if not message.startswith("{"):
             if message != self.name:
                 self.maintenance.members_changed()
