@@ -217,8 +217,10 @@ def read_moments(queue: QueueShards, ids: JobId | Iterable[JobId]) -> dict[str, 
 
 
 def as_ids(ids: Any) -> Iterable[JobId]:
-    """One id, or many. Bytes are one, which is refused: what they iterate over are numbers, and these are ids, too."""
-    is_many = isinstance(ids, Iterable) and not isinstance(ids, str | bytes | bytearray | memoryview)
+    """One id, or many. Bytes and mappings are one, which is refused: what they iterate over are numbers and keys, and
+    these may be ids, too.
+    """
+    is_many = isinstance(ids, Iterable) and not isinstance(ids, str | bytes | bytearray | memoryview | Mapping)
     return ids if is_many else [ids]
 
 

@@ -62,7 +62,7 @@ class Commands(Queries):
         ``unchanged``: an earlier answer of `moments`; ids that have changed since are left alone, and count as missing.
 
         Raises:
-            JobError, UnknownQueueError, RedisUnavailable: as `perform_now`.
+            ConfigError: reason is no text. JobError, UnknownQueueError, RedisUnavailable: as `perform_now`.
         """
         return self._act(Action("bury", time_argument(now), self._reason(reason)), ids, unchanged)
 
@@ -113,6 +113,8 @@ class Commands(Queries):
     def _reason(self, reason: str | None) -> bytes:
         if reason is None:
             return b""
+        if not isinstance(reason, str):
+            raise ConfigError(f"reason={reason!r:.100}: it is a text")
         # Forms and command lines bring bytes that are no UTF-8 as surrogates, which no dump_error could encode.
         return dump_text(self._backend.config.dump_error, reason.encode("utf-8", "backslashreplace").decode())
 

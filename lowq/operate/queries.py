@@ -244,7 +244,7 @@ class Queries:
         Raises:
             As `describe`.
         """
-        return describe_all(self._shards, list(dict.fromkeys(map(lookup_id, ids))), now)
+        return describe_all(self._shards, list(dict.fromkeys(map(lookup_id, as_ids(ids)))), now)
 
     def shard_of(self, job_id: JobId) -> int:
         """The index of an id's shard.

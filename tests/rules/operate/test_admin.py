@@ -61,6 +61,16 @@ def test_bury_moves_waiting_jobs_to_the_morgue_with_the_reason_or_the_last_error
             assert (found.state, found.payloads, found.error) == ("morgue", [(1, 1.0)], shown)
 
 
+def test_a_reason_that_is_no_text_is_refused(rig: QueueRig) -> None:
+    rig.push(job("a"))
+    for reason in (5, b"obsolete", ValueError("obsolete")):
+        with case(reason), pytest.raises(ConfigError, match="it is a text"):
+            rig.queue.bury("a", reason)  # type: ignore[arg-type]  # that is the point
+        with case(reason), pytest.raises(ConfigError, match="it is a text"):
+            rig.queue.bulk("bury", reason=reason)  # type: ignore[arg-type]
+    assert rig.ids() == ["a"]
+
+
 def test_kick_makes_buried_jobs_wait_again_afresh_and_due(rig: QueueRig) -> None:
     rig.push(job("a", "old", 1.0))
     rig.queue.bury("a", now=NOW)
@@ -157,10 +167,10 @@ def test_ids_are_given_as_one_or_many_of_any_kind(rig: QueueRig) -> None:
         rig.queue.delete([None])  # type: ignore[list-item]  # that is the point
 
 
-def test_bytes_are_not_taken_for_the_numbers_that_they_iterate_over(rig: QueueRig) -> None:
+def test_bytes_and_dicts_are_not_taken_for_the_numbers_and_keys_that_they_iterate_over(rig: QueueRig) -> None:
     rig.push(job("42"), job("52"), job("50"))
-    wrong: list[Any] = [b"42", bytearray(b"42"), memoryview(b"42"), [b"42"], None, 4.2]
-    for action in (*ACTIONS, "moments"):
+    wrong: list[Any] = [b"42", bytearray(b"42"), memoryview(b"42"), [b"42"], None, 4.2, {"42": 1}, [{"id": "42"}]]
+    for action in (*ACTIONS, "moments", "fetch", "describe_all"):
         for ids in wrong:
             with case(action, ids), pytest.raises(JobError, match="an id is a str, an int or a UUID"):
                 getattr(rig.queue, action)(ids)
