@@ -96,11 +96,16 @@ class Limit:
             if found is not None:
                 found.leave(None)
             return
-        caller.leave()
-        batch = caller_limit.get()
-        if batch is not None:
-            batch.at_end.pop(caller, None)
-        _blocks.set(blocks[:number] + blocks[number + 1 :])
+        try:
+            caller.leave()
+        except BaseException:  # of a signal's handler: outside of a batch nobody else gives the permit back
+            caller.end()
+            raise
+        finally:
+            batch = caller_limit.get()
+            if batch is not None:
+                batch.at_end.pop(caller, None)
+            _blocks.set(blocks[:number] + blocks[number + 1 :])
 
     async def __aenter__(self) -> Self:
         if not limits_apply.get():

@@ -2,13 +2,15 @@
 
 import asyncio
 import gc
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from contextvars import Context
 from datetime import timedelta
-from types import SimpleNamespace
+from pathlib import Path
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -102,6 +104,35 @@ def test_a_permit_is_returned_however_the_block_ends(make_app: MakeApp) -> None:
                 raise error
             with other.limit("erp", lowq.Concurrency(1), timeout=PATIENCE):
                 pass
+
+
+def test_a_signal_that_strikes_while_a_block_ends_keeps_no_permit(make_app: MakeApp) -> None:
+    limit = make_app().limit("erp", lowq.Concurrency(1), timeout=PATIENCE)
+    folder = str(Path(lowq.__file__).parent)
+    steps = 0
+    while True:
+        left = steps
+
+        def strike(frame: FrameType, event: str, _argument: object) -> Any:
+            nonlocal left
+            if event == "line" and frame.f_code.co_name != "__exit__" and frame.f_code.co_filename.startswith(folder):
+                left -= 1
+                if left < 0:
+                    raise KeyboardInterrupt  # and nothing is traced from here on
+            return strike
+
+        with case(steps):
+            limit.__enter__()  # the permit is back
+            before = sys.gettrace()
+            sys.settrace(strike)
+            try:
+                limit.__exit__()
+                break
+            except KeyboardInterrupt:
+                steps += 1
+            finally:
+                sys.settrace(before)
+    assert steps > 5
 
 
 def test_a_block_that_ends_in_another_context_than_it_began_in_keeps_no_permit(make_app: MakeApp) -> None:
