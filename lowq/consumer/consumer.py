@@ -328,6 +328,7 @@ class Consumer:
         Raises:
             ConsumerClosed. RedisUnavailable: the leases run out by themselves.
         """
+        self._hand.check_process()
         with self._hand.lock:
             self._hand.check_open()
             self._hand.is_closed = True

@@ -110,12 +110,16 @@ class Hand:
         #: How many jobs were reported: `Report.kind` -> number, and those that were buried because of it.
         self.reported = dict.fromkeys(("acked", "failed", "released", "buried", "exhausted"), 0)
 
-    def check_open(self) -> None:
-        """Raises what has ended the consumer, if it has ended."""
+    def check_process(self) -> None:
+        """Refuses a forked child, before it waits for the lock: a thread of the parent may have had it."""
         if os.getpid() != self.pid:
             raise ConsumerClosed(
                 f"the consumer of queue {self.queue!r} belongs to another process; make one in this one"
             )
+
+    def check_open(self) -> None:
+        """Raises what has ended the consumer, if it has ended."""
+        self.check_process()
         if self.failure is not None:
             failure = self.failure
             if not self.is_closed:
@@ -227,8 +231,6 @@ class Hand:
         Raises:
             NotTaken, ConsumerClosed
         """
-        if os.getpid() != self.pid:
-            self.check_open()
         held = self.held.get(receipt) if isinstance(receipt, str) else None
         if held is not None and held.is_current:
             return held
@@ -249,6 +251,7 @@ class Hand:
         Raises:
             NotTaken, RedisUnavailable: as of `ConsumerJob`.
         """
+        self.check_process()
         with self.lock:
             held = self.find(receipt)
             sent = Sent(held.shard, [receipt], *make(held))
@@ -303,6 +306,7 @@ class Hand:
 
     def touch(self, receipt: str, seconds: float | timedelta) -> None:
         more: float = _TIME.check("touch: ", "seconds", seconds)
+        self.check_process()
         with self.lock:
             held = self.find(receipt)
             if held.deadline < inf:

@@ -390,6 +390,7 @@ class Taker:
     def ack(self, receipt: str) -> None:
         """The job is done. The next job may be taken ahead."""
         hand = self._hand
+        hand.check_process()
         with hand.lock:
             held = hand.find(receipt)
             jobs, errors, _ = self._exchange([receipt], self._shard_ahead(), 1)

@@ -2,16 +2,19 @@
 
 import asyncio
 import os
+import signal
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from math import inf
 from typing import Any
 
 import pytest
 
 import lowq
 from lowq.consumer import Consumer, ConsumerJob
+from lowq.consumer.hand import Hand
 from lowq.errors import ConsumerClosed, NotTaken, RedisUnavailable
 from lowq.queue import Queue
 from lowq.sharding import shard_of
@@ -255,6 +258,49 @@ def test_a_forked_process_has_no_part_in_it(queue: Queue, consumer: Consumer) ->
             os._exit(refused)  # whatever happens: it must not go on as a second test process
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 2
     job.ack()
+    assert queue.stats().processed == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes fork on Unix")
+def test_a_forked_process_does_not_wait_for_a_lock_that_a_thread_of_its_parent_had(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holds, go = threading.Event(), threading.Event()
+
+    def release_due(_hand: Hand, _now: float, _client: Client) -> float:
+        holds.set()
+        go.wait(PATIENCE)
+        return inf
+
+    queue.push({"id": "a"})
+    with queue.consumer(ttr=NEVER) as consumer:
+        (job,) = take(consumer)
+        with monkeypatch.context() as patched:
+            patched.setattr(Hand, "release_due", release_due)
+            job.touch(NEVER / 2)  # has the maintenance loop look
+            assert holds.wait(PATIENCE)
+            if (pid := os.fork()) == 0:
+                refused = 0
+                try:
+                    signal.alarm(int(PATIENCE))  # rather than to hang
+                    calls = (
+                        job.ack,
+                        job.fail,
+                        partial(job.touch, 5),
+                        partial(consumer.take, timeout=0),
+                        consumer.detach,
+                    )
+                    for call in calls:
+                        with suppress(ConsumerClosed):
+                            call()
+                            break
+                        refused += 1
+                finally:
+                    os._exit(refused)
+            status = os.waitpid(pid, 0)[1]
+            go.set()
+        assert os.waitstatus_to_exitcode(status) == 5
+        job.ack()
     assert queue.stats().processed == 1
 
 
