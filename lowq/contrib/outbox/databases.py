@@ -46,6 +46,12 @@ READ_BYTES = 8 * 2**20
 LONGEST_DEAF = 0.5
 #: "lowq", as the first half of the advisory lock; the second is the table.
 _LOCK = 0x6C6F7771
+#: Options of libpq, unless a URL or Django says others: a server that has vanished without a word, as with its machine,
+#: is noticed after half a minute. Seconds; the last one in milliseconds.
+_OPTIONS: dict[str, Any] = {
+    "application_name": "lowq outbox", "connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5,
+    "keepalives_count": 3, "tcp_user_timeout": 30_000,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,7 +396,7 @@ def connector(url: str) -> Callable[[], Any]:
             raise ConfigError("the relay needs psycopg for PostgreSQL: pip install 'lowq[outbox]'") from error
         # Nothing is prepared: a pool may give each transaction another session.
         return lambda: psycopg.connect(
-            f"postgresql://{rest}", application_name="lowq outbox", connect_timeout=10, prepare_threshold=None
+            **{**_OPTIONS, **psycopg.conninfo.conninfo_to_dict(f"postgresql://{rest}")}, prepare_threshold=None
         )
     if kind == "sqlite" and rest.startswith("/") and len(rest) > 1:
         import sqlite3
@@ -418,11 +424,11 @@ def _django_connector(alias: str) -> Callable[[], Any]:
         ) from None
     if alias not in known.settings:
         raise ConfigError(f"DATABASES of Django has no {alias!r:.60}; it has {', '.join(known.settings)}")
-    driver_of(known[alias])
+    options = _OPTIONS if driver_of(known[alias])[0] == "postgresql" else {}
 
     def connect() -> Any:
         one = known[alias].copy()
         one.settings_dict["OPTIONS"].pop("pool", None)
-        return one.get_new_connection(one.get_connection_params())
+        return one.get_new_connection({**options, **one.get_connection_params()})
 
     return connect

@@ -9,6 +9,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 import lowq
 from lowq.contrib import outbox
+from lowq.contrib.outbox.databases import connector
 from tests.postgres_server import PostgresServer
 from tests.rows import case
 from tests.waiting import NEVER, PATIENCE, until
@@ -729,6 +731,39 @@ def test_a_relay_ends_while_it_waits(app: lowq.Lowq, url: str) -> None:
     relay.start()
     assert waits.wait(PATIENCE)
     assert relay.stop(PATIENCE)
+
+
+#: Prints the options of the connection that the relay opens to Django's database.
+DJANGO = """
+import json, sys
+import django.conf
+from psycopg.conninfo import conninfo_to_dict
+from lowq.contrib.outbox.databases import connector
+
+at = conninfo_to_dict(sys.argv[1])
+database = {"ENGINE": "django.db.backends.postgresql", "NAME": at["dbname"], "OPTIONS": {"keepalives_count": 7}}
+django.conf.settings.configure(
+    DATABASES={"default": {**database, "HOST": at["host"], "PORT": at["port"], "USER": at["user"]}}
+)
+print(json.dumps(connector("default")().info.get_parameters()))
+"""
+
+
+def test_a_postgresql_that_vanishes_without_a_word_is_noticed_after_a_while(postgres_url: str) -> None:
+    def opened(url: str) -> dict[str, str]:
+        with closing(connector(url)()) as connection:
+            return dict(connection.info.get_parameters())
+
+    ran = subprocess.run(
+        [sys.executable, "-c", DJANGO, postgres_url], capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
+    rows = (
+        (opened(postgres_url), "3"), (opened(f"{postgres_url}?keepalives_count=7"), "7"), (json.loads(ran.stdout), "7"),
+    )  # fmt: skip
+    for found, count in rows:
+        with case(found):
+            kept = [found[name] for name in ("keepalives_idle", "keepalives_interval", "tcp_user_timeout")]
+            assert (kept, found["keepalives_count"]) == (["10", "5", "30000"], count)
 
 
 def test_whoever_may_write_to_a_database_of_sqlite_may_relay_from_it(app: lowq.Lowq, sqlite_url: str) -> None:
