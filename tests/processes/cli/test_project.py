@@ -150,7 +150,7 @@ def test_a_new_project_with_fastapi_works_at_once(tmp_path: Path, redis_url: str
     assert {file.name for file in shop.iterdir()} == names
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     tests = subprocess.run(command, cwd=shop, capture_output=True, text=True, timeout=120, check=False)
-    assert "4 passed" in tests.stdout, tests.stdout
+    assert "5 passed" in tests.stdout, tests.stdout
     compose, override = (yaml.safe_load((shop / f"compose{kind}.yaml").read_text()) for kind in ("", ".override"))
     assert compose["services"].keys() - override["services"].keys() == {"valkey"}
     assert override["services"].keys() - compose["services"].keys() == {"postgres"}
