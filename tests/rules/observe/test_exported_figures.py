@@ -1,6 +1,8 @@
 """What nodes and consumers send to Graphite and StatsD, end to end."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -110,22 +112,30 @@ def test_a_source_that_raises_stops_no_other(
     assert caplog.text.count("are not to be had") == 1
 
 
+#: In a process without threads of others, which could have locks as it forks.
+FORKS = """
+import os, signal, sys
+import lowq
+from lowq.observe import graphite_statsd
+from lowq.observe.health import Reading
+
+graphite_statsd.CLOSE_SECONDS = 60.0  # the child ends when its lines are sent
+app = lowq.Lowq(redis_url=sys.argv[2], metrics_prefix="test", graphite=sys.argv[1])
+end = app.export_metrics(lambda: {"parent": Reading({"processed": 1}, {})})
+if os.fork() == 0:
+    signal.alarm(60)
+    end()  # the parent's: nothing happens
+    app.export_metrics(lambda: {"child": Reading({"processed": 2}, {})})()
+    os._exit(0)
+code = os.waitstatus_to_exitcode(os.wait()[1])
+end()
+os._exit(code)
+"""
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_child_of_a_fork_sends_figures_of_its_own(
-    app: lowq.Lowq, graphite: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "lowq.observe.graphite_statsd.CLOSE_SECONDS", PATIENCE
-    )  # the child ends when its lines are sent
-    end = app.export_metrics(lambda: {"parent": Reading({"processed": 1}, {})})
-    pid = os.fork()
-    if pid == 0:
-        try:
-            end()  # the parent's: nothing happens
-            app.export_metrics(lambda: {"child": Reading({"processed": 2}, {})})()
-        finally:
-            os._exit(0)
-    os.waitpid(pid, 0)
+def test_a_child_of_a_fork_sends_figures_of_its_own(store_url: str, graphite: Receiver) -> None:
+    command = [sys.executable, "-c", FORKS, f"127.0.0.1:{graphite.port}", store_url]
+    assert subprocess.run(command, timeout=3 * PATIENCE, check=False).returncode == 0
     until(lambda: values(graphite, "queues.child.processed"), "the child's lines")
     until(lambda: values(graphite, "queues.parent.processed"), "the parent's lines")
-    end()
