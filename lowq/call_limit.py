@@ -102,10 +102,10 @@ class Limit:
             caller.end()
             raise
         finally:
-            batch = caller_limit.get()
-            if batch is not None:
-                batch.at_end.pop(caller, None)
             _blocks.set(blocks[:number] + blocks[number + 1 :])
+        batch = caller_limit.get()  # after an interrupt it gives up what is left, should another one have struck
+        if batch is not None:
+            batch.at_end.pop(caller, None)
 
     async def __aenter__(self) -> Self:
         if not limits_apply.get():
