@@ -100,11 +100,3 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def refuse_bind(host: str) -> str:
-    """The error when the dashboard is to listen where others can reach it, without authentication."""
-    return (
-        f"the dashboard would be open to everybody who can reach {host}: set LOWQ_WEB_USER and LOWQ_WEB_PASSWORD, "
-        "or say --no-auth if something else protects it; a proxy that logs people in: --auth-header"
-    )

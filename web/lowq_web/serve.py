@@ -18,7 +18,7 @@ import lowq
 from lowq_web.app import create_app
 from lowq_web.auth import auth_from_environment
 from lowq_web.connections import CONNECTIONS, SPARE, bounded
-from lowq_web.hosts import is_loopback, refuse_bind
+from lowq_web.hosts import is_loopback
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,11 @@ class Server:
         **options: Any,
     ) -> None:
         if not (no_auth or is_loopback(host) or auth_header or auth_from_environment()):
-            raise lowq.ConfigError(refuse_bind(host))
+            raise lowq.ConfigError(
+                f"the dashboard would be open to everybody who can reach {host}: set LOWQ_WEB_USER and "
+                "LOWQ_WEB_PASSWORD, or say --no-auth if something else protects it; a proxy that logs people in: "
+                "--auth-header"
+            )
         if root_path and not re.fullmatch(r"(/[\w.~-]+)+/?", root_path, re.ASCII):
             raise lowq.ConfigError(f"root_path={root_path!r} is no path such as /ops/lowq")
         # Names of this machine are not listed: listed ones are answered through proxies, and nginx puts these in Host.

@@ -159,11 +159,12 @@ def shards(request: Request) -> Shards:
     return Shards(context_of(request).app.shards(queue_of(request)))
 
 
+_Reason = Annotated[str, Meta(max_length=300, description="For the audit log and the page of the queue")]
+
+
 class PauseDocument(Received, frozen=True):
     may_lack = True
-    reason: (
-        Annotated[str, Meta(max_length=300, description="For the audit log and the page of the queue")] | UnsetType
-    ) = UNSET
+    reason: _Reason | UnsetType = UNSET
 
 
 class Paused(Answer, frozen=True):

@@ -22,11 +22,12 @@ def schedules(request: Request) -> Schedules:
     return Schedules(context_of(request).app.schedules())
 
 
+_Queue = Annotated[str, Meta(description="Needed where schedules of several queues have the name")]
+
+
 class ScheduleDocument(Received, frozen=True):
     name: Annotated[str, Meta(min_length=1, max_length=512)]
-    queue: Annotated[str, Meta(description="Needed where schedules of several queues have the name")] | UnsetType = (
-        UNSET
-    )
+    queue: _Queue | UnsetType = UNSET
 
     @property
     def of_queue(self) -> str | None:
