@@ -12,6 +12,7 @@ from tests.simulation import machine  # noqa: E402
 machine.install()
 
 import argparse  # noqa: E402
+import gc  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
@@ -48,6 +49,8 @@ def main() -> None:
         put_in(given.broken)
     for seed in WARM_UP:  # what is imported or kept at the first use is there when the first story begins
         tell(seed)
+    gc.freeze()
+    gc.set_threshold(50_000)  # little of a story becomes garbage before its end, and much is kept for good
     for fault, changes in json.loads(given.faults or "{}").items():
         if os.fork() == 0:  # each is put into a process of its own, which has been warmed up
             put_in(fault)
