@@ -143,7 +143,7 @@ def test_other_commands_name_what_exists() -> None:
                 case ["pip", "install", "pytest"] | ["python3", "workers.py"]:
                     pass  # of the project that `lowq init` writes
                 case _:
-                    known = ("python3", ".", "export", "echo", "kill", "curl", "openapi-python-client", "pytest")
+                    known = ("python3", ".", "cd", "export", "echo", "kill", "curl", "openapi-python-client", "pytest")
                     of_redis = ("redis-cli", "cp", "mv", "ln")  # executed by test_backup_and_upgrade.py
                     assert words[0] in (*known, *of_redis, "uvicorn")
 
