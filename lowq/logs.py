@@ -13,11 +13,14 @@ A process of a supervisor has its name in each line: ``WARNING [2.1] lowq.shards
 import json
 import logging
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
+from traceback import walk_tb
 from typing import Any, Literal, TextIO
 
 LogFormat = Literal["text", "json"]
@@ -28,6 +31,9 @@ _DESCRIBED = 1000
 _MAX_LINES, _MAX_CHARACTERS = 200, 32_000
 #: Characters of a line of JSON beyond which its fields are shortened.
 _MAX_JSON = 4 * _MAX_CHARACTERS
+#: Beginnings of the files of lowq, and of the standard library and installed packages.
+_OURS = f"{Path(__file__).parent}{os.sep}"
+_INSTALLED = re.compile(rf"<frozen |{re.escape(str(Path(os.__file__).parent))}|.*[/\\](site|dist)-packages[/\\]")
 
 
 class Log(logging.LoggerAdapter[logging.Logger]):
@@ -75,6 +81,19 @@ def describe(value: object, as_text: Callable[[object], str] = repr) -> str:
     except BaseException:
         return f"<{type.__getattribute__(type(value), '__name__')}>"
     return text if len(text) <= _DESCRIBED else f"{text[:_DESCRIBED]}..."
+
+
+def where(error: BaseException) -> str:
+    """Where the application raised an error, as `` at /app/orders.py:17 in perform_one``: the innermost line outside of
+    lowq, and of the standard library and installed packages, if there is one. Empty without a traceback.
+    """
+    try:
+        lines = [(frame.f_code, line) for frame, line in walk_tb(error.__traceback__)]
+        lines = [item for item in lines if not item[0].co_filename.startswith(_OURS)]
+        code, line = ([item for item in lines if not _INSTALLED.match(item[0].co_filename)] or lines)[-1]
+    except BaseException:  # there is no line, or the application's error raises when it is asked for its traceback
+        return ""
+    return f" at {code.co_filename}:{line} in {code.co_name}"
 
 
 def shortened(text: str) -> str:
@@ -159,7 +178,7 @@ class JsonFormatter(logging.Formatter):
 
 class TextFormatter(logging.Formatter):
     """Time, level, the process if it has a name, logger, message; then the fields of ``extra``, except those that are
-    in a message of lowq's own already.
+    in a message of lowq's own already, as ``outcome`` is.
 
     The time is local, with its offset from UTC, as the application may change the zone. Texts from jobs can't send
     control characters to the terminal, nor look like a line of the log.
@@ -222,4 +241,4 @@ def _adds(record: logging.LogRecord, name: str, value: Any, message: str) -> boo
     """
     if not f"{record.name}.".startswith("lowq."):
         return True
-    return name != "event" and describe(value).strip("'\"") not in message
+    return name not in ("event", "outcome") and describe(value).strip("'\"") not in message

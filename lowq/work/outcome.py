@@ -14,7 +14,7 @@ from lowq.clock import duration
 from lowq.codec import MAX_TIME, original_payload
 from lowq.errors import JobCancelled, LimitTimeout, LowqError, PushInterrupted, RedisNotReady, RedisUnavailable
 from lowq.job import Job
-from lowq.logs import describe, get_log, printable
+from lowq.logs import describe, get_log, printable, where
 from lowq.middleware import check_done
 from lowq.observe.events import BatchResult, JobFailure, ObservedBatch, Verdict
 from lowq.retry import (
@@ -312,8 +312,8 @@ def _buried(
 
 
 def log_failure(shard: Shard, jobs: list[TakenJob], outcome: Outcome, worker: Worker[Any]) -> None:
-    """Logs the error, and what becomes of each id: one line if all are tried again, however often they fail; an error
-    with its traceback if one goes to the morgue.
+    """Logs the error, and what becomes of each id: one line, with the place, if all are tried again, however
+    often they fail; an error with its traceback if one goes to the morgue.
     """
     if outcome.cancelled:
         log.info(
@@ -333,7 +333,7 @@ def log_failure(shard: Shard, jobs: list[TakenJob], outcome: Outcome, worker: Wo
                    "ids": [job_id for job_id, _ in outcome.releases[:100]]},
         )  # fmt: skip
         return
-    what = "named by the handler" if outcome.error is None else describe(outcome.error)
+    what = "named by the handler" if outcome.error is None else describe(outcome.error) + where(outcome.error)
     named = [failure.id for failure in outcome.failures] or [job.id for job in jobs]
     most = outcome.ask("max_retry_count is not to be had", lambda: int(worker.max_retry_count), 0)
     outcomes = [_describe(failure, most) for failure in outcome.failures[:3]]

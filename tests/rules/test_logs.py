@@ -3,14 +3,17 @@
 import io
 import json
 import logging
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import tzset
 from typing import Any
 
 import pytest
 
-from lowq.logs import JsonFormatter, TextFormatter, configure, printable
+import lowq
+from lowq.logs import JsonFormatter, TextFormatter, configure, printable, where
+from tests.rows import case
 
 
 def record(message: str = "hello %s", *args: Any, **extra: Any) -> logging.LogRecord:
@@ -73,12 +76,36 @@ def test_an_exception_that_can_not_be_shown_is_named() -> None:
     assert TextFormatter().format(item).endswith("\nNoClass()")
 
 
+def test_the_place_of_an_error_is_the_innermost_line_of_the_application() -> None:
+    class Hostile(Exception):
+        __traceback__ = property(lambda _: 1 / 0)
+
+    def lowqs_own() -> object:
+        return lowq.Lowq(redis_url="unheard://of").queue("Orders", 5).stats()
+
+    rows: list[tuple[Callable[[], object], str]] = [
+        (lambda: int("nope"), r" at .*test_logs\.py:\d+ in <lambda>"),
+        (lambda: json.loads("{"), r" at .*test_logs\.py:\d+ in <lambda>"),
+        (lowqs_own, r" at .*test_logs\.py:\d+ in lowqs_own"),
+        (lambda: exec(compile("1 / 0", "/x/site-packages/shop.py", "exec")), r" at .*test_logs\.py:\d+ in <lambda>"),
+    ]
+    for raises, place in rows:
+        with case(place):
+            with pytest.raises(Exception) as raised:  # noqa: PT011 - any
+                raises()
+            assert re.fullmatch(place, where(raised.value))
+    assert (where(KeyError("never raised")), where(Hostile())) == ("", "")
+
+
 # --- text ---
 
 
 def test_text_lines_show_the_process_and_extra_that_the_message_does_not_tell() -> None:
     item = record("Orders:%d is late", 3, event="late", queue="Orders", seconds=7)
     assert TextFormatter().format(item).endswith(" INFO    lowq.node  Orders:3 is late  seconds=7")
+    told = record("id 1: attempt 2 of 26", event="failed", outcome=[("1", "retry", 0, 21.4)])
+    told.args = ()
+    assert TextFormatter().format(told).endswith("id 1: attempt 2 of 26")
     item.processName = "2.1"
     assert " INFO    [2.1] lowq.node  Orders:3" in TextFormatter().format(item)
     item.name = "shop"  # an application's

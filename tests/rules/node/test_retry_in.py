@@ -182,6 +182,9 @@ def test_a_retry_is_a_warning_in_one_line_and_the_morgue_an_error_with_the_trace
             assert [(record.levelname, bool(record.exc_info)) for record in records] == said
             assert vars(records[0])["ids"] == ["1"]
             assert event != "failed" or not any("\n" in record.getMessage() for record in records)
+            line = raise_it.__code__.co_firstlineno + 1
+            place = f" at {__file__}:{line} in raise_it; " if (event, handler) == ("failed", raise_it) else ""
+            assert place in records[0].getMessage()
 
 
 def test_the_log_counts_attempts(make_app: MakeApp, caplog: pytest.LogCaptureFixture) -> None:
