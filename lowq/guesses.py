@@ -11,54 +11,43 @@ _PUSH_MANY = "{name}.{many}(jobs) pushes any iterable of jobs"
 
 #: Options of a worker.
 OPTIONS: Mapping[str, str] = {
-    "max_retries": "it is called max_retry_count",
-    "retries": "it is called max_retry_count",
-    "timeout": _TIME_LIMIT,
-    "job_timeout": _TIME_LIMIT,
-    "delay": "it belongs to a push: push(42, payload, delay=60)",
-    "countdown": "it belongs to a push: push(42, payload, delay=60)",
+    **dict.fromkeys(("max_retries", "retries"), "it is called max_retry_count"),
+    **dict.fromkeys(("timeout", "job_timeout"), _TIME_LIMIT),
+    **dict.fromkeys(("delay", "countdown"), "it belongs to a push: push(42, payload, delay=60)"),
     "eta": "it belongs to a push: push(42, payload, perform_at=...)",
-    "retry_delay": "it is called retry_in",
-    "retry_backoff": "it is called retry_in",
+    **dict.fromkeys(("retry_delay", "retry_backoff"), "it is called retry_in"),
     "concurrency": "max_threads bounds what a node performs of it at once; lowq.Concurrency all nodes together",
     "rate_limit": "it is called limit: limit=lowq.Rate(100, per=1)",
     "expires": "it is called ttl",
-    "queue": "it is called queue_name",
-    "name": "it is called queue_name",
+    **dict.fromkeys(("queue", "name"), "it is called queue_name"),
     "on_startup": "write def setup(self) in the worker",
     "on_shutdown": "write def teardown(self) in the worker",
 }
 #: Options and fields of a job.
 JOB_FIELDS: Mapping[str, str] = {
     "countdown": "it is called delay, in seconds",
-    "eta": "it is called perform_at",
-    "run_at": "it is called perform_at",
+    **dict.fromkeys(("eta", "run_at"), "it is called perform_at"),
     "expires": "it is called ttl",
     "data": "it is called payload",
-    "args": "it is called payload, and is one JSON value",
-    "kwargs": "it is called payload, and is one JSON value",
+    **dict.fromkeys(("args", "kwargs"), "it is called payload, and is one JSON value"),
     "timeout": f"the worker says it: {_TIME_LIMIT}; timeout of a push is for room in a full queue",
-    "max_retries": "the worker says it: max_retry_count",
-    "retries": "the worker says it: max_retry_count",
+    **dict.fromkeys(("max_retries", "retries"), "the worker says it: max_retry_count"),
 }
 #: Settings of an application.
 SETTINGS: Mapping[str, str] = {
     "on_startup": "it is called on_server_init; @app.on_loop_start is for what async workers share",
     "on_shutdown": "it is called on_server_stop; @app.on_loop_stop is for what async workers share",
-    "max_retries": "each worker says it: max_retry_count",
-    "retries": "each worker says it: max_retry_count",
+    **dict.fromkeys(("max_retries", "retries"), "each worker says it: max_retry_count"),
     "timeout": f"each worker says it: {_TIME_LIMIT}",
     "url": "it is called redis_url",
 }
 #: Attributes of workers and of handles of queues.
 PUSHES: Mapping[str, str] = {
     "delay": f"{_PUSH_ONE}, and {{name}}.push(42, payload, delay=60) one for later",
-    "apply_async": _PUSH_ONE,
-    "send": _PUSH_ONE,
-    "enqueue": _PUSH_ONE,
-    "enqueue_many": _PUSH_MANY,
-    "push_many": _PUSH_MANY,
-    "push_bulk": _PUSH_MANY,
+    "perform_in": "{name}.push(42, payload, delay=60) pushes a job for later",
+    "perform_at": "{name}.push(42, payload, perform_at=...) pushes a job for later",
+    **dict.fromkeys(("apply_async", "send", "enqueue"), _PUSH_ONE),
+    **dict.fromkeys(("enqueue_many", "push_many", "push_bulk"), _PUSH_MANY),
 }
 #: Attributes of an application, and of the package.
 APPLICATION: Mapping[str, str] = {
@@ -66,10 +55,11 @@ APPLICATION: Mapping[str, str] = {
     "setting on_server_init",
     "on_shutdown": "write @app.on_loop_stop above an async def for what async workers share, teardown in a worker, or "
     "the setting on_server_stop",
-    "task": "it is called worker: @lowq.worker",
-    "job": "it is called worker: @lowq.worker",
-    "enqueue": "jobs are pushed to a worker: OrderSync.push(42, payload); or app.queue(name).push(42, payload)",
-    "push": "jobs are pushed to a worker: OrderSync.push(42, payload); or app.queue(name).push(42, payload)",
+    **dict.fromkeys(("task", "job"), "it is called worker: @lowq.worker"),
+    **dict.fromkeys(
+        ("enqueue", "push"),
+        "jobs are pushed to a worker: OrderSync.push(42, payload); or app.queue(name).push(42, payload)",
+    ),
     "run": "a node is a process: lowq run shop.workers",
 }
 #: Verbs of the command line.
@@ -79,8 +69,7 @@ VERBS: Mapping[str, str] = {
     "status": "lowq stats shows the queues, and lowq nodes the processes",
     "drain": "lowq quiet NODE has a node take nothing more, and lowq stop NODE end; lowq delete QUEUE --all empties a "
     "queue",
-    "worker": "lowq run APP runs a node",
-    "start": "lowq run APP runs a node",
+    **dict.fromkeys(("worker", "start"), "lowq run APP runs a node"),
     "list": "lowq jobs QUEUE shows the jobs",
     "retry": "lowq kick QUEUE ID... has dead jobs performed again, and lowq perform-now those that wait for a retry",
     "purge": "lowq delete QUEUE --all deletes the jobs that wait",

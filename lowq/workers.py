@@ -4,7 +4,7 @@ import inspect
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, Unpack, overload
+from typing import Any, ClassVar, Generic, Never, Protocol, TypeAlias, TypeVar, Unpack, overload
 
 from lowq.clock import seconds_of
 from lowq.codec.types import PayloadType
@@ -151,7 +151,7 @@ class Worker(Generic[P]):
         job_id: JobId,
         /,
         payload: P = _NO_PAYLOAD,
-        *,
+        *others: Never,
         timeout: float | timedelta | None = None,
         durability: Durability | None = None,
         **options: Unpack[JobOptions],
@@ -166,7 +166,7 @@ class Worker(Generic[P]):
         Raises:
             LowqError: as `perform_async`.
         """
-        _check_id(cls, job_id)
+        _check_id(cls, job_id, others)
         job: Any = new_job(job_id, payload, options)
         return cls.perform_async(job, **_given(timeout, durability))
 
@@ -176,13 +176,13 @@ class Worker(Generic[P]):
         job_id: JobId,
         /,
         payload: P = _NO_PAYLOAD,
-        *,
+        *others: Never,
         timeout: float | timedelta | None = None,
         durability: Durability | None = None,
         **options: Unpack[JobOptions],
     ) -> int:
         """``push`` from async code, as `aperform_async`."""
-        _check_id(cls, job_id)
+        _check_id(cls, job_id, others)
         job: Any = new_job(job_id, payload, options)
         return await cls.aperform_async(job, **_given(timeout, durability))
 
@@ -218,7 +218,7 @@ class Worker(Generic[P]):
     ) -> int: ...
     @classmethod
     def perform_async(
-        cls, jobs: Any, *, on_progress: Callable[[int], object] | None = None,
+        cls, jobs: Any, *others: Any, on_progress: Callable[[int], object] | None = None,
         timeout: float | timedelta | None = None, durability: Durability | None = None,
     ) -> int:  # fmt: skip
         """Pushes one job or any iterable of jobs, streamed in chunks; returns the number of payloads accepted.
@@ -227,7 +227,7 @@ class Worker(Generic[P]):
         Raises:
             LowqError: as `Queue.push`.
         """
-        _check_jobs(cls, jobs)
+        _check_jobs(cls, jobs, others)
         if on_progress is not None:
             return cls.queue.push(jobs, on_progress, timeout=timeout, durability=durability)
         return cls.queue.push(jobs, timeout=timeout, durability=durability)
@@ -264,7 +264,7 @@ class Worker(Generic[P]):
     ) -> int: ...
     @classmethod
     async def aperform_async(
-        cls, jobs: Any, *, on_progress: Callable[[int], object] | None = None,
+        cls, jobs: Any, *others: Any, on_progress: Callable[[int], object] | None = None,
         timeout: float | timedelta | None = None, durability: Durability | None = None,
     ) -> int:  # fmt: skip
         """``perform_async`` from async code, also of an async iterable, as `Queue.apush`. Small pushes of coroutines
@@ -282,9 +282,9 @@ class Worker(Generic[P]):
                     f"{cls.__name__} has a perform_async of its own, which can't read an async iterable: write an "
                     "aperform_async beside it, too"
                 )
-            own = partial(cls.perform_async, jobs, **_given(timeout, durability, on_progress))
+            own = partial(cls.perform_async, jobs, *others, **_given(timeout, durability, on_progress))
             return await in_own_thread(own)
-        _check_jobs(cls, jobs)
+        _check_jobs(cls, jobs, others)
         if on_progress is not None:
             return await cls.queue.apush(jobs, on_progress, timeout=timeout, durability=durability)
         return await cls.queue.apush(jobs, timeout=timeout, durability=durability)
@@ -304,20 +304,20 @@ def _given(timeout: float | timedelta | None, durability: Durability | None, on_
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _check_jobs(worker: type[Worker[Any]], jobs: object) -> None:
-    if type(jobs) is not dict and isinstance(jobs, JobId):  # `Queue.push` would take it
+def _check_jobs(worker: type[Worker[Any]], jobs: object, others: tuple[object, ...]) -> None:
+    if others or (type(jobs) is not dict and isinstance(jobs, JobId)):  # `Queue.push` would take it
         raise JobError(
-            f"queue {worker.queue_name!r}: jobs are one mapping or an iterable of mappings, not {type(jobs).__name__}; "
-            f"to push one id write {worker.__name__}.push({jobs!r:.60}, payload)"
+            f"queue {worker.queue_name!r}: jobs are one mapping or an iterable of mappings, not an id and a payload; "
+            f"to push one id write {worker.__name__}.push(42, payload)"
         )
 
 
-def _check_id(worker: type[Worker[Any]], job_id: object) -> None:
-    if isinstance(job_id, Iterable) and not isinstance(job_id, JobId | bytes):  # `Queue.push` would take it
+def _check_id(worker: type[Worker[Any]], job_id: object, others: tuple[object, ...]) -> None:
+    if others or (isinstance(job_id, Iterable) and not isinstance(job_id, JobId | bytes)):  # `Queue.push` would take it
         name = worker.__name__
         raise JobError(
-            f"queue {worker.queue_name!r}: {name}.push takes an id and a payload: {name}.push(42, payload); jobs as "
-            f"mappings are pushed by {name}.perform_async(jobs)"
+            f"queue {worker.queue_name!r}: {name}.push takes an id and a payload, and all else by name: "
+            f"{name}.push(42, payload, delay=60); jobs as mappings are pushed by {name}.perform_async(jobs)"
         )
 
 

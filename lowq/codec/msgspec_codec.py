@@ -20,6 +20,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Container, Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, get_origin
@@ -340,8 +341,24 @@ _TOO_DEEP = f"it is nested in more than {MAX_PAYLOAD_DEPTH} levels, or contains 
 def refusal(name: str, value: Any, why: str) -> PayloadError:
     """The error for a value that is none of a type."""
     if type(value) is str and not value:
-        return PayloadError(f"there is no payload; those of the queue are {name}")
-    return PayloadError(f"the payload is no {name}: {why}")
+        return PayloadError(f"there is no payload; the queue takes payloads of type {name}")
+    why = _MISMATCH.sub(lambda found: _in_python(value, *found.groups("")), why)
+    return PayloadError(f"the payload does not fit type {name}: {why}")
+
+
+#: What msgspec says of a part of another type, and the steps of its path.
+_MISMATCH, _STEP = re.compile(r"^Expected `(.*)`, got `(\w+)`(?= - at `\$(.*)`$|$)"), re.compile(r"\.(\w+)|\[(.*?)\]")
+_IN_PYTHON = {"object": "dict", "array": "list", "null": "None"}
+
+
+def _in_python(part: Any, expected: str, got: str, path: str) -> str:
+    """The same with the names of Python's types: msgspec sees the value as JSON."""
+    with suppress(Exception):  # the path has other steps than fields and places in lists
+        for name, place in _STEP.findall(path):
+            part = part[int(place)] if place else part[name] if isinstance(part, dict) else getattr(part, name)
+        got = "None" if part is None else type(part).__name__
+    expected = " | ".join(_IN_PYTHON.get(kind, kind) for kind in expected.split(" | "))
+    return f"Expected `{expected}`, got `{got}`"
 
 
 def refuse_deep(tree: Any) -> None:

@@ -1,5 +1,6 @@
 """Names that people guess: each error names lowq's own word."""
 
+import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -75,6 +76,23 @@ def test_a_field_of_a_job(app: lowq.Lowq) -> None:
     assert "the worker says it" in said_by(lowq.JobError, worker.perform_async, {"id": 42, "timeout": 5})
 
 
+def test_the_call_of_another_library(app: lowq.Lowq) -> None:
+    worker: Any = add_worker(app)
+
+    def run(push: Callable[..., Any]) -> Callable[..., object]:
+        return lambda *given: asyncio.run(push(*given))
+
+    for push, given, said in (
+        (worker.perform_async, (42, {}), "write Orders.push(42, payload)"),
+        (worker.perform_async, ([{"id": 1}], {}), "write Orders.push(42, payload)"),
+        (run(worker.aperform_async), ("a", {}), "write Orders.push(42, payload)"),
+        (worker.push, (1, {}, {}), "all else by name: Orders.push(42, payload, delay=60)"),
+        (run(worker.apush), (1, {}, {}), "all else by name: Orders.push(42, payload, delay=60)"),
+    ):
+        with case(push, given):
+            assert said in said_by(lowq.JobError, push, *given)
+
+
 def test_an_attribute_is_not_there_and_its_error_says_what_is(app: lowq.Lowq) -> None:
     worker = add_worker(app)
     for owner, name, words in (
@@ -85,6 +103,8 @@ def test_an_attribute_is_not_there_and_its_error_says_what_is(app: lowq.Lowq) ->
         ),
         (worker, "enqueue", "Orders.push(42, payload)"),
         (worker(), "enqueue", "Orders.push(42, payload)"),
+        (worker, "perform_in", "Orders.push(42, payload, delay=60) pushes a job for later"),
+        (worker.queue, "perform_at", "queue.push(42, payload, perform_at=...) pushes a job for later"),
         (worker, "push_many", "Orders.perform_async(jobs) pushes any iterable of jobs"),
         (worker.queue, "delay", "queue.push(42, payload, delay=60)"),
         (worker.queue, "enqueue", "queue.push(42, payload)"),

@@ -113,13 +113,15 @@ def test_every_way_to_push_writes_the_same_and_handlers_get_the_value(store_url:
 def test_what_is_not_of_the_type_is_refused_with_its_place_and_nothing_is_written(app: lowq.Lowq) -> None:
     made = worker(app, Order)
     wrong: Any = Order(2, lines=[Line(Decimal(1)), Line(Decimal(2)), Line("x")])  # type: ignore[arg-type]
-    no_order = r"^queue 'Orders': job 42: the payload is no Order: .* - at `\$\.lines\[2\]\.price`$"
-    none = r"job .*: there is no payload; those of the queue are Order$"
+    no_order = r"^queue 'Orders': job 42: the payload does not fit type Order: .* - at `\$\.lines\[2\]\.price`$"
+    none = r"job .*: there is no payload; the queue takes payloads of type Order$"
+    misspelt: Any = {"id": 1, "pyload": Order(1)}
     pushes: list[tuple[Callable[[], object], str]] = [
         (lambda: made.push(42, wrong), no_order),
         (lambda: made.perform_async([{"id": 1, "payload": Order(1)}, {"id": 42, "payload": wrong}]), no_order),
         (lambda: asyncio.run(made.apush(42, wrong)), no_order),
         (lambda: made.perform_async([{"id": 1, "score": 3}]), none),
+        (lambda: made.perform_async([misspelt]), r"job 1: unknown field 'pyload'; did you mean 'payload'\?$"),
         (made.queue.put, none),
     ]
     for number, (push, message) in enumerate(pushes):
@@ -345,7 +347,7 @@ def test_the_annotation_of_a_function_is_the_type_and_that_of_a_method_is_none(a
     drain(batch, single, untyped)
     assert seen == [("1", [Order(1)]), ("2", [OrderData(2)]), ("3", ["anything"])]
     wrong: Any = {"versoin": 1}
-    with pytest.raises(PayloadError, match="the payload is no Order: "):
+    with pytest.raises(PayloadError, match="the payload does not fit type Order: "):
         batch.push(1, wrong)
 
 

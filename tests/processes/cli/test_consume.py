@@ -258,7 +258,10 @@ def test_payloads_of_a_type_go_in_and_out_as_json(queue: Queue, cli: Cli, start:
         cli("push", "-r", "mails.py", "mail", "--id", "1", "--payload", mail)
     with working_in(tmp_path):
         said = cli("push", "-r", "mails.py", "mail", code=1, stdin=wrong).stderr
-    assert "line 2: job 3: the payload is no Mail: Expected `str`, got `int` - at `$.to`; nothing was pushed" in said
+    assert (
+        "line 2: job 3: the payload does not fit type Mail: Expected `str`, got `int` - at `$.to`; nothing was pushed"
+        in said
+    )
     assert json.loads(cli("take", "mail").stdout)["payloads"] == [{"at": "2026-05-01T12:00:00Z", "to": "ann"}]
     words = (
         "consume",

@@ -44,5 +44,8 @@ def assert_refused(rows: Iterable[Refused]) -> None:
     for kind, value, message in rows:
         made = typed(kind)
         name = re.escape(made.name)
-        with case(kind, value), pytest.raises(PayloadError, match=rf"^the payload is no {name}: {message}$"):
+        with (
+            case(kind, value),
+            pytest.raises(PayloadError, match=rf"^the payload does not fit type {name}: {message}$"),
+        ):
             made.dump(value)

@@ -498,7 +498,8 @@ WRONG_ORDERS: list[tuple[Any, str]] = [
     ({"version": 1, "at": "yesterday"}, r"Invalid RFC3339 encoded datetime - at `\$\.at`"),
     ({"version": 1, "at": 5}, r"Expected `datetime`, got `int` - at `\$\.at`"),
     ({"version": 1, "lines": [{"price": object()}]}, r"Expected `float`, got `object` - at `\$\.lines\[0\]\.price`"),
-    ([], r"Expected `object`, got `array`"),
+    ([], r"Expected `dict`, got `list`"),
+    (b"abc", r"Expected `dict`, got `bytes`"),
     (Key("a"), r"it is of type Key"),
 ]  # fmt: skip
 TOO_DEEP = "nested in more than 200 levels, or contains itself"
@@ -508,11 +509,11 @@ REFUSED: list[Refused] = [
     # Members of unions.
     (EVENTS, {"amount": 1}, r"Object missing required field `kind`"),
     (EVENTS, {"kind": "lost"}, r"Invalid value 'lost' - at `\$\.kind`"),
-    (EVENTS, {"kind": ["paid"]}, r"Expected `int \| str`, got `array` - at `\$\.kind`"),
+    (EVENTS, {"kind": ["paid"]}, r"Expected `int \| str`, got `list` - at `\$\.kind`"),
     (EVENTS, PaidData("1"), r"Expected `int`, got `str` - at `\$\.amount`"),  # type: ignore[arg-type]
     (EVENTS, PaidData(1, "shipped"), r"Object missing required field `at`"),  # type: ignore[arg-type]
     (EVENTS, OrderData(1), r"it is of type OrderData"),
-    (EVENTS, 7, r"Expected `object`, got `int`"),
+    (EVENTS, 7, r"Expected `dict`, got `int`"),
     (list[Short], [{"some_number": 1}], r"there is no field `some_number` - at `\$\[0\]`"),
     (Listed, ["listed", 1, NOON, None, "more"], r"there are 5 items, and 4 fields - at `\$`"),
     # What JSON writes as a text is no text.
@@ -536,7 +537,7 @@ REFUSED: list[Refused] = [
     (Owner, Owner(Special(1)), r"a Special would come back as a OrderStruct - at `\$\.order`"),
     (Positive, negative, "it is negative.*"),
     # A default that is no value of its field.
-    (NoneForNumber, NoneForNumber(), r"Expected `int`, got `null` - at `\$\.number`"),
+    (NoneForNumber, NoneForNumber(), r"Expected `int`, got `None` - at `\$\.number`"),
     (NoneForNumber, {}, r"Expected `int`, got `null` - at `\$\.number`"),
 ]  # fmt: skip
 
@@ -552,7 +553,7 @@ def test_what_is_long_but_not_deep_is_taken() -> None:
 
 def test_no_payload_and_bytes_that_are_no_member_of_a_union_are_refused() -> None:
     for kind in (OrderDict, OrderData, OrderStruct):
-        message = rf"^there is no payload; those of the queue are {kind.__name__}$"
+        message = rf"^there is no payload; the queue takes payloads of type {kind.__name__}$"
         with case(kind), pytest.raises(PayloadError, match=message):
             typed(kind).dump("")
     message = r"`\$|required field `(kind|amount)`|`object`"

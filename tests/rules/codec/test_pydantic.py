@@ -226,7 +226,7 @@ REFUSED: list[Refused] = [
 def test_what_is_wrong_is_refused_with_its_place() -> None:
     assert_refused(REFUSED)
     assert typed(Zoned).load(typed(Zoned).dump(Zoned(amount=Decimal("NaN")))).amount.is_nan(), "the model allows it"
-    with pytest.raises(PayloadError, match=r"^there is no payload; those of the queue are Order$"):
+    with pytest.raises(PayloadError, match=r"^there is no payload; the queue takes payloads of type Order$"):
         typed(Order).dump("")
     with pytest.raises(PayloadError, match=r"^Input should be a valid integer, .* - at `\$\.version`$"):
         typed(Order).load(b'{"version":"x"}')
