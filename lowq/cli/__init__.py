@@ -57,7 +57,7 @@ def main() -> None:
     `lowq -r app.py` is short for `lowq run app.py`. Without -r the application is that of [tool.lowq] in
     pyproject.toml. Options may stand before the verb or behind it.
 
-    Exit codes: 0 done; 1 failed, or some of the ids were left alone; 2 wrong usage; 3 something of a node
+    Exit codes: 0 done; 1 failed, or some of the ids given were left alone; 2 wrong usage; 3 something of a node
     still ran when its shutdown_timeout was over; 130 interrupted.
     """
 

@@ -190,7 +190,7 @@ def _near_files(path: Path) -> str:
 
 
 def _hint(near: list[str], folder: Path | str) -> str:
-    return f"did you mean {' or '.join(near)}?" if near else f"no name in {Path(folder).resolve()} is like it"
+    return f"did you mean {' or '.join(near)}?" if near else f"nothing in {Path(folder).resolve()} has a similar name"
 
 
 # --- modules ---
@@ -301,9 +301,10 @@ def _find_app(module: ModuleType, target: str, attribute: str, *, workers: bool)
         raise WrongUsage(f"{target} has {len(distinct)} applications; choose one: {names}")
     if distinct:
         return next(iter(distinct.values()))[1]
+    if workers and module.__file__ is None:
+        path = target.replace(".", "/")
+        raise WrongUsage(f"{target} is a folder: name a file in it, such as {path}/workers.py, or cd {path} first")
     if workers:
-        raise WrongUsage(
-            f"{target} registers no worker; decorate a class or function in it, or in what it imports, "
-            "with @lowq.worker",
-        )
+        hint = "decorate a class or function in it, or in what it imports, with @lowq.worker"
+        raise WrongUsage(f"{target} registers no worker; {hint}")
     return lowq.app

@@ -98,8 +98,8 @@ def run(
         context.set_parameter_source("require", ParameterSource.COMMANDLINE)  # as processes are given it
     if require is None and app_of_project() is None:
         raise WrongUsage(
-            "a node needs your workers: lowq run app.py, or lowq run shop.workers, or in pyproject.toml [tool.lowq] "
-            'app = "shop.workers"'
+            "a node needs your workers, and no pyproject.toml here or above names them: write lowq run app.py, "
+            'lowq run shop.workers, or in pyproject.toml [tool.lowq] app = "shop.workers"'
         )
     if embedded and redis_url is not None:
         raise WrongUsage("--embedded brings its own store; leave out --redis-url")

@@ -323,14 +323,19 @@ def test_what_is_wrong_with_r_is_said(tmp_path: Path) -> None:
         ("shop_aps", "did you mean shop_apps?"),
         ("shop_aps.py", "did you mean shop_apps.py?"),
         (":app", ":app: write app.py, pkg.module or pkg.module:app"),
-        ("nowhere.py", "nowhere.py: there is no such file; no name in {own} is like it"),
-        ("nowhere", "nowhere: there is no module 'nowhere'; no name in {own} is like it"),
+        ("nowhere.py", "nowhere.py: there is no such file; nothing in {own} has a similar name"),
+        ("nowhere", "nowhere: there is no module 'nowhere'; nothing in {own} has a similar name"),
+        (
+            "shop_folder",
+            "shop_folder is a folder: name a file in it, such as shop_folder/workers.py, or cd shop_folder",
+        ),
         ("elsewhere/app.py", "there is no folder elsewhere"),
         ("no-name", "no-name: write app.py, pkg.module or pkg.module:app"),
     ]
     for number, (spec, says) in enumerate(rows):
         own = tmp_path / str(number)
         own.mkdir()
+        (own / "shop_folder").mkdir()
         with case(spec, says), working_in(own):
             (own / "shop_apps.py").write_text(TWO_APPS)
             with pytest.raises(Failure) as failure:
