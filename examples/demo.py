@@ -117,7 +117,7 @@ def main(seconds: float, web: bool) -> None:
     node.start()
     with ExitStack() as stack, ThreadPoolExecutor(1, "producer") as threads:
         url = stack.enter_context(serving(memory_store(lowq.config.redis_url)))
-        click.echo(f"the store listens at {url}; in another terminal: LOWQ_REDIS_URL={url} {LOWQ} stats")
+        click.echo(f"the store listens at {url} for other terminals: LOWQ_REDIS_URL={url} {LOWQ} stats")
         if web:
             stack.enter_context(dashboard([f"--redis-url={url}"], ("127.0.0.1", 0), ".", health=node.trouble))
         click.echo(

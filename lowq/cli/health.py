@@ -62,7 +62,9 @@ def health_option(text: str) -> Callable[[Callable[..., None]], Callable[..., No
             address(value)
         return value
 
-    return click.option("--health", metavar="HOST:PORT", envvar="LOWQ_HEALTH", callback=check, help=text)
+    return click.option(
+        "--health", metavar="HOST:PORT", envvar="LOWQ_HEALTH", show_envvar=True, callback=check, help=text
+    )
 
 
 @contextmanager

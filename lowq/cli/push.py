@@ -239,7 +239,7 @@ def queue_to_push(app: Lowq, name: str, shards_count: int | None) -> Queue:
     try:
         queue.shards_count  # noqa: B018 - raises
     except UnknownQueueError as error:
-        raise WrongUsage(f"{error}; to make the queue, say how many shards it gets: --shards-count 5") from None
+        raise WrongUsage(f"{str(error).rstrip('?')}; to make the queue, say its shards: --shards-count 5") from None
     return queue
 
 

@@ -171,7 +171,7 @@ def _open_store(stack: ExitStack, store: object, namespace: str | None) -> str:
     settings = f"LOWQ_REDIS_URL={url}"
     if namespace not in (None, "lowq"):
         settings += f" LOWQ_NAMESPACE={namespace}"
-    announce(f"the store listens at {url}; in another terminal: {settings} lowq stats", "store", url=url)
+    announce(f"the store listens at {url} for other terminals: {settings} lowq stats", "store", url=url)
     return url
 
 
@@ -261,10 +261,7 @@ def _make_node(
         if child is not None:
             child.ready(app.config.shutdown_timeout, report)
 
-    try:
-        node = Node(app, queues=queues or None, on_ready=report_ready, **options)
-    except ConfigError as error:
-        raise (WrongUsage if queues else Failure)(str(error)) from None
+    node = Node(app, queues=queues or None, on_ready=report_ready, **options)
     return node
 
 
@@ -318,6 +315,8 @@ def _report_check(app: Lowq, node: Node, child: Supervised | None) -> None:
 def _run(node: Node) -> int:
     try:
         return node.run()
+    except ConfigError:
+        raise  # exit code 2, as it has when it is found before
     except LowqError as error:
         passing = isinstance(error, RedisUnavailable)
         raise Failure(message_of(error, ", or try it without Redis: --embedded"), passing=passing) from None

@@ -203,7 +203,7 @@ def _watch(app: Lowq, queues: Sequence[str], seconds: float) -> None:
             try:
                 found = _read_stats(app, queues)
             except RedisUnavailable as error:
-                lines = [f"{error}; trying again"]
+                lines = [f"{str(error).rstrip('.')}; trying again"]
             else:
                 now, counts = time.monotonic(), {item.name: item.processed for item, _ in found}
                 rates: dict[str, float] = {}

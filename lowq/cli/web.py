@@ -1,6 +1,7 @@
 """``lowq web``: the dashboard, also beside a node (``lowq run --web``)."""
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
@@ -11,9 +12,9 @@ import click
 from lowq import logs
 from lowq.application import Lowq
 from lowq.cli.group import log_options, open_app, options_of, with_connection
-from lowq.cli.output import Failure, WrongUsage
+from lowq.cli.output import Failure, WrongUsage, message_of
 from lowq.cli.process import program, reporting, supervised_option
-from lowq.errors import EXIT_USAGE, ConfigError
+from lowq.errors import EXIT_USAGE, RedisRefused, RedisUnavailable
 from lowq.logs import LogFormat
 from lowq.supervisor.dashboard import DashboardFailed, DashboardProcess, NodeWatcher
 
@@ -88,12 +89,22 @@ def web(
     with reporting(supervised, log_format, log_level, NodeWatcher) as node:
         app = open_app(require, redis_url, namespace)
         logs.configure(log_format, log_level)  # also what people do on it
+        app.client  # noqa: B018 - raises now what is wrong with the URL
         server = _server(app, bind, health=None if node is None else node.trouble, **options)
         if node is None:
-            click.echo(f"the dashboard is at {server.url}; Ctrl-C ends it")
+            click.echo(f"the dashboard is at {server.url} (Ctrl-C ends it)")
+            threading.Thread(target=_warn_without_redis, args=(app,), name="lowq-first-look", daemon=True).start()
         else:
             node.ready(SHUTDOWN_TIMEOUT, url=server.url)
         server.run()
+
+
+def _warn_without_redis(app: Lowq) -> None:
+    """Logs it when Redis does not answer. The pages of the dashboard say so, too, once somebody opens one."""
+    try:
+        app.client.command("PING")
+    except (RedisUnavailable, RedisRefused) as error:
+        log.warning("%s. The dashboard goes on", message_of(error).rstrip("."), extra={"event": "no_redis"})
 
 
 def announce(text: str, event: str, **fields: str) -> None:
@@ -150,8 +161,5 @@ def _server(app: Lowq, bind: tuple[str, int], **options: Any) -> Any:
             make = entry.load()
         except ModuleNotFoundError as error:
             raise WrongUsage(f"the dashboard needs {error.name}: pip install 'lowq[web]'") from None
-        try:
-            return make(app, *bind, **options)
-        except ConfigError as error:
-            raise WrongUsage(str(error)) from None
+        return make(app, *bind, **options)
     raise WrongUsage("the dashboard is not installed: pip install 'lowq[web]'")

@@ -17,7 +17,7 @@ from lowq.store.connection import LoopConnection, ask, fits_loop, pack, parse_in
 from lowq.store.pool import Pipeline, Pool
 from lowq.store.pubsub import Subscription
 from lowq.store.topology import Address
-from lowq.store.translate import UNANSWERED, translate
+from lowq.store.translate import UNANSWERED, translate, with_guess
 from lowq.store.urls import topology_of
 
 #: Seconds that a connection attempt, or the wait for one reply, may take.
@@ -401,6 +401,7 @@ class Client:
             pool = self._topology.known_pool("" if call is None else call.key)
             never_answered = not (self.is_known or (pool is not None and pool.is_prepared))
         if never_answered:
+            translated = with_guess(translated, error, self.url)
             translated.add_note(START_REDIS.format("redis_url"))  # the last line that a script prints
         if translated is not error:
             # Without its traceback: the frames of the connection are many, and tell the caller nothing.

@@ -1,5 +1,6 @@
 """Our error for each of redis-py's."""
 
+import re
 from typing import Protocol
 
 from redis import exceptions
@@ -20,7 +21,10 @@ from lowq.store import untrusted
 
 #: Errors of Redis and Valkey when the user has no right to a command of a script.
 _FORBIDDEN_IN_SCRIPT = ("The user executing the script can't", "ACL failure in script")
-
+#: Errors of a cluster whose slots are being moved; a script that met an absent key of one says it in words.
+_CLUSTER_CHANGES = (exceptions.TryAgainError, exceptions.ClusterDownError, exceptions.AskError)
+#: A TLS handshake that got no answer, the end, or what is no TLS: redis-py's error, or its cause.
+_NO_TLS = re.compile("handshake operation timed out|connecting.*reset|EOF occurred|WRONG_VERSION|RECORD_LAYER")
 
 _USE_PRIMARY = "redis_url must name the primary, unless this server becomes it (a failover, REPLICAOF NO ONE)"
 #: Errors of a server that can't serve now: redis-py's error, if it has one; its code; the state of the server; advice.
@@ -63,8 +67,11 @@ def translate(error: Exception, call: _Call | None, url: str) -> Exception:
         text.startswith(("NOAUTH", "WRONGPASS", "AUTH "))
     ):
         of_sentinels = "+sentinel" in where.partition("://")[0]
+        if "without any password configured" in text or "no password is set" in text:
+            whose = "a sentinel of " if "said a sentinel" in text else ""
+            return RedisRefused(f"{whose}Redis at {where} has no password: leave it out of LOWQ_REDIS_URL")
         return RedisRefused(
-            f"Redis at {where} refused the user or password: {text.rstrip('.')}. "
+            f"Redis at {where} refused the user or password: {text.rstrip('.?')}. "
             "redis_url gives them as redis://user:password@host"
             + (", those of the sentinels as ?sentinel_username=user&sentinel_password=password" if of_sentinels else "")
         )
@@ -75,7 +82,7 @@ def translate(error: Exception, call: _Call | None, url: str) -> Exception:
     if "cluster support disabled" in text:
         return RedisRefused(f"Redis at {where} is no cluster: use redis:// for a single server: {text}")
     if "DB index is out of range" in text:
-        return RedisRefused(f"Redis at {where} does not have what redis_url names: {text}")
+        return RedisRefused(f"Redis at {where} has no such database; write 0 to 15, or raise its setting databases")
     if isinstance(error, exceptions.OutOfMemoryError) or text.startswith("OOM"):
         return RedisFull(f"Redis at {where} is full (maxmemory reached); nothing was written: {text}")
     for kind, code, state, what_to_do in _NOT_READY:
@@ -83,17 +90,13 @@ def translate(error: Exception, call: _Call | None, url: str) -> Exception:
             return RedisNotReady(f"Redis at {where} {state}; {what_to_do}: {text}", state)
     if isinstance(error, MasterNotFoundError):
         service, _, reason = text.partition(" : ")  # see `_Sentinel`
-        of_whom = (
-            f"does not answer: none of the sentinels does ({reason})" if reason else "has no sentinel that knows of it"
-        )
-        return RedisUnavailable(f"Redis at {where} {of_whom}: {service.rstrip()}")
+        why = f"does not answer: none of the sentinels does ({reason})" if reason else "has no sentinel that knows it"
+        return RedisUnavailable(f"Redis at {where} {why}: {service.rstrip()}")
     if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError):
         if text.startswith(("Timeout reading", "Timeout writing")):
             text = "nothing was heard in time"
         return RedisUnavailable(f"Redis at {where} does not answer: {text}")
-    if isinstance(error, exceptions.TryAgainError | exceptions.ClusterDownError | exceptions.AskError):
-        return RedisUnavailable(f"the cluster at {where} is being changed: {text}")
-    if "attempted to access a non local key" in text:  # a script met an absent key of a slot that is being moved
+    if isinstance(error, _CLUSTER_CHANGES) or "attempted to access a non local key" in text:
         return RedisUnavailable(f"the cluster at {where} is being changed: {text}")
     code, _, detail = text.partition(" ")
     if code == "UNBLOCKED":
@@ -108,6 +111,16 @@ def translate(error: Exception, call: _Call | None, url: str) -> Exception:
         return ConfigError(detail)
     what = "a command" if call is None else f"{call.script} on {call.key}" if call.key else call.script
     return ScriptError(f"{what} failed in Redis: {text}")
+
+
+def with_guess(translated: Exception, error: Exception, url: str) -> Exception:
+    """The error of a server that has never answered, with what else may listen there. ``error``: redis-py's."""
+    text = str(translated).rstrip(".")
+    if url.startswith(("rediss", "valkeys")) and _NO_TLS.search(f"{text} {error.__context__}"):
+        return RedisUnavailable(f"what listens at {without_password(url)} may speak no TLS ({error}); try redis://")
+    if re.search("closed by server|Error while reading", text):
+        return RedisUnavailable(f"{text}, before any answer; it may be no Redis")
+    return translated
 
 
 #: Of a call that is to be sent once more, on a fresh connection: it got no answer, or one by a server that can't serve

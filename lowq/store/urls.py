@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from typing import Any
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import redis
 from redis import exceptions
@@ -73,11 +73,10 @@ def topology_of(url: str, size: int, timeout: float, socket_timeout: float, stor
             return Cluster(seeds, make_pool)
         return Topology(_plain_pool(f"{base}://{rest}", options, size, timeout))
     except ValueError as error:
+        reason = str(error).replace("Port could not be cast to integer value as", "the port must be a number, not")
         if any(mark in rest.rpartition("@")[0] for mark in "/?#"):
             reason = "in a password write %2F for /, %3F for ?, %23 for #; in an option write %40 for @"
-        else:
-            reason = str(error)
-        raise ConfigError(f"redis_url={without_password(url)!r}: {reason}") from None
+        raise ConfigError(f"redis_url={without_password(url)!r} (LOWQ_REDIS_URL): {reason}") from None
 
 
 def _plain_pool(url: str, options: dict[str, Any], size: int, timeout: float, *, is_of_cluster: bool = False) -> Pool:
@@ -90,6 +89,8 @@ def _plain_pool(url: str, options: dict[str, Any], size: int, timeout: float, *,
     if issubclass(kind, redis.UnixDomainSocketConnection):
         settings.pop("socket_keepalive")
         settings.pop("socket_connect_timeout")
+    else:
+        _number("database", unquote(urlsplit(url).path).strip("/") or "0")  # of another text redis-py makes 0
     if settings.pop("decode_responses", False):
         raise ValueError("decode_responses is not for lowq; leave it out")
     connect = partial(kind, **settings)
@@ -106,7 +107,7 @@ def _check(connect: Callable[[], Any]) -> None:
     try:
         connect()
     except TypeError as error:
-        raise ValueError(f"it has an option that redis-py doesn't know: {error}") from None
+        raise ValueError(f"it has an option that redis-py doesn't know: {str(error).split('argument ')[-1]}") from None
     except exceptions.RedisError as error:
         raise ValueError(f"redis-py refuses one of its options: {error}") from None
 
@@ -137,7 +138,13 @@ def _known_protocol(value: object) -> int:
 
 def _host_port(text: str, default: int) -> tuple[str, int]:
     host, _, port = text.rpartition(":") if ":" in text else (text, "", str(default))
-    return host.strip("[]") or "localhost", int(port)
+    return host.strip("[]") or "localhost", _number("port", port)
+
+
+def _number(what: str, text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise ValueError(f"the {what} must be a number, not {text!r}")
+    return int(text)
 
 
 def _sentinel_pool(base: str, rest: str, options: dict[str, Any], size: int, timeout: float) -> Pool:
@@ -153,7 +160,7 @@ def _sentinel_pool(base: str, rest: str, options: dict[str, Any], size: int, tim
     _check(partial(asked.pop("connection_class", redis.Connection), **asked))
     tls = {name: value for name, value in asked.items() if name.startswith("ssl_")}
     protocol = _known_protocol(asked.get("protocol", options["protocol"]))
-    settings = {**options, **tls, "protocol": protocol, "db": int(database or 0)}
+    settings = {**options, **tls, "protocol": protocol, "db": _number("database", database or "0")}
     if login:
         user, _, password = login.partition(":")
         settings |= {"username": unquote(user) or None, "password": unquote(password) or None}

@@ -152,7 +152,10 @@ def _listen(host: str, port: int) -> socket.socket:
         listening.listen(BACKLOG)
     except (OSError, OverflowError) as error:
         listening.close()
-        raise lowq.ConfigError(f"the dashboard can't listen on {host} port {port}: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise lowq.ConfigError(
+            f"the dashboard can't listen on {host} port {port}: {reason}; choose another address, or port 0"
+        ) from None
     return listening
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import urllib.error
@@ -161,7 +162,7 @@ def children(pid: int) -> list[int]:
 def test_what_can_not_be_served_is_refused_at_the_start(cli: Cli, start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        taken = f"the dashboard can't listen on 127.0.0.1 port {port}: "
+        taken = f"can't listen on 127.0.0.1 port {port}: Address already in use; choose another address, or port 0"
         no_proxy = ("--auth-header", "X-Forwarded-User", "--admins", "ann,@ops")
         rows: list[tuple[str, tuple[str, ...], str]] = [
             (f"127.0.0.1:{port}", (), taken),
@@ -171,12 +172,20 @@ def test_what_can_not_be_served_is_refused_at_the_start(cli: Cli, start: Start) 
             ("nonsense", ("--no-auth",), "nonsense"),
             ("127.0.0.1:99999", ("--no-auth",), "99999"),
             ("host.invalid:80", ("--no-auth",), "host.invalid"),
+            ("127.0.0.1:0", ("--redis-url", "redis://127.0.0.1/orders"), "must be a number, not 'orders'"),
         ]
         for bind, options, says in rows:
             with case(bind, options):
                 assert says in cli("web", "--bind", bind, *options, code=2).stderr
         beside = start(*BESIDE[:-1], f"127.0.0.1:{port}", "--redis-url", cli.url)
         assert (beside.wait(), taken in beside.err, "Traceback" in beside.err) == (2, True, False), beside.err
+
+
+def test_a_dashboard_without_redis_says_so_and_goes_on(start: Start) -> None:
+    process = start("web", "--bind", "127.0.0.1:0", "--redis-url", "redis://127.0.0.1:1/0")
+    at = process.address("dashboard")
+    process.until(lambda: re.search(r"Redis at \S+ does not answer: .*The dashboard goes on", process.err))
+    process.until(lambda: get(f"{at}/healthz")[0] == 503)
 
 
 def test_addresses_that_others_reach_need_a_login_a_proxy_that_logs_people_in_or_a_word(cli: Cli, start: Start) -> None:

@@ -46,7 +46,7 @@ def test_it_works_and_can_be_stopped(make_rig: MakeRig, supervise: Supervise, ar
     (code_folder(rig) / "app.py").write_text(APP)
     crowded = supervise(rig, *args, program=("-c", CROWDED))
     crowded.says(" starts: ")
-    embedded = re.search(r"the store listens at (\S+);", crowded.log)
+    embedded = re.search(r"the store listens at (\S+) ", crowded.log)
     assert (embedded is not None) == ("--embedded" in args)
     app = lowq.Lowq(redis_url=embedded[1] if embedded else rig.url)
     app.queue("Orders", 2).push([{"id": 1}])

@@ -9,8 +9,8 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -50,18 +50,21 @@ def refused_push(url: str, kind: type[LowqError]) -> str:
 def test_a_url_that_is_wrong_is_shown_with_what_is_wrong() -> None:
     unknown = "has an option that lowq doesn't know: "
     rows = [
-        ("redis://host:port/0", "Port could not be cast"),
+        ("redis://host:port/0", "(LOWQ_REDIS_URL): the port must be a number, not 'port'"),
+        ("redis://host/orders", "the database must be a number, not 'orders'"),
+        ("rediss://host/0;", "the database must be a number, not '0;'"),
+        ("redis://host/1/2", "the database must be a number, not '1/2'"),
         ("redis://[::1", "Invalid IPv6 URL"),
         ("redis://:hunter2@..:1", "redis_url='redis://..:1'"),
         ("redis://:hun/ter2@host:1/0", "in a password write %2F for /"),
         ("redis+cluster://:hun?ter2@h:1", "%3F for ?"),
         ("redis+sentinel://:hun#ter2@h:1/main", "%23 for #"),
-        ("redis://host/0?foo=1", "foo"),
+        ("redis://host/0?foo=1", "it has an option that redis-py doesn't know: 'foo'"),
         ("redis://host/0?socket_timeout=soon", "socket_timeout"),
         ("redis://host/0?decode_responses=true", "decode_responses"),
         ("redis+sentinel://host:26379", "it names no service; write redis+sentinel://host:port/service/db"),
-        ("redis+sentinel://host:26379/main/first", "first"),
-        ("redis+cluster://host:port", "port"),
+        ("redis+sentinel://host:26379/main/first", "the database must be a number, not 'first'"),
+        ("redis+cluster://host:port", "the port must be a number, not 'port'"),
         ("redis://h/0?protocol=4", "is unknown; write protocol=3 for RESP3"),
         ("redis+cluster://h:1?db=3", unknown + "db; here it takes protocol"),
         ("rediss+cluster://h:1?ssl_validate_ocsp=true", unknown + "ssl_validate_ocsp"),
@@ -182,8 +185,9 @@ def test_users_passwords_and_rights() -> None:
 
 def test_a_password_or_a_database_that_the_server_does_not_have(redis_server: RedisServer) -> None:
     at = f"127.0.0.1:{redis_server.port}"
-    assert "refused the user or password" in refused_push(f"redis://:{SECRET}@{at}", RedisRefused)
-    assert "DB index is out of range" in refused_push(f"redis://{at}/99", RedisRefused)
+    said = "has no password: leave it out of LOWQ_REDIS_URL"
+    assert said in refused_push(f"redis://:{SECRET}@{at}", RedisRefused)
+    assert "has no such database; write 0 to 15" in refused_push(f"redis://{at}/99", RedisRefused)
 
 
 def test_a_certificate_that_nobody_vouches_for(tmp_path: Path) -> None:
@@ -246,3 +250,52 @@ def test_a_web_server_or_a_redis_that_is_too_old_is_named() -> None:
     with FakeServer(answer) as server:
         said = refused_push(server.url, RedisRefused)
         assert "the server is Redis 6.2.14; lowq needs Redis 7.0 or Valkey 7.2" in said
+
+
+def test_a_server_that_hangs_up_may_be_no_redis() -> None:
+    with hanging_up(greeting=b"") as port:
+        said = refused_first_call(f"redis://127.0.0.1:{port}/0")
+    assert "before any answer; it may be no Redis" in said
+
+
+def test_a_server_without_tls_is_named() -> None:
+    """It hangs up, answers in plain text, or waits for more, as Redis does."""
+    for greeting in (b"", b"-ERR unknown command\r\n"):
+        with case(greeting), hanging_up(greeting=greeting) as port:
+            said = refused_first_call(f"rediss://127.0.0.1:{port}/0")
+            assert said.startswith(f"what listens at rediss://127.0.0.1:{port}/0 may speak no TLS (")
+            assert said.endswith("; try redis://")
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # the system takes connections, and nobody answers
+        url = f"rediss://127.0.0.1:{silent.getsockname()[1]}/0?socket_timeout=0.2"
+        assert "may speak no TLS" in refused_first_call(url)
+
+
+def refused_first_call(url: str) -> str:
+    """What the first command of a process says."""
+    with closing(lowq.Lowq(redis_url=url)) as app, pytest.raises(RedisUnavailable) as caught:
+        app.client.command("PING")
+    return str(caught.value)
+
+
+@contextmanager
+def hanging_up(greeting: bytes) -> Iterator[int]:
+    """The port of a server that reads a little, says the greeting and closes each connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listening.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(2**16)
+                    connection.sendall(greeting)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join(PATIENCE)
