@@ -261,13 +261,12 @@ class _Faults:
 
     def epochs(self, performs: Sequence[Perform]) -> Iterator[list[Perform]]:
         """The performs of an id between two losses of data."""
-        losses = [lapse for lapse in self.losses if lapse.is_of(performs[0].shard)]
-        if not losses:
-            yield list(performs)
-            return
-        edges = [-math.inf, *(edge for lapse in losses for edge in (lapse.begin, lapse.end)), math.inf]
-        for begin, end in zip(edges[::2], edges[1::2], strict=True):
-            yield [perform for perform in performs if begin < perform.start < end]
+        losses = [(lapse.begin, lapse.end) for lapse in self.losses if lapse.is_of(performs[0].shard)]
+        since = -math.inf
+        for begin, end in [*sorted(losses), (math.inf, math.inf)]:  # they may overlap
+            if since < begin:
+                yield [perform for perform in performs if since < perform.start < begin]
+            since = max(since, end)
 
 
 @dataclass(frozen=True, slots=True)

@@ -364,4 +364,11 @@ OF_STORIES = [
       if fields[i] == 'holder:' .. ARGV[4] then own = { fields[i], fields[i + 1] } end
     end
     do return own end"""),
+    bug("a push that comes behind its repeat pushes again", "push",
+        ZSCORE="if string.sub(key, -8) == 'repeated' then return false end"),
+    bug("who resumes a lease goes on under its fence", "acquire", front="""\
+    local before = redis.call('HMGET', KEYS[1] .. 'meta', 'owner', 'fence')
+    local string = setmetatable({ format = function(form, ...)
+      return form == '%.0f' and before[1] == ARGV[2] and before[2] or string.format(form, ...)
+    end }, { __index = string })"""),
 ]  # fmt: skip

@@ -40,7 +40,7 @@ OUT_OF_REACH = {
     "an equal payload of an inline one takes the last score", "scores of inline payloads are compared as texts",
 }  # fmt: skip
 #: Stories of one process, which grows with each.
-CHUNK = 25
+CHUNK = 50
 #: Seconds that a story may take.
 PATIENCE = 120.0
 

@@ -59,11 +59,11 @@ class Performer:
     # --- what is done to it ---
 
     def _after_steps(self, steps: int, do: Callable[[], object]) -> None:
-        left = [steps]
+        left = [max(steps, 1)]
 
         def at_step() -> bool:
             left[0] -= 1
-            if left[0] <= 0:
+            if left[0] == 0:  # once: of a process that froze all threads come to their next step
                 do()
             return left[0] <= 0
 

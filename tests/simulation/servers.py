@@ -1,4 +1,4 @@
-"""Redis servers of a simulation: lowq's real scripts on the embedded store, behind a simulated network.
+"""Redis servers of a simulation: lowq's real scripts on the embedded store, behind a simulated network; and sentinels.
 
 A server does one command after the other, each takes virtual time, and it sees its own clock. It keeps the commands
 that write: what a failover or a crash leaves of a server is what the first of them do, so the last writes are lost.
@@ -8,7 +8,7 @@ import errno
 import hashlib
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -19,7 +19,7 @@ from lowq.store.calls import Script
 from lowq.store.embedded import encode, take_command
 from lowq.store.keys import SLOTS, slot_of
 from tests.simulation.machine import NETWORK, Socket
-from tests.simulation.store import Session, new_store
+from tests.simulation.store import Session, new_store, restore, snapshot
 from tests.simulation.world import Process, World
 
 #: Seconds that a command takes, and a script.
@@ -29,10 +29,11 @@ LATENCY = (5e-5, 4e-4)
 #: Seconds after which a primary of a cluster that reaches no others refuses what it is asked.
 NODE_TIMEOUT = 1.0
 #: What a server says that refuses scripts.
+REPLICA = b"READONLY You can't write against a read only replica."
 REFUSALS = (
     b"OOM command not allowed when used memory > 'maxmemory'.",
     b"NOPERM this user has no permissions to run the 'evalsha' command",
-    b"READONLY You can't write against a read only replica.",
+    REPLICA,
     b"BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
 )
 #: Commands that change nothing, and are not kept.
@@ -66,7 +67,7 @@ class Link:
     lost_requests: float = 0.0
     lost_replies: float = 0.0
     late: float = 0.0
-    #: The client sees its connection break, and the request arrives later all the same: behind its repeat.
+    #: The client sees its connection break, and the request arrives later all the same: perhaps behind its repeat.
     belated: float = 0.0
     #: Seconds that a late message takes, at the most.
     lateness: float = 3.0
@@ -92,10 +93,14 @@ class Server:
         self.cut_off: set[Process] = set()
         #: (when, command) of those that may have written, in their order.
         self.log: list[tuple[float, list[bytes]]] = []
+        #: What it knew after so many of them.
+        self._snapshots: list[tuple[int, bytes]] = []
         #: Seconds that its replica is behind; 0.0: it has none.
         self.lag = 0.0
         #: It doesn't reach its replica, nor the other primaries, since then. It does not know.
         self.isolated_at: float | None = None
+        #: Sentinels have made it a replica of another one.
+        self.is_replaced = False
         #: What it answers to a share of the scripts, which it refuses.
         self.refusal = b""
         #: Scripts that go on while memory is full.
@@ -127,9 +132,18 @@ class Server:
         connection = Connection(socket, Session(self.store))
         self.connections.append(connection)
         socket.deliver = lambda data: self._sent(connection, data, process)
-        socket.on_close = lambda: world.after(seconds, lambda: self._closed(connection))
+        socket.on_close = lambda: world.after(seconds, lambda: self._hung_up(connection))
         if process is not None:
             process.at_death.append(socket.hang_up)
+
+    def _hung_up(self, connection: Connection) -> None:
+        """Its client has closed it: the server notices that when it has carried out what was sent before."""
+        world = self.world
+        at = max(connection.last_in, self._busy_until, self.process.frozen_until)
+        if connection.is_open and at >= world.now:
+            world.at(at + COMMAND, lambda: self._hung_up(connection))
+        else:
+            self._closed(connection)
 
     def _closed(self, connection: Connection) -> None:
         connection.is_open = False
@@ -165,7 +179,8 @@ class Server:
 
         def arrive() -> None:
             if sender in self.cut_off:
-                world.after(0.5, arrive)  # TCP sends it again
+                connection.last_in = world.now + 0.5
+                world.at(connection.last_in, arrive)  # TCP sends it again
             elif connection.is_open and self.process.is_alive:
                 connection.buffer += data
                 self._work(connection)
@@ -277,6 +292,8 @@ class Server:
                 return f"-MOVED {slot_of(key)} {owner.address[0]}:{owner.address[1]}\r\n".encode()
             if self.isolated_at is not None and self.world.now > self.isolated_at + NODE_TIMEOUT:
                 return b"-CLUSTERDOWN The cluster is down\r\n"
+        if self.is_replaced and name not in READING:
+            return b"-%s\r\n" % REPLICA
         if self.refusal and name == b"EVALSHA" and self.world.chance.random() < 0.3:
             is_unlimited = self.refusal.startswith(b"OOM") and command[1] in self._unlimited
             return None if is_unlimited else b"-%s\r\n" % self.refusal
@@ -320,7 +337,7 @@ class Server:
     def promote(self, behind: float, address: Address) -> "Server":
         """Its replica, which is so many seconds behind, as a primary with that address."""
         heir = Server(self.world, address, self.link, self.cluster)
-        heir.lag, heir._sources = self.lag, dict(self._sources)
+        heir.lag, heir._sources, heir._snapshots = self.lag, dict(self._sources), self._snapshots
         since = (self.world.now if self.isolated_at is None else self.isolated_at) - behind
         heir._replay([entry for entry in self.log if entry[0] <= since])
         if self.cluster is not None:  # it goes on with what it knew
@@ -332,18 +349,24 @@ class Server:
     @property
     def is_replica(self) -> bool:
         """Whether it was replaced, and knows it."""
-        return self.cluster is not None and self not in self.cluster.primaries
+        return self.is_replaced or (self.cluster is not None and self not in self.cluster.primaries)
+
+    def take_snapshot(self) -> None:
+        """It may soon lose what it writes from now on: what it knows need not be replayed."""
+        self._snapshots.append((len(self.log), snapshot(self.store)))
 
     def _replay(self, log: list[tuple[float, list[bytes]]]) -> None:
         """What it knows becomes what these commands do, each at its time."""
         world, present = self.world, self.world.now
-        self.store = new_store()
+        self._snapshots = [(count, held) for count, held in self._snapshots if count <= len(log)]
+        known, held = max(self._snapshots, default=(0, None))
+        self.store = new_store() if held is None else restore(held)
         self._scripts.clear()
         for source in self._sources.values():
             self.ask(b"SCRIPT", b"LOAD", source)
         session = Session(self.store)
         with world.acting_as(self.process):
-            for number, (at, command) in enumerate(log):
+            for number, (at, command) in enumerate(log[known:], known):
                 world.now = at
                 _RANDOM.seed(number)
                 session.answer(list(command))
@@ -367,6 +390,41 @@ class Cluster:
             [edges[number], edges[number + 1] - 1, [server.address[0].encode(), server.address[1]]]
             for number, server in enumerate(self.primaries)
         ]
+
+
+class Sentinel(Server):
+    """Says which primary the service has, as far as it has heard of the others. ``primary``: at the beginning."""
+
+    def __init__(self, world: World, address: Address, primary: Address) -> None:
+        super().__init__(world, address, Link())
+        self.primary = primary
+        #: Grows with each failover.
+        self.epoch = 0
+        self.sees_down = False
+        #: Until when it hears nothing of the others.
+        self.deaf_until = 0.0
+
+    def hear(self, primary: Address, epoch: int, then: Callable[[], object] = lambda: None) -> None:
+        """The others have made that server the primary. ``then``: is called when it knows."""
+        world = self.world
+        begin = max(self.deaf_until, self.process.frozen_until) if self.process.is_alive else world.now + 0.1
+        if begin > world.now:
+            world.at(begin, lambda: self.hear(primary, epoch, then))
+            return
+        if epoch > self.epoch:
+            self.primary, self.epoch, self.sees_down = primary, epoch, False
+        then()
+
+    def see_down(self, primary: Address) -> None:
+        """The primary does not answer it."""
+        self.sees_down = self.primary == primary and self.deaf_until <= self.world.now
+
+    def _own_answer(self, name: bytes, command: list[bytes]) -> bytes | None:
+        if name != b"SENTINEL":
+            return super()._own_answer(name, command)
+        flags = "s_down,o_down,master" if self.sees_down else "master"
+        state = "ip", self.primary[0], "port", self.primary[1], "flags", flags, "config-epoch", self.epoch
+        return encode([str(each).encode() for each in state])
 
 
 def listen(by_address: Mapping[Address, Server]) -> None:

@@ -6,6 +6,7 @@ remained half was, for each command of a script, its signature, rights, transact
 replies.
 """
 
+import pickle
 import time
 from collections.abc import Callable
 from typing import Any
@@ -40,6 +41,19 @@ def new_store() -> FakeServer:
     """An empty store."""
     store = FakeServer(version=(7, 0))
     vars(store).update(_interpreter)
+    return store
+
+
+def snapshot(store: FakeServer) -> bytes:
+    """What it holds, for `restore`."""
+    return pickle.dumps([(number, db._dict, db._expiry_heap) for number, db in store.dbs.items()])
+
+
+def restore(snapshot: bytes) -> FakeServer:
+    """A store that holds that."""
+    store = new_store()
+    for number, items, heap in pickle.loads(snapshot):
+        store.dbs[number]._dict, store.dbs[number]._expiry_heap = items, heap
     return store
 
 

@@ -20,18 +20,21 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import lowq
 import tests.history
 from lowq.shards.shard import Shard
+from lowq.store import urls
 from lowq.store.keys import shard_prefix
+from lowq.store.sentinels import FollowedPrimary
 from lowq.work import threads
 from tests.checker import Report, check, check_calls, check_concurrency
 from tests.history import History
 from tests.simulation import machine
 from tests.simulation.performers import AWAY, CALLS, QUEUE, TICK, TICKS_SHARD, Performer
-from tests.simulation.servers import REFUSALS, Address, Cluster, Link, Server, listen
+from tests.simulation.servers import REFUSALS, Address, Cluster, Link, Sentinel, Server, listen
 from tests.simulation.world import BEGINNING, BEGINNING_WALL, Process, Stalled, World, simulating
 
 #: Virtual seconds within which everything is performed once the last fault is over.
@@ -43,6 +46,22 @@ BUSY = 15.0
 setattr(threads, "interrupt_of_this_thread", machine.interrupt_of_this_thread)  # noqa: B010 - mypy and a module
 # Sets of shards are gone through in an order that is not that of their addresses: so a seed tells one story.
 Shard.__hash__ = lambda self: hash(self.prefix)  # type: ignore[method-assign, attr-defined]
+
+
+class _OfProcesses(dict[Any, Any]):
+    """What each process keeps for itself."""
+
+    def setdefault(self, name: Any, value: Any = None) -> Any:
+        return super().setdefault((os.getpid(), name), value)
+
+
+# Each process follows the primary that sentinels name by itself. Connections end in an order that is not that of their
+# addresses.
+_FOLLOWED = _OfProcesses()
+setattr(urls, "_followed", _FOLLOWED)  # noqa: B010 - mypy and a module
+FollowedPrimary._list_connections = lambda self: sorted(  # type: ignore[method-assign]
+    (each for each in self._connections if each._sock is not None), key=lambda each: int(each._sock.fileno())
+)
 
 #: Virtual seconds after which an operator goes on with a reshard that keeps another one from its beginning.
 ABANDONED = 5.0
@@ -69,6 +88,11 @@ FAULTS = {
     "reshard": 1,
     "leave reshard": 1,
 }
+#: The same in stories with sentinels: these are added.
+OF_SENTINELS = {"pause sentinel": 2, "restart sentinel": 2, "isolate sentinel": 3, "isolate": 2, "lose writes": 1}
+#: Virtual seconds within which every client uses the primary that all sentinels name: they are asked once a second, and
+#: less often after they did not answer, which may concern one of them, or more.
+LEFT_AFTER = (1.5, 11.0)
 #: What the doctor says of faults that are over.
 TOLD = {"maintenance_late"}
 #: After these a server lacks what it has answered.
@@ -122,6 +146,8 @@ class Plan:
     cancels_running: bool
     #: Calls of handlers of all nodes at a time, by a limit around them; None: there is none.
     calls: int | None
+    #: Sentinels that name the primary; 0: its address is known.
+    sentinels: int
 
 
 def draw(seed: int) -> Plan:
@@ -139,12 +165,24 @@ def draw(seed: int) -> Plan:
         Fault(len(faults) + number, others.uniform(0.2, BUSY), "cancel", others.randrange(1000), 0.0, 0)
         for number in range(others.choice((0, 0, 3, 8)))
     ]
+    servers = chance.choice((1, 1, 1, 3))
+    watched = random.Random(f"sentinels {seed}")
+    sentinels = 3 if servers == 1 and watched.random() < 0.3 else 0
+    if sentinels:
+        faults += [
+            Fault(
+                len(faults) + number, watched.uniform(0.2, BUSY),
+                watched.choices([*OF_SENTINELS], [*OF_SENTINELS.values()])[0], watched.randrange(1000),
+                watched.choice((0.2, 1.0, 2.5)) * watched.uniform(0.5, 2.0), 0,
+            )
+            for number in range(watched.choice((3, 5, 8)))
+        ]  # fmt: skip
     if any(fault.name in LOSING for fault in faults):
         # A clock that steps back after a failover has lost a lease makes the fence of that lease anew.
         faults = [fault for fault in faults if fault.name != "step clock"]
     return Plan(
         seed,
-        servers=chance.choice((1, 1, 1, 3)),
+        servers=servers,
         shards=chance.randint(1, 5),
         performers=chance.choices(Performer.KINDS, (6, 3, 2, 1), k=chance.choice((1, 2, 2, 3))),
         producers=[chance.random() < 0.3 for _ in range(chance.randint(1, 3))],
@@ -162,13 +200,18 @@ def draw(seed: int) -> Plan:
         concurrency=chance.choice((None, None, None, 1, 2)),
         cancels_running=others.random() < 0.15,
         calls=random.Random(f"calls {seed}").choice((None, None, None, 1, 2)),
+        sentinels=sentinels,
     )
 
 
 def changed(plan: Plan, changes: Mapping[str, Any]) -> Plan:
-    """That plan with other values. ``faults``: their names, which take turns; when they happen is as it was."""
+    """That plan with other values. ``faults``: their names, which take turns; when they happen is as it was. Or all of
+    them, as fields by their names.
+    """
     changes = dict(changes)
-    if "faults" in changes:
+    if "faults" in changes and isinstance(next(iter(changes["faults"]), None), Mapping):
+        changes["faults"] = [Fault(number, **fields) for number, fields in enumerate(changes["faults"])]
+    elif "faults" in changes:
         names = itertools.cycle(changes["faults"])
         changes["faults"] = [replace(fault, name=name) for fault, name in zip(plan.faults, names, strict=False)]
     return replace(plan, **changes)
@@ -244,12 +287,21 @@ class Story:
             self.cluster.primaries = self.servers
         self.durability: Literal["replicated", "none"] = "replicated" if plan.lag else "none"
         #: Whom an address belongs to.
-        self.by_address = {server.address: server for server in self.servers}
+        self.sentinels = [
+            Sentinel(world, (f"10.0.2.{number + 1}", 26379), addresses[0]) for number in range(plan.sentinels)
+        ]
+        self.by_address = {server.address: server for server in (*self.servers, *self.sentinels)}
         listen(self.by_address)
+        _FOLLOWED.clear()
+        #: How often there was a failover.
+        self._epoch = 0
         for server in self.servers:
             server.lag = plan.lag
         hosts = ",".join(f"{host}:{port}" for host, port in addresses)
         self.url = f"redis://{hosts}/0" if self.cluster is None else f"redis+cluster://{hosts}"
+        if self.sentinels:
+            hosts = ",".join(f"{host}:{port}" for host, port in (sentinel.address for sentinel in self.sentinels))
+            self.url = f"redis+sentinel://{hosts}/orders/0"
         self.performers: list[Performer] = []
         self._pids = 0
         #: Producers and operators at work.
@@ -320,6 +372,13 @@ class Story:
             self.world.spawn(self.new_process(f"producer {number}"), self._producing(number, is_async), "main")
         for fault in self.faults:
             self.world.at(BEGINNING + fault.at, self._harming(fault))
+            before = fault.at - (self.plan.lag or 1.0) - 0.001
+            if fault.name in LOSING and before > 0:
+                self.world.at(BEGINNING + before, self._take_snapshots)
+
+    def _take_snapshots(self) -> None:
+        for server in self.servers:
+            server.take_snapshot()
 
     def _wait_until(self, done: Callable[[], bool], limit: float) -> None:
         found: list[bool] = []
@@ -504,6 +563,7 @@ class Story:
         world, seconds, link, which = self.world, fault.seconds, self.link, fault.which
         server = self.servers[which % len(self.servers)]
         performer = self.performers[which % len(self.performers)]
+        sentinel = self.sentinels[which % len(self.sentinels)] if self.sentinels else None
         match fault.name:
             case "kill":
                 performer.kill_after(fault.steps, restart_in=seconds)
@@ -526,8 +586,17 @@ class Story:
                 self._trouble(seconds)
                 server.refusal = REFUSALS[which // 3 % len(REFUSALS)]
                 world.after(seconds, lambda: setattr(server, "refusal", b""))
+            case "isolate" if self.sentinels:
+                self._fail_over(server, seconds if which % 2 else None)
             case "isolate":
                 self._isolate(server, seconds)
+            case "pause sentinel" if sentinel:  # it answers late
+                sentinel.process.freeze(seconds)
+            case "restart sentinel" if sentinel:  # or not at all
+                sentinel.stop()
+                world.after(seconds, sentinel.start)
+            case "isolate sentinel" if sentinel:  # or with a primary that is none any more
+                sentinel.deaf_until = max(sentinel.deaf_until, world.now + seconds)
             case "delay messages":
                 self._trouble(seconds)
                 link.late = 0.1
@@ -539,6 +608,8 @@ class Story:
                 self._trouble(seconds)
                 server.stop()
                 world.after(seconds, lambda: self._come_back(server, 0.0))
+            case "lose writes" if self.sentinels:
+                self._fail_over(server, seconds, is_killed=True)
             case "lose writes":  # as by a failover to a replica, or what was not yet on the disk is gone
                 self._trouble(seconds)
                 server.stop()
@@ -610,6 +681,54 @@ class Story:
         place = self.servers.index(server)
         world.after(promotion, promote)
         world.after(promotion + seconds, end)
+
+    def _fail_over(self, server: Server, seconds: float | None, *, is_killed: bool = False) -> None:
+        """Sentinels make its replica the primary, each of them at its time: it is isolated, though clients reach it, or
+        was killed. So many seconds later it is back, as a replica; None: never, and it goes on to answer.
+        """
+        if server.isolated_at is not None or not server.process.is_alive:
+            return
+        world, behind = self.world, self.world.chance.uniform(0.0, self.plan.lag or 0.1)
+        self._trouble(2.0)
+        since = server.isolated_at = world.now
+        if is_killed:
+            server.stop()
+        for sentinel in self.sentinels:
+            world.after(world.chance.uniform(0.1, 0.5), partial(sentinel.see_down, server.address))
+        self._busy += 1
+        self._epoch += 1
+        epoch, unaware = self._epoch, [*self.sentinels]
+        troubled = {fault.which % len(unaware) for fault in self.faults if fault.name.endswith("sentinel")}
+        left_after = LEFT_AFTER[len(troubled) > 1]
+
+        def promote() -> None:
+            address = f"10.0.1.{epoch}", 6379
+            self.note(f"{server.address[0]} is replaced by {address[0]}, which is {behind:.3f} s behind")
+            self.servers[0] = self.by_address[address] = server.promote(behind, address)
+            for sentinel in self.sentinels:
+                world.after(world.chance.uniform(0.0, 1.5), partial(sentinel.hear, address, epoch, heard))
+
+        def heard() -> None:
+            self._trouble(left_after)
+            unaware.pop()
+            if not unaware:
+                world.after(left_after, left)
+
+        def left() -> None:
+            self._busy -= 1
+            lost = (at for at, _ in server.log if at > since - behind)
+            self._lapse(self.servers[0], min(lost, default=world.now))
+
+        def come_back() -> None:
+            self.note(f"{server.address[0]} is a replica")
+            if not is_killed:
+                server.stop()
+            server.is_replaced = True
+            server.start()
+
+        world.after(0.5, promote)
+        if seconds is not None:
+            world.after(0.5 + seconds, come_back)
 
     def _reshard(self, queue: Any, shards: int) -> None:
         give_up_at = time.monotonic() + ABANDONED

@@ -40,6 +40,24 @@ GROUPS: list[dict[str, dict[str, Any]]] = [
     {
         "revived": {"performers": ["threads", "loop"], "faults": ["cancel"], "ids": 3},
         "a limit forgets whom else it has let in": {"performers": ["threads", "loop"], "faults": [], "calls": 1},
+        "a push that comes behind its repeat pushes again": {
+            "performers": ["threads", "loop"], "faults": ["repeat messages"], "servers": 1, "pushes": 200,
+            "sentinels": 0,
+        },
+        # The other one has the shards of the one that is frozen, Redis loses that, and the first one is back before it.
+        "who resumes a lease goes on under its fence": {
+            "performers": ["threads", "threads"], "servers": 1, "shards": 4, "sentinels": 0, "pushes": 200, "ids": 20,
+            "lease_ttl": 1.0, "lag": 0.0, "ttr": None,
+            "faults": [
+                fault
+                for which, at in ((0, 1.0), (1, 7.0))
+                for fault in (
+                    {"name": "freeze", "at": at, "which": which, "seconds": 1.6, "steps": 0},
+                    {"name": "freeze", "at": at + 1.3, "which": 1 - which, "seconds": 1.0, "steps": 0},
+                    {"name": "lose writes", "at": at + 1.35, "which": 0, "seconds": 0.3, "steps": 0},
+                )
+            ],
+        },
     },
 ]  # fmt: skip
 
