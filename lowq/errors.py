@@ -41,7 +41,7 @@ from typing import Any
 EXIT_OK = 0
 #: It could not start, or a handler or an error stopped it. Of a supervisor: it gave up, or a process failed at its end.
 EXIT_FAILED = 1
-#: What was typed makes no sense: an unknown queue, say.
+#: What was typed makes no sense, or a setting: an unknown queue, say.
 EXIT_USAGE = 2
 #: Something still ran when shutdown_timeout was over, or it had to stop a second time.
 EXIT_CUT_SHORT = 3

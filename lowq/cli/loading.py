@@ -301,7 +301,7 @@ def _find_app(module: ModuleType, target: str, attribute: str, *, workers: bool)
         raise WrongUsage(f"{target} has {len(distinct)} applications; choose one: {names}")
     if distinct:
         return next(iter(distinct.values()))[1]
-    if workers and module.__file__ is None:
+    if workers and getattr(module, "__file__", "") is None:
         path = target.replace(".", "/")
         raise WrongUsage(f"{target} is a folder: name a file in it, such as {path}/workers.py, or cd {path} first")
     if workers:

@@ -83,5 +83,5 @@ def _running_tasks(backend: Backend) -> int:
     """How many records of actions say that they run, and were written lately; task_begin.lua has their form."""
     key = tasks_key(backend.config.namespace)
     raw, time = backend.client.commands([("HGETALL", key), ("TIME",)], key=key)
-    reported = [head[2] for head in (record.split(b" ", 3) for record in raw[1::2]) if head[0] == b"running"]
+    reported = [head[2] for head in (one.split(b" ", 3) for one in raw[1::2]) if head[0] == b"running" and head[3:]]
     return sum(abs(time_of(time) - (untrusted.finite(at) or 0.0)) <= TASK_SILENCE for at in reported)

@@ -394,7 +394,9 @@ class MaintenanceLoop:
             RedisUnavailable
         """
         self._leases.keep(nonce)
-        self._membership.send_extras(self._client, self._membership.heartbeat_call(self._details()))
+        # Until the new code has subscribed nobody hears a command.
+        details = {**self._details(), "listens": False}
+        self._membership.send_extras(self._client, self._membership.heartbeat_call(details))
 
     def detach(self) -> None:
         """Leaves all leases, after `stop`, with what is in flight, to a consumer with the same session.

@@ -69,7 +69,7 @@ def translate(error: Exception, call: _Call | None, url: str) -> Exception:
         of_sentinels = "+sentinel" in where.partition("://")[0]
         if "without any password configured" in text or "no password is set" in text:
             whose = "a sentinel of " if "said a sentinel" in text else ""
-            return RedisRefused(f"{whose}Redis at {where} has no password: leave it out of LOWQ_REDIS_URL")
+            return RedisRefused(f"{whose}Redis at {where} has no password: leave it out of redis_url")
         return RedisRefused(
             f"Redis at {where} refused the user or password: {text.rstrip('.?')}. "
             "redis_url gives them as redis://user:password@host"
@@ -82,7 +82,7 @@ def translate(error: Exception, call: _Call | None, url: str) -> Exception:
     if "cluster support disabled" in text:
         return RedisRefused(f"Redis at {where} is no cluster: use redis:// for a single server: {text}")
     if "DB index is out of range" in text:
-        return RedisRefused(f"Redis at {where} has no such database; write 0 to 15, or raise its setting databases")
+        return RedisRefused(f"Redis at {where} has no such database; its setting databases says how many it has")
     if isinstance(error, exceptions.OutOfMemoryError) or text.startswith("OOM"):
         return RedisFull(f"Redis at {where} is full (maxmemory reached); nothing was written: {text}")
     for kind, code, state, what_to_do in _NOT_READY:

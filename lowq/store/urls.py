@@ -142,7 +142,7 @@ def _host_port(text: str, default: int) -> tuple[str, int]:
 
 
 def _number(what: str, text: str) -> int:
-    if not (text.isascii() and text.isdecimal()):
+    if not (text.isascii() and text.strip().isdecimal()):  # a secret may end with a newline
         raise ValueError(f"the {what} must be a number, not {text!r}")
     return int(text)
 

@@ -10,7 +10,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -185,9 +185,9 @@ def test_users_passwords_and_rights() -> None:
 
 def test_a_password_or_a_database_that_the_server_does_not_have(redis_server: RedisServer) -> None:
     at = f"127.0.0.1:{redis_server.port}"
-    said = "has no password: leave it out of LOWQ_REDIS_URL"
+    said = "has no password: leave it out of redis_url"
     assert said in refused_push(f"redis://:{SECRET}@{at}", RedisRefused)
-    assert "has no such database; write 0 to 15" in refused_push(f"redis://{at}/99", RedisRefused)
+    assert "has no such database" in refused_push(f"redis://{at}/99", RedisRefused)
 
 
 def test_a_certificate_that_nobody_vouches_for(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def hanging_up(greeting: bytes) -> Iterator[int]:
                     connection, _ = listening.accept()
                 except OSError:
                     return
-                with connection:
+                with connection, suppress(OSError):
                     connection.recv(2**16)
                     connection.sendall(greeting)
 

@@ -320,6 +320,7 @@ def test_what_is_wrong_with_r_is_said(tmp_path: Path) -> None:
         ("shop_apps", "has 2 applications; choose one: shop_apps:first or shop_apps:second"),
         ("shop_apps:Two", "it is of type type, not Lowq"),
         ("shop_apps:empty", "shop_apps:empty registers no worker"),
+        ("time", "time registers no worker"),
         ("shop_aps", "did you mean shop_apps?"),
         ("shop_aps.py", "did you mean shop_apps.py?"),
         (":app", ":app: write app.py, pkg.module or pkg.module:app"),

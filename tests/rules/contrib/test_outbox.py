@@ -734,7 +734,7 @@ def test_a_relay_ends_while_it_waits(app: lowq.Lowq, url: str) -> None:
 
 
 #: Prints the options of the connection that the relay opens to Django's database.
-DJANGO = """
+OPTIONS = """
 import json, sys
 import django.conf
 from psycopg.conninfo import conninfo_to_dict
@@ -755,7 +755,7 @@ def test_a_postgresql_that_vanishes_without_a_word_is_noticed_after_a_while(post
             return dict(connection.info.get_parameters())
 
     ran = subprocess.run(
-        [sys.executable, "-c", DJANGO, postgres_url], capture_output=True, text=True, timeout=PATIENCE, check=True
+        [sys.executable, "-c", OPTIONS, postgres_url], capture_output=True, text=True, timeout=PATIENCE, check=True
     )
     rows = (
         (opened(postgres_url), "3"), (opened(f"{postgres_url}?keepalives_count=7"), "7"), (json.loads(ran.stdout), "7"),

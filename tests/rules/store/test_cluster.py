@@ -108,7 +108,8 @@ def notice(client: Client) -> bool:
 
 
 def test_a_node_of_ipv6_has_the_user_of_the_url() -> None:
-    topology = topology_of("redis+cluster://user:secret@[::1]:7001", 1, 1.0, 1.0, None)
+    # The newline is that of the file with the secret.
+    topology = topology_of("redis+cluster://user:secret@[::1]:7001\n", 1, 1.0, 1.0, None)
     connection = topology.pool_at(("fe80::2", 7002)).connect()
     assert (connection.host, connection.port) == ("fe80::2", 7002)
     assert (connection.username, connection.password) == ("user", "secret")
