@@ -118,7 +118,7 @@ def with_guess(translated: Exception, error: Exception, url: str) -> Exception:
     text = str(translated).rstrip(".")
     if url.startswith(("rediss", "valkeys")) and _NO_TLS.search(f"{text} {error.__context__}"):
         return RedisUnavailable(f"what listens at {without_password(url)} may speak no TLS ({error}); try redis://")
-    if re.search("closed by server|Error while reading", text):
+    if re.search("closed by server|while (reading|writing)", text):
         return RedisUnavailable(f"{text}, before any answer; it may be no Redis")
     return translated
 

@@ -59,6 +59,7 @@ def test_a_command_waits_until_a_node_that_has_just_started_listens(
         sender.start()
         sender.join(0.2)
         assert sender.is_alive(), "the command would be lost"
+        until(lambda: late, "the listener, which is started behind the loop that sends the heartbeats")
         start(late.pop())
         until(lambda: app.nodes()[0].quiet, "a quiet node")
         assert app.nodes()[0].listens
