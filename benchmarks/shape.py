@@ -177,7 +177,7 @@ def sizes() -> list[Figure]:
     callers = {path for path in code if "store" not in path.parts and _names_scripts(path)}
     return [
         # 40 more since whether a deploy is safe is said here, and not by the dashboard alone; 20 for errors of URLs.
-        Figure("lines of Python", sum(code.values()), 20_000, 30_390),
+        Figure("lines of Python", sum(code.values()), 20_000, 30_389),
         Figure("lines of Lua", sum(lua.values()), 3_700, 4_493),
         Figure("files of Python", len(code), 130, 171),
         Figure("longest file", len(longest.read_text().splitlines()), 450, 450, str(longest.relative_to(ROOT))),

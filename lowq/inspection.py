@@ -12,7 +12,7 @@ from lowq.observe.histories import (
     TotalTimes,
 )
 from lowq.operate.actions import Pause
-from lowq.operate.deploy import Deploy, Interruption
+from lowq.operate.deploy import DeployCheck, Interruption
 from lowq.operate.explain import Description, LimitState, Why
 from lowq.operate.findings import Finding, RedisInfo, Severity
 from lowq.operate.job_filter import JobFilter, Snapshot
@@ -25,7 +25,7 @@ from lowq.registrations import QueueInfo
 from lowq.store.shard_operations import Finished
 
 __all__ = [
-    "Deploy", "Description", "ErrorGroup", "Finding", "Finished", "Forecast", "FoundJob", "FoundPage", "Histogram",
+    "DeployCheck", "Description", "ErrorGroup", "Finding", "Finished", "Forecast", "FoundJob", "FoundPage", "Histogram",
     "History", "HistoryPoint", "Interruption", "JobFilter", "LimitState", "NodeInfo", "Page", "Pause", "QueueInfo",
     "QueueOverview", "RedisInfo", "RunningBatch", "ScheduleInfo", "Severity", "ShardInfo", "SlowBatch", "Snapshot",
     "Span", "Stack", "Statistics", "Stats", "StretchTimes", "StuckBatch", "Times", "TotalTimes", "Why",

@@ -305,8 +305,7 @@ def encode_job(
                     "Push a reference instead, such as a URL or a row's key"
                 )
         elif is_typed:
-            if len(job) > known:
-                _encode_order(job, known, rest)  # a misspelt payload is an unknown field
+            _refuse_unknown(job)  # such as a misspelt payload
             payload = dump_payload("")
         if len(job) > known:
             score, perform_at, rest = _encode_order(job, known, rest)

@@ -34,7 +34,7 @@ class Interruption:
 
 
 @dataclass(frozen=True, slots=True)
-class Deploy:
+class DeployCheck:
     """What a stop of all nodes would meet now, as of their last heartbeats."""
 
     #: What it would probably cut off, the batch that runs longest first.
@@ -52,14 +52,14 @@ class Deploy:
         return not (self.interruptions or self.consumers or self.tasks)
 
 
-def deploy_check(backend: Backend, living: Sequence[NodeInfo] | None = None) -> Deploy:
+def deploy_check(backend: Backend, living: Sequence[NodeInfo] | None = None) -> DeployCheck:
     """What a deploy that stops all nodes would meet now. ``living``: the nodes, if they are known already.
 
     Raises:
         RedisUnavailable, RedisRefused
     """
     living = nodes(backend) if living is None else living
-    return Deploy(
+    return DeployCheck(
         _interruptions(backend, living),
         [node for node in living if node.taken],
         _running_tasks(backend),

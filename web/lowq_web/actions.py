@@ -13,7 +13,7 @@ from lowq.codec import lookup_id
 from lowq.operate.actions import ActionName
 from lowq.options import QUEUE_OPTIONS
 from lowq_web.background import BackgroundAction, BackgroundActions, TaskState
-from lowq_web.journal import Actor, Entry, say
+from lowq_web.journal import Actor, Entry, log_entry
 from lowq_web.listing import Target
 from lowq_web.stats_cache import StatsCache
 
@@ -175,7 +175,7 @@ class Actions:
         """
         self._app.send_command(node, command)  # type: ignore[arg-type]  # anything else is refused there
         self._stats_cache.forget()
-        say(self._actor, command, node, None, {})
+        log_entry(self._actor, command, node, None, {})
         try:
             self._app.note(self._actor.name, command, node, address=self._actor.address)
         except lowq.LowqError as error:

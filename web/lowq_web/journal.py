@@ -26,7 +26,7 @@ class Actor:
     address: str | None = None
 
 
-def say(who: Actor, action: str, target: str, count: int | None, detail: Mapping[str, Any]) -> None:
+def log_entry(who: Actor, action: str, target: str, count: int | None, detail: Mapping[str, Any]) -> None:
     """Writes an entry to `logging`. Never fails: no handler or filter of the application can prevent an action."""
     entry = {"who": who.name, "action": action, "target": target, "count": count, "detail": detail}
     entry["address"] = who.address
@@ -45,9 +45,9 @@ class Entry(ActionRecord):
         super().__init__(app, who.name, action, target, detail, address=who.address)
         self._says = who, action, target
         # Not before: without the entry in Redis the action does not begin.
-        say(*self._says, None, {**detail, "outcome": "started"})
+        log_entry(*self._says, None, {**detail, "outcome": "started"})
 
     def end(self) -> None:
         """Replaces the entry by its outcome. Never fails."""
-        say(*self._says, self.count, self.detail)
+        log_entry(*self._says, self.count, self.detail)
         super().end()

@@ -13,7 +13,7 @@ class Answer(Struct, frozen=True):
     """An answer, or a part of one. All fields are always there."""
 
     #: A POST that is answered with it has begun something, which goes on: the status is 202.
-    has_begun: ClassVar[bool] = False
+    is_accepted: ClassVar[bool] = False
 
     @classmethod
     def of(cls, source: object, **more: Any) -> Self:

@@ -47,7 +47,7 @@ class Endpoint:
             if self.method == "GET":
                 return read_query(query_of(request), self.takes)
             read_query(query_of(request), Nothing)
-            if not body and self.takes.may_lack:
+            if not body and self.takes.body_optional:
                 return self.takes()
             if not is_json(request.headers):
                 raise HTTPException(415, "send a JSON document, with Content-Type: application/json")
@@ -76,7 +76,7 @@ def _endpoint(method: Method, path: str, text: str) -> Callable[[Handler], Handl
 
 
 def _status(method: Method, kind: Any) -> int:
-    return 202 if method == "POST" and kind.has_begun else 200
+    return 202 if method == "POST" and kind.is_accepted else 200
 
 
 get = partial(_endpoint, "GET")

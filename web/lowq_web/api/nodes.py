@@ -69,7 +69,7 @@ class CommandDocument(Received, frozen=True):
 
 
 class Sent(Answer, frozen=True):
-    has_begun = True
+    is_accepted = True
     sent: str
 
 

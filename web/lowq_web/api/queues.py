@@ -163,7 +163,7 @@ _Reason = Annotated[str, Meta(max_length=300, description="For the audit log and
 
 
 class PauseDocument(Received, frozen=True):
-    may_lack = True
+    body_optional = True
     reason: _Reason | UnsetType = UNSET
 
 

@@ -28,7 +28,7 @@ class Received(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     #: Fields that may have any bytes; what is no UTF-8 of them comes as surrogates. So do the items of lists.
     of_bytes: ClassVar[frozenset[str]] = frozenset()
     #: A POST may come without a document, which counts as an empty one.
-    may_lack: ClassVar[bool] = False
+    body_optional: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -48,7 +48,7 @@ class Received(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Nothing(Received, frozen=True):
     """No parameters."""
 
-    may_lack = True
+    body_optional = True
 
 
 #: Bytes that are no UTF-8 come and go as surrogates.

@@ -13,7 +13,7 @@ from lowq_web.words import TaskAction
 
 
 class Task(Answer, frozen=True):
-    has_begun = True
+    is_accepted = True
     id: str
     who: str
     queue: Annotated[str | None, Meta(description="null: all queues whose names have part in them")]
