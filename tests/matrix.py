@@ -7,15 +7,16 @@ Each part runs the tests that could go another way there:
 | python | all rules | each Python, with the newest redis-py that lowq allows |
 | processes | nodes and supervisors: signals, threads, event loops, forks | each Python |
 | redis-py | what talks to a server: the rules on a real one; clusters, sentinels, failovers | the oldest redis-py |
-| servers | the same | each server of tests/servers.py, unpacked beside the installed one |
+| servers | the same | each server of tests/debian.py, unpacked beside the installed one |
 | hiredis | the same | without hiredis |
 | resp3 | the same | with RESP3 |
 | tls | push, nodes, wake-ups, command line | each server, with a certificate made by the test |
 | rights | producers, nodes, people | each server, as the users of docs/operations.md |
 
-It takes what this machine has: `python3.12` and the like on PATH, the versions of pyenv and of uv. Each gets a virtual
-environment of its own below `.matrix/`, made anew when pyproject.toml changes. All parts but the first two run on the
-oldest Python. Without the tests marked slow, unless `-m` says so. What can't be had is named, and is no failure.
+It takes what this machine has: `python3.12` and the like on PATH, the versions of pyenv and of uv; the newest Python is
+unpacked like the servers where it is not there. Each gets a virtual environment of its own below `.matrix/`, made anew
+when pyproject.toml changes. All parts but the first two run on the oldest Python. Without the tests marked slow, unless
+`-m` says so. What can't be had is named, and is no failure.
 
 With `--publish` each run that passed becomes a row of docs/compatibility.md as soon as it ends, and one that failed
 loses its row. Rows of what was not run stay, unless they are of tests that the part does not run any more. What has no
@@ -33,7 +34,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tests.servers import PACKAGED, Unavailable, installed, unpacked, version_of
+from tests.debian import PYTHON, SERVERS, Packaged, Unavailable, installed, unpacked, version_of
 
 ROOT = Path(__file__).resolve().parents[1]
 #: The Pythons that should be there: the oldest supported one up to the newest released.
@@ -180,14 +181,14 @@ def plan(parts: Sequence[str], interpreters: Sequence[Interpreter], servers: Seq
     return runs
 
 
-def find_servers() -> tuple[list[str], list[str]]:
-    """The programs of the servers besides the installed one, and why others can't be had."""
+def find_packaged(wanted: Iterable[Packaged]) -> tuple[list[Path], list[str]]:
+    """The programs of those that Debian's packages have, and why others can't be had."""
     found, missing = [], []
-    for server in PACKAGED:
+    for packaged in wanted:
         try:
-            found.append(str(unpacked(server)))
+            found.append(unpacked(packaged))
         except Unavailable as error:
-            missing.append(f"{server.name}: {error}")
+            missing.append(f"{packaged.name}: {error}")
     return found, missing
 
 
@@ -202,9 +203,9 @@ def prepare(environment: Environment) -> Path:
     project = ROOT / "pyproject.toml"
     if not stamp.exists() or stamp.stat().st_mtime < project.stat().st_mtime:
         print(f"installing lowq and its development tools into {folder.relative_to(ROOT)}", flush=True)
-        subprocess.run([environment.interpreter.program, "-m", "venv", "--clear", folder], check=True)
-        pip = [str(python), "-m", "pip", "--disable-pip-version-check", "-qq", "install"]
-        subprocess.run([*pip, "--upgrade", "pip>=25.1"], cwd=ROOT, check=True)  # the first that knows groups
+        # Without pip, as Debian's Python brings none: the pip that lowq was installed with does it.
+        subprocess.run([environment.interpreter.program, "-m", "venv", "--clear", "--without-pip", folder], check=True)
+        pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", "-qq", "install"]
         redis = [environment.redis] if environment.redis else []
         subprocess.run([*pip, "-e", ".[all]", "--group", "dev", *redis], cwd=ROOT, check=True)
         stamp.touch()
@@ -292,7 +293,7 @@ def without_row(rows: Sequence[Sequence[str]]) -> list[str]:
             found += [f"{part} {minor}" for minor in EXPECTED if minor not in minors]
         elif part == "servers":
             names = " ".join(each[3].lower().replace(" ", "-") for each in cells)
-            found += [f"servers {server.name}" for server in PACKAGED if server.name not in names]
+            found += [f"servers {server.name}" for server in SERVERS if server.name not in names]
         elif not cells:
             found.append(part)
     return found
@@ -325,19 +326,23 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"--only {options.only}: the parts are {', '.join(PARTS)}")
     asked = options.versions.replace(",", " ").split()
     found = newest(map(ask, candidates(os.environ, Path.home())))
+    missing: list[str] = []
+    if {"python", "processes"} & set(parts) and EXPECTED[-1] in (asked or EXPECTED) and EXPECTED[-1] not in found:
+        programs, missing = find_packaged([PYTHON])
+        found = newest([*found.values(), *map(ask, programs)])
     print("found:", ", ".join(f"{each} ({each.program})" for each in found.values()) or "no Python", flush=True)
     absent = [version for version in (asked or EXPECTED) if version not in found]
-    missing = [f"Python {version}" for version in absent if "python" in parts]
+    missing += [f"Python {version}" for version in absent if "python" in parts]
     chosen = [each for minor, each in found.items() if not asked or minor in asked]
     if (asked and absent) or not chosen:
         return report([], [f"Python {version}" for version in absent])
-    servers, without = find_servers() if {"servers", "tls", "rights"} & set(parts) else ([], [])
+    servers, without = find_packaged(SERVERS if {"servers", "tls", "rights"} & set(parts) else ())
     missing += without
     for what in missing:
         print(f"could not be had: {what}", flush=True)
     pytest = ["-q", "-n", options.jobs, "-m", "not slow"]
     results = []
-    for run in plan(parts, chosen, servers):
+    for run in plan(parts, chosen, [str(server) for server in servers]):
         results.append(carry_out(run, pytest, shlex.split(options.args)))
         if options.publish:
             day = datetime.datetime.now(datetime.UTC).date().isoformat()

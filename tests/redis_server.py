@@ -6,7 +6,7 @@
         server.start()      # on the same port and folder: what was persisted is there again
 
 Nothing here ever talks to a server that it did not start itself. The variable REDIS_SERVER names the program, when it
-is not to be the one on PATH: `REDIS_SERVER=/opt/valkey/bin/valkey-server make test` (tests/servers.py has some).
+is not to be the one on PATH: `REDIS_SERVER=/opt/valkey/bin/valkey-server make test` (tests/debian.py has some).
 REDIS_PROTOCOL=3 has all that connect to one by its URL speak RESP3.
 """
 
@@ -30,7 +30,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.servers import installed
+from tests.debian import installed
 from tests.waiting import PATIENCE
 
 #: Ports below the kernel's ephemeral range: a client that reconnects in a loop to an ephemeral port of this

@@ -19,8 +19,8 @@ from tests.chaos import clocks, matrix
 from tests.chaos.faults import BY_NAME, FAULTS
 from tests.chaos.measures import measure_all
 from tests.chaos.stage import Fault, Outcome, run
+from tests.debian import version_of
 from tests.redis_server import executable
-from tests.servers import version_of
 
 
 def say(text: str) -> None:

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests import matrix
+from tests.debian import PYTHON, SERVERS
 from tests.matrix import TESTS, Environment, Interpreter, Result, Run, ask, candidates, newest, plan, published
 
 NINE = Interpreter((3, 12, 9), "/a/python3")
 TEN = Interpreter((3, 12, 10), "/b/python3")
 NEXT = Interpreter((3, 13, 0), "/c/python3")
+NEWEST = Interpreter((3, 14, 1), "/d/python3.14")
 
 
 def program(path: Path, says: str) -> Path:
@@ -92,7 +94,12 @@ def test_it_runs_what_is_asked_for(
     server = program(tmp_path / "valkey-server", "echo Valkey server v=9.1.2 sha=0")
     monkeypatch.setattr(matrix, "candidates", lambda *_: [TEN, NEXT])
     monkeypatch.setattr(matrix, "ask", lambda found: found)
-    monkeypatch.setattr(matrix, "find_servers", lambda: ([str(server)], ["valkey-8: no network"]))
+    packaged = {PYTHON: NEWEST, SERVERS[0]: server}
+    monkeypatch.setattr(
+        matrix,
+        "find_packaged",
+        lambda wanted: ([packaged[each] for each in wanted if each in packaged], ["valkey-8: no network"]),
+    )
     monkeypatch.setattr(matrix, "prepare", lambda _: python)
     asked = ["--only", "servers,resp3", "--versions", "3.13", "--jobs", "3", "--args", "-x -k 'push or take'"]
     assert matrix.main(asked) == 0
@@ -105,6 +112,8 @@ def test_it_runs_what_is_asked_for(
     assert rows == [["servers", "3.13.0"], ["resp3", "3.13.0"]]
     assert "Valkey 9.1.2" in said
     assert "could not be had: valkey-8: no network" in said
+    assert matrix.main(["--only", "python"]) == 0
+    assert "python  3.14.1 " in capsys.readouterr().out
     assert matrix.main(["--versions", "3.13,3.15"]) == 1
     assert "could not be had: Python 3.15" in capsys.readouterr().out
     program(tmp_path / "python", "exit 1")

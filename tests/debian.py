@@ -1,10 +1,10 @@
-"""Servers of other versions than the installed one, unpacked from Debian's packages into `.matrix/servers`.
+"""Programs of other releases of Debian than this machine's: servers and a Python, unpacked into `.matrix/debian`.
 
-Nothing is installed: apt-get works on lists and a state of its own, packages are unpacked with `dpkg -x`. Each server
+Nothing is installed: apt-get works on lists and a state of its own, packages are unpacked with `dpkg -x`. Each program
 comes with the libraries of its release, the C library among them, and is started through that one's loader. So it runs
 on any Linux that has apt-get and Debian's keys.
 
-    .venv/bin/python -m tests.servers valkey-8.1     prints the path of the program, or why it can't be had
+    .venv/bin/python -m tests.debian valkey-8.1     prints the path of the program, or why it can't be had
 """
 
 import fcntl
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parents[1] / ".matrix" / "servers"
+FOLDER = Path(__file__).resolve().parents[1] / ".matrix" / "debian"
 MIRROR = "http://deb.debian.org/debian"
 KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 #: Seconds that one call of apt-get may take.
@@ -27,29 +27,44 @@ PATIENCE = 300
 
 @dataclass(frozen=True)
 class Packaged:
-    """A server that a release of Debian has."""
+    """A program that a release of Debian has."""
 
     #: As the matrix calls it: the program and its version, as far as the release keeps it.
     name: str
-    #: The releases whose packages are looked at; the last one is where the server is.
+    #: The releases whose packages are looked at; the last one is where the program is.
     suites: tuple[str, ...]
+    #: The packages that are unpacked; the libraries that they need come with them.
+    packages: tuple[str, ...]
+    #: The name that it is called with.
+    program: str
+    #: Its file in usr/bin, if that is not its name.
+    binary: str = ""
 
-    @property
-    def kind(self) -> str:
-        return self.name.partition("-")[0]
+
+def _server(name: str, *suites: str) -> Packaged:
+    kind = name.partition("-")[0]
+    # Debian's server is a link to this file, which goes by the name that it is called with.
+    return Packaged(name, suites, (f"{kind}-tools",), f"{kind}-server", f"{kind}-check-rdb")
 
 
 #: What the matrix runs on besides the server on PATH, in this order.
-PACKAGED = (
-    Packaged("valkey-9", ("sid",)),  # a release has none yet
-    Packaged("redis-8.0", ("trixie",)),
-    Packaged("valkey-8.1", ("trixie",)),
-    Packaged("valkey-8.0", ("bookworm", "bookworm-backports")),
+SERVERS = (
+    _server("valkey-9", "sid"),  # a release has none yet
+    _server("redis-8.0", "trixie"),
+    _server("valkey-8.1", "trixie"),
+    _server("valkey-8.0", "bookworm", "bookworm-backports"),
+)
+#: The newest Python that is supported. Debian splits its standard library.
+PYTHON = Packaged(
+    "python-3.14",
+    ("sid",),
+    ("python3.14", "python3.14-minimal", "libpython3.14-stdlib", "python3.14-venv"),
+    "python3.14",
 )
 
 
 class Unavailable(Exception):
-    """The server can't be had here; the message says why."""
+    """The program can't be had here; the message says why."""
 
 
 def installed() -> str | None:
@@ -58,32 +73,37 @@ def installed() -> str | None:
 
 
 def version_of(program: str | Path) -> str:
-    """As the program says it: `Redis 7.0.15`, `Valkey 8.1.1`.
+    """As the server says it: `Redis 7.0.15`, `Valkey 8.1.1`.
 
     Raises:
         Unavailable: it does not start.
     """
-    try:
-        said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, check=True).stdout
-    except (OSError, subprocess.SubprocessError) as error:
-        raise Unavailable(f"{program} does not start: {_reason(error)}") from None
+    said = _call(program)
     found = re.search(r"^(\w+) server v=(\S+)", said)
     if found is None:
         raise Unavailable(f"{program} does not say its version, but {said[:100]!r}")
     return f"{found[1].capitalize()} {found[2]}"
 
 
-def unpacked(server: Packaged, folder: Path = FOLDER) -> Path:
-    """The program of that server; downloads and unpacks it when it is not there yet. Processes wait for each other.
+def _call(program: str | Path) -> str:
+    """What it says when it is asked for its version."""
+    try:
+        return subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise Unavailable(f"{program} does not start: {_reason(error)}") from None
+
+
+def unpacked(wanted: Packaged, folder: Path = FOLDER) -> Path:
+    """That program; downloads and unpacks it when it is not there yet. Processes wait for each other.
 
     Raises:
         Unavailable: apt-get or Debian's keys are missing, the network is, or what was unpacked does not start.
     """
-    program = folder / server.name / f"{server.kind}-server"
+    program = folder / wanted.name / "usr" / "bin" / wanted.program
     with _locked(folder):
         if not program.exists():
-            _unpack(server, program)
-    version_of(program)
+            _unpack(wanted, folder / wanted.name, program)
+    _call(program)
     return program
 
 
@@ -95,31 +115,29 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _unpack(server: Packaged, program: Path) -> None:
+def _unpack(wanted: Packaged, root: Path, program: Path) -> None:
     for tool in ("apt-get", "apt-cache", "dpkg"):
         if shutil.which(tool) is None:
-            raise Unavailable(f"{tool} is missing: {server.name} comes from Debian's packages")
+            raise Unavailable(f"{tool} is missing: {wanted.name} comes from Debian's packages")
     if not KEYS.exists():
         raise Unavailable(f"{KEYS} is missing: install debian-archive-keyring")
-    apt = _Apt(program.parent / "apt", server.suites)
-    root = program.parent / "root"
     shutil.rmtree(root, ignore_errors=True)
+    apt = _Apt(root / "apt", wanted.suites)
     try:
         apt.run("apt-get", "update")
-        for package in apt.download(apt.with_libraries(f"{server.kind}-tools", server.suites[-1])):
+        for package in apt.download(apt.with_libraries(wanted.packages, wanted.suites[-1])):
             subprocess.run(["dpkg", "-x", package, root], capture_output=True, check=True, timeout=PATIENCE)
     except (OSError, subprocess.SubprocessError) as error:
-        raise Unavailable(f"{server.name} can't be had from {MIRROR}: {_reason(error)}") from None
+        raise Unavailable(f"{wanted.name} can't be had from {MIRROR}: {_reason(error)}") from None
     shutil.rmtree(apt.folder)
-    # Debian's server is a link to this program, which goes by the name that it is called with.
-    binary = root / "usr" / "bin" / f"{server.kind}-check-rdb"
+    binary = program.with_name(wanted.binary or wanted.program)
     loaders = [path for path in root.glob("**/ld-linux-*.so.*") if not path.is_symlink()]
     if not binary.exists() or len(loaders) != 1:
-        raise Unavailable(f"the packages of {server.name} have no server or no loader where they are expected")
+        raise Unavailable(f"the packages of {wanted.name} have no program or no loader where they are expected")
     libraries = ":".join(str(path) for path in sorted({path.parent for path in root.glob("**/*.so.*")}))
-    program.write_text(
-        f'#!/bin/sh\nexec "{loaders[0]}" --library-path "{libraries}" --argv0 {server.kind}-server "{binary}" "$@"\n'
-    )
+    started = binary.rename(binary.with_name("started-through-the-loader"))
+    # A Python finds its standard library, and its virtual environment, from the path that it is called by.
+    program.write_text(f'#!/bin/sh\nexec "{loaders[0]}" --library-path "{libraries}" --argv0 "$0" "{started}" "$@"\n')
     program.chmod(0o755)
 
 
@@ -146,10 +164,10 @@ class _Apt:
             cwd=self.folder / "debs", capture_output=True, text=True, check=True, timeout=PATIENCE,
         ).stdout  # fmt: skip
 
-    def with_libraries(self, package: str, suite: str) -> list[str]:
-        """`package/suite` and the libraries that it needs, and those that they need."""
-        names = [f"{package}/{suite}"]
-        seen = {package}
+    def with_libraries(self, packages: tuple[str, ...], suite: str) -> list[str]:
+        """`package/suite`, the libraries that these need, and those that they need."""
+        names = [f"{package}/{suite}" for package in packages]
+        seen = set(packages)
         for name in names:
             policy = self.run("apt-cache", "show", "--no-all-versions", "-t", suite, name.partition("/")[0])
             depends = " ".join(re.findall(r"^(?:Pre-)?Depends: (.*)$", policy, re.MULTILINE))
@@ -170,15 +188,14 @@ def _reason(error: Exception) -> str:
 
 
 def main(names: list[str]) -> int:
-    known = {server.name: server for server in PACKAGED}
+    known = {packaged.name: packaged for packaged in (*SERVERS, PYTHON)}
     if not names or not set(names) <= known.keys():
-        print(f"usage: python -m tests.servers {' | '.join(known)} ...", file=sys.stderr)
+        print(f"usage: python -m tests.debian {' | '.join(known)} ...", file=sys.stderr)
         return 2
     missing = 0
     for name in names:
         try:
-            program = unpacked(known[name])
-            print(f"{program}  {version_of(program)}", flush=True)
+            print(unpacked(known[name]), flush=True)
         except Unavailable as error:
             print(f"{name}: {error}", file=sys.stderr)
             missing = 1
