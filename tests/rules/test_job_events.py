@@ -284,12 +284,12 @@ def test_what_is_no_callback_is_refused() -> None:
 
     callback: Any
     for callback, message in (
-        (5, r"on_event=.* must be a function of one argument"), (os.link, "must be a function of one argument"),
+        (5, r"on_event=.* must be a function of one argument"), (os.rename, "must be a function of one argument"),
         (awaits, "not async def"),
     ):  # fmt: skip
         with case(callback), pytest.raises(lowq.ConfigError, match=message):
             make_worker(lowq.Lowq(), on_event=callback)
-    for callback in (awaits, os.link):
+    for callback in (awaits, os.rename):
         with (
             case(callback),
             pytest.raises(lowq.ConfigError, match=r"on_job_event=.* must be a function"),
