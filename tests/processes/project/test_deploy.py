@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -64,6 +63,8 @@ def commands() -> list[list[str]]:
 
 
 def test_the_manifests_are_valid_and_fit_together() -> None:
+    import kubernetes_validate  # here: it takes seconds
+
     found = [doc for name in MANIFESTS for doc in documents(name)]
     for document in found:
         with case(document["kind"], document["metadata"]["name"]):

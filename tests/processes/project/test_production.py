@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -28,6 +27,8 @@ FILES = {path: text for kind, path, text in _BLOCK.findall(PAGE) if kind == "fil
 
 
 def test_the_manifests_are_valid_and_fit_those_of_deploy(tmp_path: Path) -> None:
+    import kubernetes_validate  # here: it takes seconds
+
     k8s = ROOT / "deploy" / "k8s"
     api, service = yaml.safe_load_all(FILES["deploy/k8s/api.yaml"])
     for document in (api, service):

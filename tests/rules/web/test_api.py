@@ -7,10 +7,8 @@ import time
 from typing import Any
 
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, given, settings
 from prometheus_client.parser import text_string_to_metric_families
-from schemathesis.specs.openapi.checks import positive_data_acceptance
 from starlette.testclient import TestClient
 
 import lowq
@@ -133,6 +131,9 @@ def test_what_is_not_there_is_404_and_wrong_methods_are_405(client: TestClient, 
 
 @pytest.mark.usefixtures("queue")
 def test_the_description_holds_for_what_it_allows_and_what_it_does_not(browse: Open) -> None:
+    import schemathesis  # here: it takes long
+    from schemathesis.specs.openapi.checks import positive_data_acceptance
+
     examples = int(os.environ.get("SCHEMATHESIS_EXAMPLES", "3"))
     schema = schemathesis.openapi.from_asgi("/api/v1/openapi.json", browse(hosts=["*"]).app)
     # What takes nothing can't be sent anything wrong.
