@@ -74,9 +74,10 @@ if special then -- these are read or written below, some of them only after the 
   redis.call('HLEN', prefix .. 'crashes')
   redis.call('SISMEMBER', prefix .. 'solo', '')
 end
--- More may have expired: the jobs to be handed out are looked at once more, below.
+-- Whether more may have expired: then the jobs to be handed out are looked at once more, below.
+local is_unswept = false
 if has_ttl then
-  sweep_expired(prefix, now, 100)
+  is_unswept = select(3, sweep_expired(prefix, now, 100))
 end
 
 local cited = { unpack(ARGV, 8) }
@@ -107,8 +108,8 @@ local inline_keys = {} -- whose payloads are in the records now
 local ends = has_ttl and { string.format('%.17g', now) }
 
 -- Adds a job to the reply unless it has to wait for the next delivery. `inline`: its payload, if that is inline;
--- `level`: text; `expires`: when its first payload does (text), or nil. Returns whether further ones may follow, and
--- what stopped its payloads: nil (nothing: these are all), 'payloads' or 'bytes'.
+-- `level`: text; `expires`: of a set when its first payload does (text), or nil. Returns whether further ones may
+-- follow, and what stopped its payloads: nil (nothing: these are all), 'payloads' or 'bytes'.
 local function hand_out(id, key, inline, perform_at, retry_count, alone, level, expires)
   if alone and count > 0 then
     return false
@@ -134,8 +135,8 @@ local function hand_out(id, key, inline, perform_at, retry_count, alone, level, 
   else
     last_item = last_item + 1
     if inline then
-      local payload, score = split_inline(inline)
-      job = { id, perform_at, retry_count, payload, score }
+      local payload, score, at = split_inline(inline)
+      job, expires = { id, perform_at, retry_count, payload, score }, at
     end
     items[last_item] = job
     if expires then
@@ -185,9 +186,8 @@ for _, id in ipairs(lost_ids) do
     local key, carried, before = taken_payloads .. id, get_inline(in_flight[id]), count
     local inline = carried or redis.call('MGET', key)[1]
     local level, expires = string.match(in_flight[id], '^%S+ +%S+ %S+ (%S+)'), nil
-    if has_ttl then
-      expires = inline and expiry_in(inline)
-        or redis.call('ZRANGE', prefix .. 'taken:expires:' .. id, 0, 0, 'WITHSCORES')[2]
+    if has_ttl and not inline then
+      expires = redis.call('ZRANGE', prefix .. 'taken:expires:' .. id, 0, 0, 'WITHSCORES')[2]
     end
     more = hand_out(id, key, inline, perform_at, tostring(retry_count), alone, level, expires)
     if is_solo and count > before then
@@ -265,9 +265,9 @@ local function look_up(position)
     if special then
       retry_counts[at], solos[at] = counts[i], alone[i] == 1
     end
-    if has_ttl and found[i] then
+    if is_unswept and found[i] then
       expiries[at] = expiry_in(found[i])
-    elseif has_ttl then
+    elseif has_ttl and not found[i] then
       expiries[at] = redis.call('ZSCORE', prefix .. 'expires', ids[i]) or nil
     end
   end
