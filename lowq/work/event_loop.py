@@ -23,7 +23,6 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from types import FrameType
 from typing import Any
 
@@ -38,7 +37,7 @@ from lowq.shards.shard import Performing, Shard
 from lowq.store import Call
 from lowq.verdicts import TROUBLE_SECONDS, read_takes
 from lowq.work.handler import WorkerRuntime
-from lowq.work.lifecycle import LoopState
+from lowq.work.lifecycle import LoopState, new_event_loop, raise_gc_threshold
 from lowq.work.loop import BatchActivity
 from lowq.work.threads import NodeContext, NodeLoop, backoff
 from lowq.work.time_limits import WrittenOff, interrupt_task
@@ -298,6 +297,7 @@ class EventLoop(NodeLoop):
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
+        raise_gc_threshold(self._concurrency)
         try:
             instances = [runtime.instance for runtime in self._runtimes.values()]
             run_first(self._loop.run_until_complete, self.set_up_instances(instances))
@@ -373,6 +373,7 @@ class EventLoop(NodeLoop):
                 self._node.fail(error)
         # What did not finish is in flight, and no longer in hand. The next take, or the next owner, gets it.
         shard.in_flight.in_hand.clear()
+        activity.interrupt = None  # it refers to the activity and the task: all of them would wait for the collector
         self._tasks.pop(shard, None)
         self._ended.append(shard)
         self._dispatcher.nudge()
@@ -437,13 +438,3 @@ class EventLoop(NodeLoop):
                 failures += 1
                 await asyncio.sleep(backoff(failures))
         return []
-
-
-def new_event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's, when that is installed."""
-    try:
-        uvloop = import_module("uvloop")
-    except ImportError:
-        return asyncio.new_event_loop()
-    made: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    return made

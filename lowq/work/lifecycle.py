@@ -13,9 +13,12 @@ instance that could not be set up is not torn down.
 A process that dies, or whose stop is cut short, calls none of these: nothing may depend on it.
 """
 
+import asyncio
+import gc
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -27,6 +30,29 @@ from lowq.options import takes
 from lowq.workers import Worker, is_async
 
 log = get_log("lowq.node")
+
+#: Objects of a task in flight that the garbage collector tracks: some 40, and the handler's own.
+TASK_OBJECTS = 50
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's, when that is installed."""
+    try:
+        uvloop = import_module("uvloop")
+    except ImportError:
+        return asyncio.new_event_loop()
+    made: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return made
+
+
+def raise_gc_threshold(tasks: int) -> None:
+    """Lets a wave of so many tasks begin without a garbage collection. With Python's 700 objects each wave sets off
+    dozens, which look at all tasks in flight and find nothing: a third of the processor time of 1,000 tasks that wait.
+    A higher threshold, and none at all, stay.
+    """
+    first, *others = gc.get_threshold()
+    if 0 < first < tasks * TASK_OBJECTS:
+        gc.set_threshold(tasks * TASK_OBJECTS, *others)
 
 
 class LoopState:

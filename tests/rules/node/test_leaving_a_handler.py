@@ -53,6 +53,51 @@ def test_nothing_refers_to_what_a_failed_handler_held(app: lowq.Lowq, driver: Dr
         logging.disable(logging.NOTSET)
 
 
+def test_nothing_of_a_task_that_has_ended_waits_for_the_garbage_collector(app: lowq.Lowq) -> None:
+    kept: list[weakref.ref[asyncio.Task[Any]]] = []
+
+    @app.worker(shards_count=1, batch_size=2, max_retry_count=0)
+    async def orders(payloads_by_id: dict[str, list[Any]]) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        kept.append(weakref.ref(task))
+        if "3" in payloads_by_id:
+            raise ValueError
+
+    logging.disable()  # as above
+    gc.collect()
+    gc.disable()
+    try:
+        orders.perform_async([{"id": number} for number in range(5)])
+        with running(Node(app)):
+            until(lambda: orders.queue.stats().morgue_length == 1 and not orders.queue.stats().length, "the end of all")
+            until(lambda: not any(ref() for ref in kept), "the end of the tasks")
+        assert len(kept) >= 3
+    finally:
+        gc.enable()
+        logging.disable(logging.NOTSET)
+
+
+def test_a_garbage_collection_waits_for_as_many_objects_as_the_tasks_of_a_node_have(app: lowq.Lowq) -> None:
+    """Otherwise each wave of tasks sets off dozens, which find nothing."""
+
+    @app.worker
+    async def orders(payloads_by_id: dict[str, list[Any]]) -> None:
+        pass
+
+    app.config.concurrency = 200
+    before = gc.get_threshold()
+    try:
+        for row in [(700, 10_000), (0, 0), (20_000, 20_000)]:
+            with case(row):
+                gc.set_threshold(row[0], *before[1:])
+                with running(Node(app)):
+                    until(app.nodes, "a node")
+                    assert gc.get_threshold() == (row[1], *before[1:])
+    finally:
+        gc.set_threshold(*before)
+
+
 FORKS = """
 import os, sys
 import lowq
