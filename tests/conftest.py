@@ -10,6 +10,7 @@ import pytest
 import redis
 from hypothesis import HealthCheck, settings
 
+from tests.compiled_scripts import compile_scripts_once
 from tests.redis_server import RedisServer, RedisServerError
 from tests.waiting import PATIENCE
 
@@ -27,6 +28,8 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 settings.load_profile("lowq")
+
+compile_scripts_once()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
