@@ -20,7 +20,7 @@ from lowq.shards.delivery import Delivery, InFlight, TakenJob
 from lowq.shards.lease import ShardLease
 from lowq.shards.outage import Outage
 from lowq.shards.shard import Shard, Sweeper
-from lowq.store import Client
+from lowq.store import Client, sentinels
 from lowq.store.calls import load_scripts
 from lowq.work.loop import Loop
 from tests.mutants import ACKED_STAY, ANY_DELIVERY, NEVER_PUSHED, NO_FENCE, break_scripts, having
@@ -235,12 +235,17 @@ def made_shards() -> None:
     setattr(Target, "__post_init__", making)  # noqa: B010  # mypy and a method's type
 
 
+def replaced() -> None:
+    """Connections to a primary that sentinels have replaced stay."""
+    setattr(sentinels, "_break", lambda _connection: None)  # noqa: B010  # mypy and a function of a module
+
+
 #: name -> what breaks it
 BUILDS: dict[str, Callable[[], None]] = {
     build.__name__: build
     for build in (
         fencing, exclusion, restore, order, ack_by_id, push_twice, ticks, claims, deadline, fence, leak, late_acks,
         expired, hasty, capacity, overdue, late_reports, late_takes, company, sessions, not_ready,
-        schedules, made_shards, revived, forgotten,
+        schedules, made_shards, revived, forgotten, replaced,
     )
 }  # fmt: skip

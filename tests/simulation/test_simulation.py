@@ -44,6 +44,9 @@ GROUPS: list[dict[str, dict[str, Any]]] = [
             "performers": ["threads", "loop"], "faults": ["repeat messages"], "servers": 1, "pushes": 200,
             "sentinels": 0,
         },
+        "replaced": {
+            "performers": ["threads", "loop"], "faults": ["isolate"], "servers": 1, "sentinels": 3, "pushes": 200,
+        },
         # The other one has the shards of the one that is frozen, Redis loses that, and the first one is back before it.
         "who resumes a lease goes on under its fence": {
             "performers": ["threads", "threads"], "servers": 1, "shards": 4, "sentinels": 0, "pushes": 200, "ids": 20,
