@@ -6,7 +6,6 @@ process and for tests.
 """
 
 import os
-import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -16,6 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, Unpack, over
 
 from lowq import drivers
 from lowq.call_limit import Limit, Limiting
+from lowq.clock import Lock
 from lowq.decorators import Decorator, build_worker, check_codec, check_loop_function
 from lowq.errors import ConfigError
 from lowq.guesses import APPLICATION, add_guesses
@@ -383,7 +383,7 @@ def _renew_locks() -> None:
     """Replaces the locks in a forked child, where the threads that held them are gone."""
     for app in all_applications():
         for one in (app, *app._with_own_pools):
-            one._lock = threading.RLock()
+            one._lock = Lock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -2,12 +2,12 @@
 where events and figures go.
 """
 
-import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from lowq.clock import Lock
 from lowq.codec.types import PayloadType
 from lowq.observe.callbacks import FLUSH_SECONDS, Callbacks
 from lowq.observe.events import Observer, QueueEvents
@@ -45,7 +45,7 @@ class Backend:
         self._callbacks = Callbacks()
         #: Observers of pushes and batches: `lowq.contrib` adds them, at any time.
         self.observers: list[Observer] = []
-        self._lock = threading.RLock()
+        self._lock = Lock()
         #: The same application with clients of their own; see `Lowq.with_own_pool`.
         self._with_own_pools: weakref.WeakSet[Backend] = weakref.WeakSet()
 

@@ -44,6 +44,26 @@ now: Clock = _find()
 LONGEST_WAIT = 86400.0
 
 
+if sys.version_info >= (3, 14):
+
+    class Lock(type(threading.RLock())):
+        """A reentrant lock whose ``with`` keeps its promise where an exception may be raised at any instruction: by a
+        signal handler, or by the interrupt of a handler.
+
+        From Python 3.14 on the interpreter may raise one between the call of ``__enter__`` and the block, and a lock of
+        C would stay locked. Here nothing is raised between the two: neither the step of a loop, nor the return of a
+        function of Python, looks for exceptions that are to be raised.
+        """
+
+        def __enter__(self):
+            for _ in iter(self.acquire, None):
+                break
+            return True
+
+else:
+    Lock = threading.RLock
+
+
 class Waker:
     """Wakes the one thread that waits. A lock of C, and no event: an interrupt of a handler could leave that locked.
     And no SimpleQueue: before Python 3.13 its `get` waits for ever if the thread stands still for the whole timeout.

@@ -21,6 +21,7 @@ from lowq.application import Lowq
 from lowq.cli.group import json_option, metrics_options, queue_argument, set_up, with_app
 from lowq.cli.output import Failure, WrongUsage, count, say
 from lowq.cli.process import stopped_by_signals
+from lowq.clock import Lock
 from lowq.consumer import Consumer, ConsumerJob
 from lowq.errors import ConsumerClosed, NotTaken, RedisUnavailable
 from lowq.logs import get_log
@@ -128,7 +129,7 @@ class _Runner:
         self._command = list(command)
         self._ttr = ttr
         self._running: set[subprocess.Popen[bytes]] = set()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._stopping = threading.Event()
         #: Running commands are ended: their jobs are released, and do not fail.
         self._cuts_short = threading.Event()

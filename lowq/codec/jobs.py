@@ -3,7 +3,6 @@
 import math
 import os
 import secrets
-import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
@@ -12,6 +11,7 @@ from operator import methodcaller
 from typing import Any, NoReturn
 from uuid import UUID
 
+from lowq.clock import Lock
 from lowq.codec.payloads import APPENDED
 from lowq.codec.payloads import dump_payload as _dump_payload  # where a parameter has its name
 from lowq.errors import JobError, PayloadError
@@ -103,7 +103,7 @@ class _FreshIds:
 
     def reset(self) -> None:
         """Makes a new lock in a forked child, where the thread that may hold the old one does not exist."""
-        self._lock = threading.RLock()  # reentrant: a signal handler may put
+        self._lock = Lock()  # reentrant: a signal handler may put
 
     def __call__(self) -> UUID:
         milliseconds, nanoseconds = divmod(time.time_ns(), 1_000_000)

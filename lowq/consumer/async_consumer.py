@@ -12,6 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from lowq.clock import Lock
 from lowq.consumer.consumer import Consumer
 from lowq.consumer.takes import Caller
 from lowq.coroutines import resolve, run_in_own_thread, running_loop
@@ -159,7 +160,7 @@ async def in_thread(work: Callable[[], T], discard: Callable[[T], object] | None
     thread with the result if the caller was cancelled before it got that; also when the loop has ended.
     """
     future: asyncio.Future[T] = running_loop().create_future()
-    lock = threading.Lock()
+    lock = Lock()
     results: list[T] = []
     is_abandoned = False
 

@@ -16,6 +16,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from lowq import options
+from lowq.clock import Lock
 from lowq.clock import now as monotonic
 from lowq.codec import MAX_TIME, future_delay
 from lowq.errors import ConsumerClosed, LeaseLost, LowqError, NotTaken, RedisUnavailable
@@ -93,7 +94,7 @@ class Hand:
         self._config = config
         self._close = close
         #: Guards what follows, and what is in flight of every shard.
-        self.lock = threading.RLock()
+        self.lock = Lock()
         self.is_closed = False
         #: The error that has ended the consumer.
         self.failure: BaseException | None = None

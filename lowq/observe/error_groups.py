@@ -7,12 +7,12 @@ exact number of failures is that of `Stats`.
 
 import hashlib
 import re
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lowq.backend import Backend
+from lowq.clock import Lock
 from lowq.codec import decode_id
 from lowq.observe.events import Observer, QueueEvents
 from lowq.store import Call, Command, registry, untrusted
@@ -96,7 +96,7 @@ class ErrorCounts(Observer):
 
     def __init__(self, load_error: Callable[[bytes], str]) -> None:
         self._load_error = load_error
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._groups: dict[str, _Gathered] = {}
 
     def jobs_failed(self, failures: Iterable[tuple[bytes, bytes]]) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from hashlib import blake2b
 
+from lowq.clock import Lock
 from lowq.logs import get_log
 from lowq.observe.health import Reading
 from lowq.observe.sinks import Sink, parse_address
@@ -46,7 +47,7 @@ class MetricsExporter:
 
     def _begin(self) -> None:
         #: Guards what follows. Held while the last lines are sent: the next source begins after it.
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._pid = os.getpid()
         self._sources: list[Source] = []
         #: Ends the thread that reads the sources; None: there is no thread, as there are no sources.

@@ -11,13 +11,13 @@
 Counts of the time in which Redis was away are lost; the exact counters are those of `Stats`.
 """
 
-import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from lowq import clock as lowq_clock
+from lowq.clock import Lock
 from lowq.observe.events import Observer, waited
 from lowq.observe.graphite_statsd import Source
 from lowq.observe.health import Reading
@@ -122,7 +122,7 @@ class SlowBatches:
         #: A batch that took no longer is not among the slowest.
         self.floor = FLOOR
         #: Guards the fields below, and changes of `floor`: threads add, the maintenance loop records.
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._kept: dict[str, EndedBatch] = {}
         #: Those of them that Redis has, and those that were sent last.
         self._recorded: set[EndedBatch] = set()

@@ -38,6 +38,7 @@ from collections.abc import Awaitable, Callable
 from contextvars import Context
 from typing import Any, TypeVar
 
+from lowq.clock import Lock
 from lowq.coroutines import running_loop
 from lowq.push.calls import Part, Request
 from lowq.push.event_loop import EventLoopPushes, LoopRequest, Server
@@ -180,7 +181,7 @@ class GroupCommit:
 
     def reset(self) -> None:
         """Forgets everything that is under way: after a fork it is the parent's."""
-        self._lock = threading.RLock()  # reentrant: a signal handler may push
+        self._lock = Lock()  # reentrant: a signal handler may push
         #: The pushes of threads; those to a primary of a cluster are made when they are needed.
         self._threads: dict[Server, ThreadPushes] = {None: ThreadPushes(self.writer, self.router)}
         # A value must not refer to its key, or the loop would be kept for ever.

@@ -17,7 +17,6 @@ is in `CallPermits.inside` has one, and nobody else, and the batch gives up what
 import atexit
 import os
 import secrets
-import threading
 import time
 import weakref
 from collections import OrderedDict
@@ -25,6 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from math import inf
 
+from lowq.clock import Lock
 from lowq.clock import now as clock_now
 from lowq.errors import LowqError, RedisUnavailable
 from lowq.limits import LimitRule
@@ -88,7 +88,7 @@ class CallPermits:
         permits.changing = self._changing
         self.permits = permits
         # Of C: an interrupt between its acquisition and the block would leave another one locked.
-        self._lock = threading.RLock()
+        self._lock = Lock()
         # --- under the lock ---
         #: The blocks that run.
         self.inside: set[Caller] = set()
@@ -240,7 +240,7 @@ class CallLimits(Permits):
         #: As of `CallPermits`, of any limit: they are asked one after the other, so one that hangs holds the others up.
         self.unanswered_since = inf
         self.namespace = config.namespace
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._by_rules: dict[tuple[str, tuple[LimitRule, ...]], CallPermits] = {}
         self._of: dict[QueuePermits, CallPermits] = {}
         self._listener: Listener | None = None

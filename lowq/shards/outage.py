@@ -1,10 +1,10 @@
 """Outages: Redis is away, or not ready."""
 
-import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from lowq.clock import Lock
 from lowq.errors import RedisNotReady, RedisUnavailable
 from lowq.logs import get_log
 
@@ -26,7 +26,7 @@ class Outage:
         self.begun = 0
         #: Whether one lasts: then `end` has something to end.
         self.is_on = False
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._since: float | None = None
         self._error: Exception | None = None
         #: The events that were logged of it.

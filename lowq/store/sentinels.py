@@ -16,7 +16,7 @@ import redis
 from redis import exceptions
 from redis.sentinel import MasterNotFoundError
 
-from lowq.clock import Waker
+from lowq.clock import Lock, Waker
 from lowq.store.calls import Deadline
 from lowq.store.connection import TcpConnection, ask, start_thread
 from lowq.store.pool import Pool
@@ -91,9 +91,9 @@ class FollowedPrimary:
         self._sentinels = [_Sentinel(make_ask) for make_ask in self._make_asks]
         self._used_at = self._woken_at = -float("inf")
         #: Held while threads are started; reentrant, as a signal handler may push.
-        self._starting = threading.RLock()
+        self._starting = Lock()
         #: Held by the threads that ask, which no signal interrupts.
-        self._deciding = threading.Lock()
+        self._deciding = Lock()
 
     def followed(self, connection: Any) -> Any:
         """The connection, which is to end with the primary."""

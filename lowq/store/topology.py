@@ -14,6 +14,7 @@ from weakref import ref
 
 from redis import exceptions
 
+from lowq.clock import Lock
 from lowq.errors import RedisRefused, RedisUnavailable
 from lowq.store.calls import Deadline
 from lowq.store.connection import start_thread
@@ -158,7 +159,7 @@ class Cluster(Topology):
         self._pause = ASK_PAUSES[0]
         self._watchers: dict[Callable[[Cluster], None], threading.Thread] = {}
         #: Held while watchers are started; reentrant, as a signal handler may push.
-        self._starting = threading.RLock()
+        self._starting = Lock()
         self._closed = False
 
     def pool_at(self, address: Address | None) -> Pool:
@@ -355,7 +356,7 @@ class Cluster(Topology):
 
     def reset(self) -> None:
         self._watchers.clear()
-        self._starting = threading.RLock()
+        self._starting = Lock()
         self._silent.clear()
         for pool in self._pools.values():
             pool.reset()

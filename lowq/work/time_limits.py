@@ -29,7 +29,7 @@ from contextvars import Context
 from functools import cache
 from typing import Any
 
-from lowq.clock import Clock, duration
+from lowq.clock import Clock, Lock, duration
 from lowq.errors import JobCancelled, LeaseLost, TimeLimitExceeded
 from lowq.store import caller_limit
 
@@ -68,7 +68,7 @@ class TimeLimits:
         self._on_earlier = on_earlier
         self._clock = clock
         #: Guards all below. Whoever holds it calls nothing that waits.
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._running, self._ended = running, False
         self._written_off = False
         self._interrupted = False

@@ -22,6 +22,7 @@ from django.core.handlers.wsgi import WSGIRequest
 from django.http import HttpRequest, HttpResponse
 
 import lowq
+from lowq.clock import Lock
 from lowq.errors import ConfigError
 
 Role = Literal["read", "admin"]
@@ -91,7 +92,7 @@ def _server(pid: int) -> _Server:  # noqa: ARG001  # a forked child has no threa
 
 
 #: Held while a server is looked up: the first requests may come together.
-_looking_up = threading.Lock()
+_looking_up = Lock()
 
 
 def answer(request: HttpRequest, path: str, user: str, role: Role) -> HttpResponse:

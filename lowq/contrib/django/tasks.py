@@ -17,7 +17,6 @@ Django 6 has tasks; for 5.2 it is the package django-tasks, with the same names.
 import inspect
 import os
 import socket
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -33,6 +32,7 @@ from django.utils.crypto import get_random_string
 from django.utils.module_loading import import_string
 
 import lowq
+from lowq.clock import Lock
 from lowq.contrib.django.on_commit import apush_on_commit, call_on_commit, push_on_commit
 from lowq.contrib.django.task_results import DEFAULT_TTL, TIMES, TaskRecords
 from lowq.errors import ConfigError
@@ -94,7 +94,7 @@ def task(function: Any = None, *, key: str | Callable[..., object] | None = None
 #: Queue -> what performs it, its options, and its worker: Django makes a backend for each thread, and all have the same
 #: workers. Changed under the lock.
 _workers_made: dict[str, tuple[type, dict[str, Any], type[lowq.Worker[Any]]]] = {}
-_making = threading.Lock()
+_making = Lock()
 
 
 class LowqBackend(BaseTaskBackend):
