@@ -24,6 +24,7 @@ import xml.etree.ElementTree
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -79,13 +80,11 @@ class Mutant:
 
 def mutants_of(path: str, source: str) -> Iterator[Mutant]:
     """All mutants of a file, each another one."""
-    starts = [0]
-    for text in source.splitlines(keepends=True):
-        starts.append(starts[-1] + len(text.encode()))
-    raw = source.encode()
+    lines = source.splitlines(keepends=True)
+    starts = [0, *accumulate(map(len, lines))]
 
     def at(line: int, column: int) -> int:
-        return len(raw[: starts[line - 1] + column].decode())
+        return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
 
     for node, after in _changes(ast.parse(source)):
         assert node.end_lineno is not None

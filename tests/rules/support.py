@@ -218,16 +218,16 @@ class ShardRig:
     def read(self, key: str) -> Any:
         """The content of a key; an absent one is an empty dict."""
         with_records = {"taken": "hash"} if key.startswith(_TAKEN) else {}
-        return self._read({key: self._type(key)} | with_records)[key]
+        return self._read(self._types([key]) | with_records)[key]
 
     def form(self, key: str) -> str:
         """How payloads are kept: "string" (inline), "zset", "record" (inline, in `taken`), or "none"."""
-        kind = self._kind(key)
+        (kind,) = self._kinds([key])
         return "record" if kind == "none" and key.startswith(_TAKEN) and self.read(key) else kind
 
     def snapshot(self) -> dict[str, Any]:
         """All keys of the store with their content, but for `leased_until`, which is only told to people."""
-        found = self._read({key: self._type(key) for key in sorted(self.names())})
+        found = self._read(self._types(sorted(self.names())))
         found.get("meta", {}).pop("leased_until", None)
         times = {key: min(found[key].values()) for key in found if key.startswith("expires:")}
         index = {f"expires:{job_id}": at for job_id, at in found.get("expires", {}).items()}
@@ -262,18 +262,18 @@ class ShardRig:
                 found["expires:" + key.removeprefix("payloads:")] = dict.fromkeys(found[key], float(expires))
         return found
 
-    def _type(self, key: str) -> str:
-        """The type that a key must have: a key of another type is an error when it is read."""
-        if key in _TYPES:
-            return _TYPES[key]
-        if key.startswith(_TRACES):
-            return "string"
-        assert key.startswith(_PAYLOADS), f"{key} is no key of the wire format"
-        return "inline" if self._kind(key) == "string" else "zset"
+    def _types(self, keys: Sequence[str]) -> dict[str, str]:
+        """The type that each key must have: a key of another type is an error when it is read."""
+        found = {key: _TYPES.get(key, "string" if key.startswith(_TRACES) else "") for key in keys}
+        payloads = [key for key, kind in found.items() if not kind]
+        for key, kind in zip(payloads, self._kinds(payloads), strict=True):
+            assert key.startswith(_PAYLOADS), f"{key} is no key of the wire format"
+            found[key] = "inline" if kind == "string" else "zset"
+        return found
 
-    def _kind(self, key: str) -> str:
-        kind: bytes = self.client.command("TYPE", self.prefix + key)
-        return kind.decode()
+    def _kinds(self, keys: Sequence[str]) -> list[str]:
+        asked = [("TYPE", self.prefix + key) for key in keys]
+        return [kind.decode() for kind in self.client.commands(asked, self.prefix)] if asked else []
 
 
 @contextmanager

@@ -3,19 +3,20 @@
 import re
 import signal
 import socket
-import subprocess
 import threading
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import lowq
+from lowq.cli import main
 from lowq.cli.health import HealthServer
 from lowq.node.node import Node
 from lowq.observe.health import Vitals
-from tests.processes.cli.support import LOWQ, Cli, Process, Start
+from tests.processes.cli.support import Cli, Process, Start
 from tests.processes.cli.test_web_command import get
 from tests.redis_server import RedisServer, free_port
 from tests.rows import case
@@ -49,13 +50,8 @@ def says(at: str, path: str, code: int, text: str = "") -> bool:
 
 def ready(at: str, *options: str) -> tuple[int, str]:
     """Exit code and output of `lowq ready`."""
-    done = subprocess.run(
-        [*LOWQ, "ready", "--health", at.removeprefix("http://"), *options],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    return done.returncode, done.stdout + done.stderr
+    done = CliRunner().invoke(main, ["ready", "--health", at.removeprefix("http://"), *options])
+    return done.exit_code, done.output
 
 
 def is_told(at: str, code: int, text: str, *options: str) -> bool:

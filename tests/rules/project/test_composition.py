@@ -49,9 +49,11 @@ def faults(owner: type) -> list[str]:
         for base in owner.__mro__[1:]
         if base.__module__.partition(".")[0] in sys.stdlib_module_names and base.__module__ not in _PLAIN
     ]
+    if not bases:
+        return []
     if any(issubclass(base, _HELD) for base in bases):
         return [f"{owner.__qualname__} is a {bases[0].__name__}: let it have one"]
-    return [f"{owner.__qualname__}.{name}, of a {bases[0].__name__}" for name in private_names(owner) if bases]
+    return [f"{owner.__qualname__}.{name}, of a {bases[0].__name__}" for name in private_names(owner)]
 
 
 def test_no_class_is_a_thread_or_shares_private_names_with_the_standard_library() -> None:
