@@ -2,7 +2,7 @@
 
 fakeredis compiles a script, collects Lua's garbage and, before each command, looks for global variables at every call:
 half of the time of the rules on the embedded store. A script that sets a global variable fails on a real server, where
-all of them run, too. Processes that tests start have fakeredis as it is.
+all of them run, too. Processes that tests start have fakeredis as it is, but for Django's runner.
 
 Touches private names of fakeredis: it has no others for this. Where a version lacks them, nothing is changed.
 """

@@ -25,8 +25,8 @@ def levels(node: ast.AST) -> int:
 def too_long(source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
-            lines, deep = node.end_lineno - node.lineno + 1, levels(node)
-            if lines > LINES and deep > LEVELS:
+            lines = node.end_lineno - node.lineno + 1
+            if lines > LINES and (deep := levels(node)) > LEVELS:
                 yield f"{node.name}: {lines} lines, {deep} levels"
 
 

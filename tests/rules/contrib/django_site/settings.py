@@ -2,6 +2,10 @@
 
 import django
 
+from tests.compiled_scripts import compile_scripts_once
+
+compile_scripts_once()
+
 SECRET_KEY = "not secret"
 INSTALLED_APPS = [
     "django.contrib.admin",
