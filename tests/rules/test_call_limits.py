@@ -117,8 +117,9 @@ def test_a_signal_that_strikes_while_a_block_ends_keeps_no_permit(make_app: Make
 def strike_each_line_of_the_end(limit: lowq.Limit) -> int:
     """Interrupts the end of a block at one line of lowq after the other; returns how many there are."""
     folder = str(Path(lowq.__file__).parent)
-    # `leave` has the lock: no signal strikes between the end of that block and the release, and a tracer would.
-    beside = ("__exit__", "leave")
+    # `leave` has the lock: no signal strikes between the end of that block and the release, nor between the two when it
+    # is acquired, and a tracer would.
+    beside = ("__exit__", "leave", "__enter__")
     steps = 0
     while True:
         left = steps
