@@ -608,16 +608,19 @@ def test_a_node_that_cannot_start_says_why(cli: Cli, tmp_path: Path) -> None:
             assert said.splitlines()[-1].startswith("lowq: ")
 
 
-def test_a_wrong_variable_is_named_and_ends_a_command_with_exit_code_2(cli: Cli, start: Start) -> None:
+def test_a_wrong_variable_is_named_and_ends_a_command_with_exit_code_2(start: Start, tmp_path: Path) -> None:
     """Where systemd does not start the node anew."""
+    number = "lowq: environment variable LOWQ_THREADS_PER_NODE: threads_per_node='five'"
+    process = start("run", "app.py", environment={"LOWQ_THREADS_PER_NODE": "five"})
+    assert (process.wait(), number in process.err, "Traceback" in process.err) == (2, True, False), process.err
+    (tmp_path / "app.py").write_text(WORKERS)
     for variable, value, says in (
-        ("LOWQ_THREADS_PER_NODE", "five", "lowq: environment variable LOWQ_THREADS_PER_NODE: threads_per_node='five'"),
         ("LOWQ_HEALTH", "abc", "(env var: 'LOWQ_HEALTH'): 'abc' is no address"),
         ("LOWQ_REDIS_URL", "redis://127.0.0.1:1/orders", "(LOWQ_REDIS_URL): the database must be a number"),
     ):
-        with case(variable):
-            process = start("run", "app.py", environment={"LOWQ_REDIS_URL": cli.url, variable: value})
-            assert (process.wait(), says in process.err, "Traceback" in process.err) == (2, True, False), process.err
+        with case(variable), working_in(tmp_path):
+            ended = CliRunner(env={variable: value}).invoke(main, ["run", "app.py", "--check"])
+            assert (ended.exit_code, says in ended.stderr) == (2, True), ended.output
 
 
 def test_who_reads_json_gets_nothing_else_though_the_code_is_broken_or_redis_is_away(start: Start) -> None:
