@@ -351,9 +351,10 @@ def test_a_process_is_started_as_it_was_and_says_whom_to_ask_for_a_reload(
     options = ("-t", "2", "-q", "Orders", "--no-prefetch", "--log-level", "debug")
     supervisor, pids = supervised(rig, supervise, 1, *options, program=("-X", "dev", "-m", "lowq"))
     command = command_of(pids["1.1"]).decode().split("\0")
-    assert command[1:6] == ["-X", "dev", "-m", "lowq", "run"]
-    assert set(command[6:10]) == {"--require=app.py", "--threads=2", "--queue=Orders", "--no-prefetch"}
-    assert command[10] == "--log-level=debug"
+    given = command[command.index("-X") :]  # behind the interpreter, and the loader that it may be started through
+    assert given[:5] == ["-X", "dev", "-m", "lowq", "run"]
+    assert set(given[5:9]) == {"--require=app.py", "--threads=2", "--queue=Orders", "--no-prefetch"}
+    assert given[9] == "--log-level=debug"
     (node,) = until(rig.app.nodes, "a node")
     assert (node.supervisor["pid"], node.supervisor["version"]) == (supervisor.pid, lowq.__version__)
     assert node.started_at is not None
