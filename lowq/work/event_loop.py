@@ -48,6 +48,9 @@ log = get_log("lowq.node")
 STUCK_SECONDS = 5.0
 #: Prefix of the names of the threads that handlers use by `asyncio.to_thread`.
 _EXECUTOR = "lowq-loop-thread"
+#: Shards whose tasks have ended, of one round trip at most. With hundreds of them Redis and the tasks take turns, and
+#: each waits for the other.
+MAX_ENDED = 64
 #: Seconds that cancelled tasks have for their clean-up.
 CLEAN_UP_SECONDS = 1.0
 #: Seconds for which a handler may go on without awaiting anything before it is named in the log.
@@ -195,7 +198,7 @@ class EventLoop(NodeLoop):
 
     def _turn(self) -> bool:
         """One round trip, if anything is to be sent. False: nothing more is to be taken, nor left to be written."""
-        while self._ended:
+        while self._ended and len(self._resting) < MAX_ENDED:
             shard = self._ended.popleft()
             del self._running[shard]
             self._resting.add(shard)

@@ -10,8 +10,8 @@ import pytest
 
 import lowq
 from lowq.store import Client
-from lowq.work import event_loop
-from tests.processes.node.conftest import Start, is_idle
+from lowq.work import event_loop, lifecycle
+from tests.processes.node.conftest import Start, ids_of_shards, is_idle
 from tests.waiting import NEVER, PATIENCE, until
 
 
@@ -75,6 +75,40 @@ def test_round_trips_are_shared(app: lowq.Lowq, start: Start, monkeypatch: pytes
     assert len(calls) < 400, "each call went alone"
 
 
+def test_what_has_ended_at_once_goes_in_several_round_trips(
+    app: lowq.Lowq, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So Redis and the tasks need not take turns."""
+    app.config.concurrency = 200
+    calls: list[int] = []
+    running: set[str] = set()
+    go = threading.Event()
+    run_many = Client.run_many
+
+    def noted(self: Client, some: Any, *args: Any, **options: Any) -> Any:
+        if threading.current_thread().name == "lowq-loop-io" and go.is_set():
+            until(lambda: not running, "the end of all that runs")
+            calls.append(len(some))
+        return run_many(self, some, *args, **options)
+
+    monkeypatch.setattr(Client, "run_many", noted)
+
+    @app.worker(shards_count=200)
+    async def orders(payloads_by_id: dict[str, list[Any]]) -> None:
+        running.update(payloads_by_id)
+        while not go.is_set():
+            await asyncio.sleep(0.001)
+        running.difference_update(payloads_by_id)
+
+    orders.perform_async({"id": job_id} for job_id in ids_of_shards(200))
+    start()
+    until(lambda: len(running) == 200, "a task for each shard")
+    go.set()
+    until(lambda: is_idle(orders), "the end of all jobs")
+    assert sum(calls) >= 200
+    assert max(calls) <= event_loop.MAX_ENDED
+
+
 def test_a_task_that_is_cut_short_cleans_up_has_acknowledged_what_is_done_and_comes_again_uncharged(
     app: lowq.Lowq, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,7 +161,7 @@ def test_a_handler_that_blocks_the_loop_is_named(
 
 def test_without_uvloop_it_is_the_standard_librarys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvloop", None)
-    loop = event_loop.new_event_loop()
+    loop = lifecycle.new_event_loop()
     assert type(loop).__module__.startswith("asyncio")
     loop.close()
 
