@@ -22,14 +22,11 @@ def until(condition: Callable[[], T], what: str = "what was waited for", timeout
     """
     give_up_at = time.monotonic() + timeout
     while True:
-        began = time.monotonic()
         result = condition()
         if result:
             return result
-        ended = time.monotonic()
-        assert ended < give_up_at, f"after {timeout:g} s there was still no: {what}"
-        # A look that costs much, here or in whoever answers, is taken less often: others need the processor.
-        time.sleep(min(max(0.005, 4 * (ended - began)), 0.1))
+        assert time.monotonic() < give_up_at, f"after {timeout:g} s there was still no: {what}"
+        time.sleep(0.005)
 
 
 async def auntil(condition: Callable[[], object], what: str, timeout: float = PATIENCE) -> None:
