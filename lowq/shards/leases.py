@@ -138,13 +138,9 @@ class Leases:
     # --- what is sent to Redis ---
 
     def _ask_all(
-        self,
-        shards: list[Shard],
-        call: Callable[[Shard], Call[Any]],
-        note: Callable[[Shard, Any, float], object],
-        *,
+        self, shards: list[Shard], call: Callable[[Shard], Call[Any]], note: Callable[[Shard, Any, float], object], *,
         repeats: int = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Runs one call per shard, in few writes. ``note`` gets the shard, its reply, and the monotonic time before it
         was sent; an error of one shard keeps no other from being heard.
 
