@@ -176,8 +176,9 @@ def sizes() -> list[Figure]:
     widest, methods = max(((name, count) for path in code for name, count in _classes(path)), key=lambda item: item[1])
     callers = {path for path in code if "store" not in path.parts and _names_scripts(path)}
     return [
-        # 40 more since whether a deploy is safe is said here, and not by the dashboard alone; 20 for errors of URLs.
-        Figure("lines of Python", sum(code.values()), 20_000, 30_389),
+        # 40 more since whether a deploy is safe is said here, and not by the dashboard alone; 20 for errors of URLs;
+        # 17 for lists that consumers take ahead.
+        Figure("lines of Python", sum(code.values()), 20_000, 30_406),
         Figure("lines of Lua", sum(lua.values()), 3_700, 4_493),
         Figure("files of Python", len(code), 130, 171),
         Figure("longest file", len(longest.read_text().splitlines()), 450, 450, str(longest.relative_to(ROOT))),
