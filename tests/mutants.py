@@ -120,21 +120,21 @@ def bug(
 
 #: What is done when the payload that is added is the one that is there inline.
 ADD_EQUAL = """\
-local function add_payload(key, payload, score, form, expires)
+local function add_payload(place, id, payload, score, form, expires)
   if form == nil then
-    form = redis.call('MGET', key)[1]
+    form = redis.call('HGET', place, id)
   end
   if type(form) == 'string' then
     local present, its_score = split_inline(form)
     if present == payload then
       if %s then
         form = score .. ' ' .. payload
-        redis.call('SET', key, form)
+        redis.call('HSET', place, id, form)
       end
       return form
     end
   end
-  return sound(key, payload, score, form, expires)
+  return sound(place, id, payload, score, form, expires)
 end"""
 
 MUTATIONS = [
@@ -147,60 +147,59 @@ MUTATIONS = [
         rare=True),
     bug("scores of inline payloads are compared as texts", "push release acquire", ADD_EQUAL % "score < its_score",
         rare=True),
-    bug("long payloads are kept as strings", "push", """\
-local function add_payload(key, payload, score, form, expires)
+    bug("long payloads are kept inline", "push", """\
+local function add_payload(place, id, payload, score, form, expires)
   local inline = score .. (expires and ',' .. expires or '') .. ' ' .. payload
-  if not form and redis.call('SET', key, inline, 'NX') then
+  if not form and redis.call('HSETNX', place, id, inline) == 1 then
     return inline
   end
-  return sound(key, payload, score, form, expires)
+  return sound(place, id, payload, score, form, expires)
 end"""),
-    bug("push overwrites what waits", "push", EXISTS="if string.find(key, 'payloads:', 1, true) then return 0 end"),
+    bug("push overwrites what waits", "push", HMGET="if string.sub(key, -9) == ':payloads' then return {} end"),
     bug("push overwrites what it wrote itself", "push", front="local written = {}",
-        MSET="for i = 1, #args, 2 do written[args[i]] = true end",
-        ZADD="if written[key] then return real('SET', key, args[#args - 1] .. ' ' .. args[#args]) end"),
+        HSET="for i = 2, #args, 2 do written[key .. ':' .. args[i]] = { key, args[i] } end",
+        ZADD="""\
+    local at = written[key]
+    if at then return real('HSET', at[1], at[2], args[#args - 1] .. ' ' .. args[#args]) end"""),
     bug("push writes what is inline too late", "push", front="local held = {}",
-        MSET="for _, each in ipairs(args) do held[#held + 1] = each end return true",
-        ZADD="if string.sub(key, -3) == 'due' and #held > 0 then real('MSET', unpack(held)) held = {} end"),
-    bug("an inline payload goes to another id", "ack_and_take", MGET="""\
-    local values, reversed = real(command, unpack(args)), {}
-    for i = 1, #args do reversed[i] = values[#args - i + 1] end
-    do return reversed end"""),
+        HSET="if string.sub(key, -9) == ':payloads' then held[#held + 1] = args return 0 end",
+        ZADD="""\
+    while string.sub(key, -3) == 'due' and #held > 0 do real('HSET', unpack(table.remove(held))) end"""),
+    bug("an inline payload goes to another id", "ack_and_take", HMGET="""\
+    if string.sub(key, -9) == ':payloads' then
+      local values, reversed = real(command, unpack(args)), {}
+      for i = 1, #args - 1 do reversed[i] = values[#args - i] end
+      return reversed
+    end"""),
     bug("what comes back alone replaces an inline newer payload", "fail release acquire", """\
-local function merge(source, target, budget)
-  local inline = redis.call('MGET', source)[1]
-  if inline and redis.call('MGET', target)[1] then
-    redis.call('SET', target, inline)
-    redis.call('DEL', source)
+local function merge_set(source, place, id, budget)
+  if redis.call('ZCARD', source) == 1 and redis.call('HDEL', place, id) == 1 then
+    redis.call('RENAME', source, place .. ':' .. id)
     return true
   end
-  return sound(source, target, budget)
+  return sound(source, place, id, budget)
 end""", rare=True),
     bug("an inline payload in the way of what comes back", "fail release acquire",
-        "local function promote_to_zset(key) if string.find(key, 'taken:payloads:', 1, true) then sound(key) end end"),
-    bug("an inline payload can't be exhausted", "fail", """\
-local function promote_to_zset(key)
-  if not string.find(key, 'taken:payloads:', 1, true) then
-    sound(key)
-  end
-end"""),
+        "local function promote_to_zset() end"),
+    bug("an inline payload can't be exhausted", "fail", "local function materialize() end"),
     bug("what comes back forgets the payload in its record", "fail release acquire", """\
 local function put_back(prefix, id, record, now, perform_at)
   local inline = get_inline(record)
   sound(prefix, id, inline and string.sub(record, 1, -3 - #inline) or record, now, perform_at)
 end"""),
     bug("what goes into a record stays behind", "ack_and_take",
-        UNLINK="if not string.find(key, 'taken:payloads:', 1, true) then return 0 end"),
+        HDEL="if string.sub(key, -9) == ':payloads' then return 0 end"),
     bug("payloads that were in a key stay there", "ack_and_take", UNLINK=ACKED_STAY["UNLINK"]),
     bug("push overwrites perform_at", "push", ZADD="if args[2] == 'NX' then table.remove(args, 2) end"),
     bug("a repeated push pushes again", "push", LPOS=NEVER_PUSHED["LPOS"]),
     bug("what comes back replaces newer payloads", "fail release acquire", """\
-local function merge(source, target, budget)
+local function merge_set(source, place, id, budget)
   if string.find(source, 'taken:payloads:', 1, true) and redis.call('EXISTS', source) == 1 then
-    redis.call('RENAME', source, target)
+    redis.call('HDEL', place, id)
+    redis.call('RENAME', source, place .. ':' .. id)
     return true
   end
-  return sound(source, target, budget)
+  return sound(source, place, id, budget)
 end"""),
     bug("what comes back takes the last score", "fail release acquire",
         ZADD="if args[2] == 'LT' then table.remove(args, 2) end", rare=True),
@@ -313,18 +312,18 @@ end"""),
         "local function expire_joined() return true end", rare=True),
     bug("success keeps solo", "ack_and_take", SREM="if string.sub(key, -4) == 'solo' then return 0 end"),
     bug("appended payloads have the same head", "push", """\
-local function add_payload(key, payload, score, form, expires)
-  return sound(key, '\\0\\0a00000000000000' .. string.sub(payload, 18), score, form, expires)
+local function add_payload(place, id, payload, score, form, expires)
+  return sound(place, id, '\\0\\0a00000000000000' .. string.sub(payload, 18), score, form, expires)
 end""", policies="append"),
     bug("the latest is the last that came", "push", """\
-local function get_highest(key, form)
-  local payload = sound(key, form)
+local function get_highest(place, id, form)
+  local payload = sound(place, id, form)
   return payload, payload and '-inf'
 end""", policies="latest"),
     bug("what comes back is the latest", "fail release acquire kick", """\
-local function merge_latest(source, target)
-  redis.call('UNLINK', target)
-  redis.call('RENAME', source, target)
+local function merge_latest(source, place, id)
+  redis.call('HDEL', place, id)
+  redis.call('RENAME', source, place .. ':' .. id)
 end""", policies="latest", rare=True),
     bug("what comes back joins the latest", "fail release acquire kick", "local function uses() return false end",
         policies="latest"),

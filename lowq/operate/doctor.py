@@ -112,10 +112,12 @@ class Examination:
         shard_snapshots = dict(seen.shard_snapshots)
         sizes = self._client.on_all([("DBSIZE",)])
         self._total = sum(item.entries for item in shard_snapshots.values()) + sum(size for (size,) in sizes.values())
-        self._scanner.examine_sets([place for place, item in shard_snapshots.items() if item.entries])
+        self._scanner.examine_sets(
+            [place for place, item in shard_snapshots.items() if item.entries], seen.shards_count
+        )
         self._scanner.examine_keys(self._wanted, seen.shards_count, shard_snapshots)
         others = sorted(shard_snapshots.keys() - seen.shard_snapshots.keys())
-        self._scanner.examine_sets([place for place in others if shard_snapshots[place].entries])
+        self._scanner.examine_sets([place for place in others if shard_snapshots[place].entries], seen.shards_count)
         return others
 
     def _of_ids(self) -> Iterator[Finding]:

@@ -360,15 +360,16 @@ class JobScanner:
 
     # --- sets ---
 
-    def examine_sets(self, places: Sequence[Place]) -> None:
-        """Examines every entry of every set of these shards."""
+    def examine_sets(self, places: Sequence[Place], shards_count: Callable[[Place], int]) -> None:
+        """Examines every entry of every set of these shards. ``shards_count``: as of `examine_keys`."""
         for what in SETS:
 
             def call(place: Place, cursor: bytes, what: str = what) -> Call[ExamineReply]:
                 return self._scripts(place).examine(what, cursor)
 
             for place, examined in scan_shards(self.client, dict.fromkeys(places, 1.0), call):
-                self.on_step(examined.looked)
+                self.on_step(len(examined.looked))
+                self._note_strays(place, examined.looked if what.endswith("payloads") else (), shards_count(place))
                 self._note(place, what, examined.found)
 
     # --- keys ---
@@ -411,14 +412,18 @@ class JobScanner:
                 if kind is not None and not shard_snapshots[place].wrong:
                     if len(self.sample) < SAMPLE:
                         self.sample.append((place.prefix(self.namespace), key))
-                    job_id, expected = tail[len(kind) :], shards_count(place)
-                    if place.shard < expected and shard_of(job_id, expected) != place.shard:
-                        self.tallies[place.queue, "wrong_shard"].add(place, job_id)
-                    yield (place, kind), job_id
+                    self._note_strays(place, [tail[len(kind) :]], shards_count(place))
+                    yield (place, kind), tail[len(kind) :]
                 elif kind is None and tail not in KNOWN_KEYS:
                     self.tallies[place.queue, "unknown_keys"].add(place, tail)
 
     # --- what was found ---
+
+    def _note_strays(self, place: Place, ids: Iterable[bytes], shards_count: int) -> None:
+        """Notes the ids that belong to other shards. ``shards_count``: of the layout; 0: not known."""
+        for job_id in ids if place.shard < shards_count else ():
+            if shard_of(job_id, shards_count) != place.shard:
+                self.tallies[place.queue, "wrong_shard"].add(place, job_id)
 
     def _note(self, place: Place, what: str, found: Sequence[tuple[bytes, str]]) -> None:
         repaired = self._repair_ids(place, what, [job_id for job_id, _ in found]) if self.repair else set()

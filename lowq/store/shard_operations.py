@@ -288,8 +288,8 @@ class ExamineReply(NamedTuple):
 
     #: None: this was the last of the set.
     cursor: bytes | None
-    #: How many ids were looked at.
-    looked: int
+    #: The ids that were looked at.
+    looked: list[bytes]
     #: Ids with a fault, and its code.
     found: list[tuple[bytes, str]]
 

@@ -270,13 +270,13 @@ class Rig:
             (job_id, json.loads(payload)["version"])
             for shard, ids in self.of_shards("morgue").items()
             for job_id in ids
-            for payload in self._payloads(f"{self.prefix(shard)}morgue:payloads:{job_id}")
+            for payload in self._payloads(f"{self.prefix(shard)}morgue:payloads", job_id)
         }
 
-    def _payloads(self, key: str) -> list[str]:
-        if self.client.type(key) == "string":  # a single one: "score payload"
-            return [self.client.get(key).partition(" ")[2]]
-        found: list[str] = self.client.zrange(key, 0, -1)
+    def _payloads(self, place: str, job_id: str) -> list[str]:
+        if inline := self.client.hget(place, job_id):  # a single one: "score payload"
+            return [inline.partition(" ")[2]]
+        found: list[str] = self.client.zrange(f"{place}:{job_id}", 0, -1)
         return found
 
     def is_drained(self) -> bool:

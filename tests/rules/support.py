@@ -211,9 +211,11 @@ class ShardRig:
     # --- what is there ---
 
     def names(self) -> set[str]:
-        """The names of all keys of the store, without the shard's prefix."""
-        names = (raw.decode() for raw in self.client.command("KEYS", "*"))
-        return {name.removeprefix(self.prefix) for name in names}
+        """The names of all keys of the store, without the shard's prefix. An inline payload counts as a key."""
+        names = {raw.decode().removeprefix(self.prefix) for raw in self.client.command("KEYS", "*")}
+        for place in _PLACES & names:
+            names |= {f"{place}:{raw.decode()}" for raw in self.client.command("HKEYS", self.prefix + place)}
+        return names - _PLACES
 
     def read(self, key: str) -> Any:
         """The content of a key; an absent one is an empty dict."""
@@ -221,7 +223,7 @@ class ShardRig:
         return self._read(self._types([key]) | with_records)[key]
 
     def form(self, key: str) -> str:
-        """How payloads are kept: "string" (inline), "zset", "record" (inline, in `taken`), or "none"."""
+        """How payloads are kept: "inline", "zset", "record" (inline, in `taken`), or "none"."""
         (kind,) = self._kinds([key])
         return "record" if kind == "none" and key.startswith(_TAKEN) and self.read(key) else kind
 
@@ -248,7 +250,10 @@ class ShardRig:
         self.client.command("HSET", self.prefix + "meta", *(part for f, t in fields.items() for part in (f, repr(t))))
 
     def _read(self, types: Mapping[str, str]) -> dict[str, Any]:
-        wanted = [(_READ[kind][0], self.prefix + key, *_READ[kind][1:]) for key, kind in types.items()]
+        wanted = [
+            self._inline(key) if kind == "inline" else (_READ[kind][0], self.prefix + key, *_READ[kind][1:])
+            for key, kind in types.items()
+        ]
         replies = self.client.commands(wanted, self.prefix) if wanted else []
         found = {}
         for (key, kind), raw in zip(types.items(), replies, strict=True):
@@ -268,12 +273,28 @@ class ShardRig:
         payloads = [key for key, kind in found.items() if not kind]
         for key, kind in zip(payloads, self._kinds(payloads), strict=True):
             assert key.startswith(_PAYLOADS), f"{key} is no key of the wire format"
-            found[key] = "inline" if kind == "string" else "zset"
+            found[key] = "inline" if kind == "inline" else "zset"
         return found
 
     def _kinds(self, keys: Sequence[str]) -> list[str]:
         asked = [("TYPE", self.prefix + key) for key in keys]
-        return [kind.decode() for kind in self.client.commands(asked, self.prefix)] if asked else []
+        there = [("HEXISTS", *self._inline(key)[1:]) for key in keys if key.startswith(_INLINE)]
+        replies = self.client.commands([*asked, *there], self.prefix) if asked else []
+        inline = iter(replies[len(keys) :])
+        return [
+            "inline" if key.startswith(_INLINE) and next(inline) else kind.decode()
+            for key, kind in zip(keys, replies, strict=False)
+        ]
+
+    def inline(self, key: str) -> bytes:
+        """The text of an inline payload that is there, as "payloads:<id>" names it."""
+        found: bytes = self.client.command(*self._inline(key))
+        return found
+
+    def _inline(self, key: str) -> tuple[str, str, str]:
+        """What reads the inline payload that counts as this key."""
+        head = next(head for head in _INLINE if key.startswith(head))
+        return "HGET", self.prefix + head.removesuffix(":"), key.removeprefix(head)
 
 
 @contextmanager
@@ -300,8 +321,10 @@ _READ: dict[str, tuple[str | int, ...]] = {
     "set": ("SMEMBERS",),
     "list": ("LRANGE", 0, -1),
     "string": ("GET",),
-    "inline": ("GET",),
 }
+#: Hashes of inline payloads, and what each of these is called here.
+_PLACES = {"payloads", "morgue:payloads"}
+_INLINE = ("payloads:", "morgue:payloads:")
 _TAKEN = "taken:payloads:"
 _TRACES = ("traces:", "taken:traces:")
 _PAYLOADS = ("payloads:", _TAKEN, "morgue:payloads:", "expires:", "taken:expires:")
@@ -312,7 +335,7 @@ def _readable(key: str, kind: str, raw: Any) -> Any:
         return None if raw is None else raw.decode()
     if kind == "inline":
         head, _, payload = raw.partition(b" ")
-        assert len(payload) <= 4096, f"{key}: so long a payload is never kept as a string"
+        assert len(payload) <= 4096, f"{key}: so long a payload is never kept inline"
         return {_payload(payload): float(head.partition(b",")[0])}
     if kind == "list":
         return [item.decode() for item in raw]

@@ -142,7 +142,7 @@ def test_each_id_goes_to_its_shard_and_is_kept_as_documented(app: lowq.Lowq, que
         queue.push({"id": job_id, "payload": {"status": "paid", "version": 3}, "score": 5})
         queue.push({"id": job_id, "payload": {"version": 3, "status": "paid"}, "score": 3})
         prefix = shard_prefix("lowq", "Orders", shard_of(job_id.encode(), 3))
-        inline = app.client.command("GET", f"{prefix}payloads:{job_id}", key=prefix)
+        inline = app.client.command("HGET", f"{prefix}payloads", job_id, key=prefix)
         assert inline == b'3 {"status":"paid","version":3}'
 
 

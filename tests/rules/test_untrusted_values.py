@@ -101,7 +101,7 @@ class Site:
     def waiting(self, payload: bytes, score: bytes = b"1", due: str = "1900000000") -> object:
         """The job "bad"."""
         self.do("ZADD", PREFIX + "due", due, "bad")
-        return self.do("SET", PREFIX + "payloads:bad", score + b" " + payload)
+        return self.do("HSET", PREFIX + "payloads", "bad", score + b" " + payload)
 
     def retrying(self, retry_count: str) -> object:
         self.waiting(b"1")
@@ -162,11 +162,11 @@ PLANTS: dict[str, Callable[[Site], object]] = {
     "job: score NaN": lambda site: site.waiting(b"1", b"nan"),
     "job: neither score nor payload": lambda site: (
         site.waiting(b"1"),
-        site.do("SET", PREFIX + "payloads:bad", "garbage"),
+        site.do("HSET", PREFIX + "payloads", "bad", "garbage"),
     ),
     "job: payloads of another type": lambda site: (
         site.waiting(b"1"),
-        site.do("DEL", PREFIX + "payloads:bad"),
+        site.do("HDEL", PREFIX + "payloads", "bad"),
         site.do("RPUSH", PREFIX + "payloads:bad", "x"),
     ),
     "job: no payload": lambda site: site.do("ZADD", PREFIX + "due", "1900000000", "bad"),
@@ -293,7 +293,7 @@ def test_an_id_of_any_bytes_can_be_looked_up_and_removed(site: Site) -> None:
     """As it is shown. To push one like that is refused."""
     queue = site.app.queue("Orders")
     site.app.client.commands(
-        [("ZADD", PREFIX + "due", "1900000000", b"caf\xe9"), ("SET", PREFIX.encode() + b"payloads:caf\xe9", "1 2")]
+        [("ZADD", PREFIX + "due", "1900000000", b"caf\xe9"), ("HSET", PREFIX + "payloads", b"caf\xe9", "1 2")]
     )
     (shown,) = [job.id for job in queue.jobs() if job.id != "good"]
     assert shown == "caf\udce9"

@@ -36,7 +36,7 @@ OUT_OF_REACH = {
     "an id that waits becomes no more urgent", "what comes back forgets its priority", "the least urgent starve",
     "what is kicked expires", "what has expired is buried", "what comes back joins what has expired",
     "success keeps solo", "once latest, always latest", "a late attempt is done", "kick keeps the retry_count",
-    "long payloads are kept as strings", "push takes the last score", "of two equal payloads the later time counts",
+    "long payloads are kept inline", "push takes the last score", "of two equal payloads the later time counts",
     "an equal payload of an inline one takes the last score", "scores of inline payloads are compared as texts",
 }  # fmt: skip
 #: Stories of one process, which grows with each.

@@ -429,14 +429,18 @@ class Story:
         """(id, version) of what the morgue holds."""
         found = set()
         for server in self.servers:
-            for key in server.ask(b"KEYS", b"*}:morgue:payloads:*"):
-                if server.ask(b"TYPE", key) == b"string":
-                    payloads = [server.ask(b"GET", key).partition(b" ")[2]]
-                else:
-                    payloads = server.ask(b"ZRANGE", key, b"0", b"-1")
-                job_id = key.partition(b"}:morgue:payloads:")[2].decode()
+            buried = [
+                (key.partition(b"}:morgue:payloads:")[2], server.ask(b"ZRANGE", key, b"0", b"-1"))
+                for key in server.ask(b"KEYS", b"*}:morgue:payloads:*")
+            ]
+            for key in server.ask(b"KEYS", b"*}:morgue:payloads"):
+                inline = server.ask(b"HGETALL", key)
+                buried += [
+                    (name, [text.partition(b" ")[2]]) for name, text in zip(inline[::2], inline[1::2], strict=True)
+                ]
+            for name, payloads in buried:
                 read = map(json.loads, payloads)
-                found |= {(job_id, int(payload.get("version") or payload["planned_at"])) for payload in read}
+                found |= {(name.decode(), int(payload.get("version") or payload["planned_at"])) for payload in read}
         return found
 
     def _missed_ticks(self) -> list[int]:

@@ -38,7 +38,7 @@
 local prefix, token, last, limit = KEYS[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local max_payloads, max_bytes = tonumber(ARGV[5]), tonumber(ARGV[6])
 local key_due, key_taken, key_meta = prefix .. 'due', prefix .. 'taken', prefix .. 'meta'
-local payloads, taken_payloads = prefix .. 'payloads:', prefix .. 'taken:payloads:'
+local place, payloads, taken_payloads = prefix .. 'payloads', prefix .. 'payloads:', prefix .. 'taken:payloads:'
 
 -- The cost of a payload beyond its bytes: a score in the reply, and about a microsecond. Without it, a million
 -- tiny payloads would fit into one reply.
@@ -102,15 +102,16 @@ local delivery = math.max(tonumber(meta[2]) or 0, tonumber(cited_delivery)) + 1
 local head, tail = string.format('%d ', delivery), string.format(' %.17g', now)
 local records = {} -- for `taken`: id, record, id, record...
 local in_flight = {}
-local inline_keys = {} -- whose payloads are in the records now
+local inline_ids = {} -- whose payloads are in the records now
 
 -- Of jobs in a list of their own: when the first payload of each expires, id, time (text), id...
 local ends = has_ttl and { string.format('%.17g', now) }
 
--- Adds a job to the reply unless it has to wait for the next delivery. `inline`: its payload, if that is inline;
--- `level`: text; `expires`: of a set when its first payload does (text), or nil. Returns whether further ones may
--- follow, and what stopped its payloads: nil (nothing: these are all), 'payloads' or 'bytes'.
-local function hand_out(id, key, inline, perform_at, retry_count, alone, level, expires)
+-- Adds a job to the reply unless it has to wait for the next delivery. `inline`: its payload, if that is inline, else
+-- false: they are a set, whose key begins with `head_of_set`; `level`: text; `expires`: when the first of a set does
+-- (text), or nil. Returns whether further ones may follow, and what stopped its payloads: nil (nothing: these are all),
+-- 'payloads' or 'bytes'.
+local function hand_out(id, head_of_set, inline, perform_at, retry_count, alone, level, expires)
   if alone and count > 0 then
     return false
   end
@@ -120,7 +121,7 @@ local function hand_out(id, key, inline, perform_at, retry_count, alone, level, 
   else
     local number, is_all
     job = { id, perform_at, retry_count }
-    number, size, is_all = read_set(job, key, max_payloads, max_bytes - bytes, overhead)
+    number, size, is_all = read_set(job, head_of_set .. id, max_payloads, max_bytes - bytes, overhead)
     stopped = not is_all and (number == max_payloads and 'payloads' or 'bytes') or nil
   end
   if count > 0 and (stopped == 'bytes' or bytes + size > max_bytes) then
@@ -183,18 +184,14 @@ for _, id in ipairs(lost_ids) do
     local _, perform_at, retry_count = parse_taken(in_flight[id])
     local is_solo = special and redis.call('SISMEMBER', prefix .. 'solo', id) == 1
     local alone = retry_count >= 0 or is_solo
-    local key, carried, before = taken_payloads .. id, get_inline(in_flight[id]), count
-    local inline = carried or redis.call('MGET', key)[1]
+    local inline, before = get_inline(in_flight[id]), count
     local level, expires = string.match(in_flight[id], '^%S+ +%S+ %S+ (%S+)'), nil
     if has_ttl and not inline then
       expires = redis.call('ZRANGE', prefix .. 'taken:expires:' .. id, 0, 0, 'WITHSCORES')[2]
     end
-    more = hand_out(id, key, inline, perform_at, tostring(retry_count), alone, level, expires)
+    more = hand_out(id, taken_payloads, inline, perform_at, tostring(retry_count), alone, level, expires)
     if is_solo and count > before then
       solo = 32
-    end
-    if inline and not carried and count > before then
-      inline_keys[#inline_keys + 1] = key
     end
   end
 end
@@ -249,26 +246,26 @@ while true do
 end
 
 -- Looks up the next ids, 16 at once: their payloads, if inline, and their past.
-local keys, inlines, retry_counts, solos, expiries, upto = {}, {}, {}, {}, {}, 0
+local inlines, retry_counts, solos, expiries, upto = {}, {}, {}, {}, 0
 local function look_up(position)
-  local ids, some = {}, {}
+  local ids = {}
   upto = math.min(position + 31, #waiting)
   for i = position, upto, 2 do
-    ids[#ids + 1], some[#some + 1] = waiting[i], payloads .. waiting[i]
+    ids[#ids + 1] = waiting[i]
   end
-  local found = redis.call('MGET', unpack(some))
+  local found = redis.call('HMGET', place, unpack(ids))
   local counts = special and redis.call('ZMSCORE', prefix .. 'retries', unpack(ids))
   local alone = special and redis.call('SMISMEMBER', prefix .. 'solo', unpack(ids))
-  for i, key in ipairs(some) do
+  for i, id in ipairs(ids) do
     local at = position + 2 * i - 2
-    keys[at], inlines[at] = key, found[i]
+    inlines[at] = found[i]
     if special then
       retry_counts[at], solos[at] = counts[i], alone[i] == 1
     end
     if is_unswept and found[i] then
       expiries[at] = expiry_in(found[i])
     elseif has_ttl and not found[i] then
-      expiries[at] = redis.call('ZSCORE', prefix .. 'expires', ids[i]) or nil
+      expiries[at] = redis.call('ZSCORE', prefix .. 'expires', id) or nil
     end
   end
 end
@@ -299,7 +296,7 @@ for i = 1, #waiting, 2 do
       local before = count
       local level = has_levels and levels[i] or '0'
       local further, stopped =
-        hand_out(id, keys[i], inlines[i], perform_at, retry_count, alone, level, expiries[i])
+        hand_out(id, payloads, inlines[i], perform_at, retry_count, alone, level, expiries[i])
       more, takes = further, count > before
       if takes and is_solo then
         solo = 32
@@ -311,7 +308,7 @@ for i = 1, #waiting, 2 do
         orphans[#orphans + 1] = id
         more = true
       elseif takes and inlines[i] then
-        gone[#gone + 1], inline_keys[#inline_keys + 1] = id, keys[i]
+        gone[#gone + 1], inline_ids[#inline_ids + 1] = id, id
       elseif takes then
         arriving[#arriving + 1] = taken_payloads .. id
         if expiries[i] then
@@ -320,7 +317,7 @@ for i = 1, #waiting, 2 do
         if stopped then
           parted[id] = items[last_item]
         else
-          gone[#gone + 1], leaving[#arriving] = id, keys[i]
+          gone[#gone + 1], leaving[#arriving] = id, payloads .. id
         end
       end
     end
@@ -442,8 +439,8 @@ if count > 0 then
     records[#records + 1] = string.gsub(in_flight[id], '^%S+', string.format('%d', top), 1)
   end
   redis.call('HSET', key_taken, unpack(records))
-  if #inline_keys > 0 then
-    redis.call('UNLINK', unpack(inline_keys)) -- only now that the records have what is in them
+  if #inline_ids > 0 then
+    redis.call('HDEL', place, unpack(inline_ids)) -- only now that the records have what is in them
   end
   fields[#fields + 1] = 'delivery'
   fields[#fields + 1] = top

@@ -65,18 +65,17 @@ local function bury_taken(item)
     item.reason = add_attempt(prefix, item.id, records[item.id], item.reason, now, kept, shown)
   end
   materialize(prefix, item.id, records[item.id])
-  local taken, buried = prefix .. 'taken:payloads:' .. item.id, prefix .. 'morgue:payloads:' .. item.id
+  local taken, buried = prefix .. 'taken:payloads:' .. item.id, prefix .. 'morgue:payloads'
   local found = #item.payloads == 0
   if has_ttl and not expire_in_flight(prefix, item.id, now) then
     found = false
   elseif found then
-    merge(taken, buried)
+    merge_set(taken, buried, item.id)
   else
-    promote_to_zset(taken)
     for _, payload in ipairs(item.payloads) do
       local score = redis.call('ZSCORE', taken, payload)
       if score then
-        add_payload(buried, payload, score)
+        add_payload(buried, item.id, payload, score)
         redis.call('ZREM', taken, payload)
         found = true
       end

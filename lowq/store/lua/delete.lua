@@ -33,21 +33,21 @@ local room = 16777216
 local is_cancel, is_told = where == 'cancel', false
 local deleted = 0 -- jobs: an id may have one that waits and one that is buried
 
-local function remove(id, set, payloads)
+local function remove(id, set, place)
   local at = redis.call('ZSCORE', prefix .. set, id)
   if not at or (not_after and select(2, split_score(at)) > not_after) then
     return false
   end
-  room = room - weight(prefix .. payloads .. id)
+  room = room - weight(prefix .. place .. ':' .. id)
   redis.call('ZREM', prefix .. set, id)
-  redis.call('UNLINK', prefix .. payloads .. id)
+  remove_payloads(prefix .. place, id)
   deleted = deleted + 1
   return true
 end
 
 -- `in_flight`: what is known of the past of the id is its flight's.
 local function remove_waiting(id, in_flight)
-  if not remove(id, 'due', 'payloads:') then
+  if not remove(id, 'due', 'payloads') then
     return 0
   end
   if not in_flight then
@@ -85,7 +85,7 @@ for _, id in ipairs(ids) do
     if where ~= 'morgue' then
       state = remove_waiting(id)
     end
-    if where ~= 'waiting' and not is_cancel and remove(id, 'morgue', 'morgue:payloads:') then
+    if where ~= 'waiting' and not is_cancel and remove(id, 'morgue', 'morgue:payloads') then
       redis.call('HDEL', prefix .. 'morgue:errors', id)
       state = 1
     end

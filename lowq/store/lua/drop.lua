@@ -30,6 +30,7 @@ local taken = {}
 for i = 1, math.min(#records, 2 * most), 2 do
   taken[#taken + 1] = records[i]
 end
+check_types(prefix)
 touch(prefix, { 'payloads:' }, waiting)
 touch(prefix, { 'morgue:payloads:' }, buried)
 touch(prefix, { 'taken:payloads:' }, taken)
@@ -38,14 +39,14 @@ local has_ttl, has_traces = uses(features, 'ttl'), uses(features, 'traces')
 
 -- Bytes that a call frees at most: it must not hold Redis for long.
 local room = 16777216
-local function remove(ids, command, key, payloads, times, traces)
+local function remove(ids, command, key, place, times, traces)
   local gone, keys = {}, {}
   for _, id in ipairs(ids) do
     if room <= 0 then
       break
     end
     gone[#gone + 1] = id
-    keys[#keys + 1] = prefix .. payloads .. id
+    keys[#keys + 1] = prefix .. place .. ':' .. id
     room = room - weight(keys[#keys])
     if has_ttl and times then
       keys[#keys + 1] = prefix .. times .. id
@@ -56,6 +57,9 @@ local function remove(ids, command, key, payloads, times, traces)
   end
   if #gone > 0 then
     redis.call(command, prefix .. key, unpack(gone))
+    if key ~= 'taken' then
+      redis.call('HDEL', prefix .. place, unpack(gone))
+    end
     redis.call('UNLINK', unpack(keys))
     if key == 'due' then
       redis.call('ZREM', prefix .. 'retries', unpack(gone))
@@ -65,15 +69,15 @@ local function remove(ids, command, key, payloads, times, traces)
   end
   return #gone
 end
-local removed = remove(waiting, 'ZREM', 'due', 'payloads:', 'expires:', 'traces:')
-  + remove(buried, 'ZREM', 'morgue', 'morgue:payloads:')
-  + remove(taken, 'HDEL', 'taken', 'taken:payloads:', 'taken:expires:', 'taken:traces:')
+local removed = remove(waiting, 'ZREM', 'due', 'payloads', 'expires:', 'traces:')
+  + remove(buried, 'ZREM', 'morgue', 'morgue:payloads')
+  + remove(taken, 'HDEL', 'taken', 'taken:payloads', 'taken:expires:', 'taken:traces:')
 if #waiting + #buried + #taken > 0 then
   return { 0, removed }
 end
 local rest = {}
 for i, key in ipairs({ 'retries', 'errors', 'solo', 'crashes', 'debounced', 'morgue:errors', 'pushed', 'repeated',
-  'expires', 'schedules', 'finished', 'finished:before', 'meta' }) do
+  'expires', 'payloads', 'morgue:payloads', 'schedules', 'finished', 'finished:before', 'meta' }) do
   rest[i] = prefix .. key
 end
 redis.call('UNLINK', unpack(rest))

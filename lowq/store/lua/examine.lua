@@ -3,13 +3,14 @@
 -- KEYS[1]  prefix of the shard
 -- ARGV[1]  now: not used; every script has it first
 -- ARGV[2]  what to go by: a set ('due', 'taken', 'morgue', 'retries', 'errors', 'solo', 'crashes', 'expires',
---          'debounced', 'morgue:errors'), which is walked through; or 'payloads:', 'taken:payloads:',
---          'morgue:payloads:', 'expires:', 'taken:expires:', 'traces:', 'taken:traces:' for ids that have such a key
+--          'debounced', 'morgue:errors', 'payloads', 'morgue:payloads'), which is walked through; or 'payloads:',
+--          'taken:payloads:', 'morgue:payloads:', 'expires:', 'taken:expires:', 'traces:', 'taken:traces:' for ids that
+--          have such a key
 -- ARGV[3]  cursor of a set: '0' to begin; '' with ids
 -- ARGV[4+] ids, at most 1,000
 --
 -- Reply: {cursor, looked, id, code, id, code...}
---   cursor: '0' at the end; looked: how many ids were looked at; code: as in lib/integrity.lua
+--   cursor: '0' at the end; looked: the ids that were looked at; code: as in lib/integrity.lua
 --
 -- Invariant: nothing changes. What is said of an id was so at one moment. About 500 ids are looked at.
 --
@@ -18,12 +19,13 @@ local prefix, what = KEYS[1], ARGV[2]
 local delivered = tonumber(redis.call('HGET', prefix .. 'meta', 'delivery') or '') or 0
 
 -- Which keys an entry must have, and in which sets something must be, one of them at least.
-local needs_key = { due = 'payloads:', taken = 'taken:payloads:', morgue = 'morgue:payloads:' }
+local needs_key = { due = 'payloads', taken = 'taken:payloads', morgue = 'morgue:payloads' }
 local needs_entry = {
   retries = { 'due' }, errors = { 'due', 'taken' }, solo = { 'due', 'taken' }, crashes = { 'due', 'taken' },
   ['morgue:errors'] = { 'morgue' }, expires = { 'due' }, debounced = { 'due' },
   ['taken:expires:'] = { 'taken' }, ['traces:'] = { 'due' },
   ['taken:traces:'] = { 'taken' },
+  payloads = { 'due' }, ['morgue:payloads'] = { 'morgue' },
   ['payloads:'] = { 'due' }, ['taken:payloads:'] = { 'taken' }, ['morgue:payloads:'] = { 'morgue' },
 }
 
@@ -31,13 +33,11 @@ local needs_entry = {
 local function suspects_of(ids, values)
   local found = {}
   if needs_key[what] then
-    local keys = keys_of(prefix, needs_key[what], ids)
-    local all = redis.call('EXISTS', unpack(keys)) == #keys
-    if all and what ~= 'taken' then
-      return found
-    end
+    local place = prefix .. needs_key[what]
+    local inlines = what ~= 'taken' and redis.call('HMGET', place, unpack(ids))
     for i, id in ipairs(ids) do
-      local fine = all or (what == 'taken' and get_inline(values[i])) or redis.call('EXISTS', keys[i]) == 1
+      local fine = (inlines and inlines[i]) or (not inlines and get_inline(values[i]))
+        or redis.call('EXISTS', place .. ':' .. id) == 1
       if fine and what == 'taken' then
         local delivery, perform_at, retry_count = parse_taken(values[i])
         delivery = tonumber(delivery)
@@ -50,20 +50,13 @@ local function suspects_of(ids, values)
     return found
   end
   local rest, unreadable = ids, {}
-  if string.sub(what, -9) == 'payloads:' then
+  local place = string.match(what, '^(.*payloads):?$')
+  if place then
     rest = {}
-    -- 100 at a time, as an inline payload may have 4 KiB. MGET answers nil for a set.
-    for start = 1, #ids, 100 do
-      local keys = {}
-      for i = start, math.min(start + 99, #ids) do
-        keys[#keys + 1] = prefix .. what .. ids[i]
-      end
-      local inline = redis.call('MGET', unpack(keys))
-      for i, key in ipairs(keys) do
-        local fine = inline[i] and begins_with_score(inline[i]) or (not inline[i] and is_readable(key))
-        local into = fine and rest or unreadable
-        into[#into + 1] = ids[start + i - 1]
-      end
+    for i, id in ipairs(ids) do
+      local fine = place == what and begins_with_score(values[i]) or place ~= what and is_readable(prefix, place, id)
+      local into = fine and rest or unreadable
+      into[#into + 1] = id
     end
   end
   if what == 'expires:' then -- in both
@@ -111,7 +104,7 @@ else
 end
 
 -- 500 at a time: unpack takes a few thousand at most, and Redis may return more than it was asked for.
-local reply = { cursor, #ids }
+local reply = { cursor, ids }
 for start = 1, #ids, 500 do
   local some, with = {}, {}
   for i = start, math.min(start + 499, #ids) do

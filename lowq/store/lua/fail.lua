@@ -31,10 +31,9 @@ local function exhaust(id, record, reason)
   if has_ttl then
     expire_in_flight(prefix, id, now)
   end
-  promote_to_zset(taken)
   local lowest = redis.call('ZRANGE', taken, 0, 0, 'WITHSCORES')
   if lowest[1] then -- or a key was removed by hand: that must not stop the shard
-    add_payload(prefix .. 'morgue:payloads:' .. id, lowest[1], lowest[2])
+    add_payload(prefix .. 'morgue:payloads', id, lowest[1], lowest[2])
     redis.call('ZREM', taken, lowest[1])
     if has_ttl then
       redis.call('ZREM', prefix .. 'taken:expires:' .. id, lowest[1])

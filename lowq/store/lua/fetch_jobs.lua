@@ -22,10 +22,9 @@ local due_cutoff = read_due_cutoff(prefix, read_now())
 local most, room = tonumber(ARGV[3]), tonumber(ARGV[4])
 local has_ttl = uses(redis.call('HGET', prefix .. 'meta', 'features'), 'ttl')
 
--- Appends to the job how many payloads the key has, and the lowest of them; or the inline one that is known already.
--- Returns how many more, and how many bytes, the reply has room for.
+-- Appends to the job how many payloads it has, and the lowest of them; or the inline one. Returns how many more, and
+-- how many bytes, the reply has room for.
 local function append_payloads(job, key, inline)
-  inline = inline or redis.call('MGET', key)[1]
   if inline then
     local payload, score = inline, 'nan'
     if string.find(inline, ' ', 1, true) then
@@ -48,7 +47,7 @@ local function find(id)
     local record = redis.call('HGET', prefix .. 'taken', id)
     if record then
       local _, perform_at, retry_count = parse_taken(record)
-      return 'taken', perform_at, retry_count, 'taken:payloads:', 'errors', get_inline(record)
+      return 'taken', perform_at, retry_count, 'taken:payloads', 'errors', get_inline(record)
     end
   end
   if where == '' or where == 'waiting' then
@@ -61,13 +60,15 @@ local function find(id)
       if level > 0 or expires then
         perform_at = string.format('%.17g %d', at, level) .. (expires and ' ' .. expires or '')
       end
-      return state, perform_at, tonumber(retry_count or -1), 'payloads:', 'errors'
+      local inline = redis.call('HGET', prefix .. 'payloads', id)
+      return state, perform_at, tonumber(retry_count or -1), 'payloads', 'errors', inline
     end
   end
   if where == '' or where == 'morgue' then
     local buried_at = redis.call('ZSCORE', prefix .. 'morgue', id)
     if buried_at then
-      return 'morgue', buried_at, -1, 'morgue:payloads:', 'morgue:errors'
+      local inline = redis.call('HGET', prefix .. 'morgue:payloads', id)
+      return 'morgue', buried_at, -1, 'morgue:payloads', 'morgue:errors', inline
     end
   end
 end
@@ -75,7 +76,7 @@ end
 local reply = {}
 for i = 5, #ARGV do
   local id = ARGV[i]
-  local state, time, retry_count, payloads, errors, inline = find(id)
+  local state, time, retry_count, place, errors, inline = find(id)
   if not state then
     reply[#reply + 1] = false
   else
@@ -85,7 +86,7 @@ for i = 5, #ARGV do
     retry_count = retry_count and math.abs(retry_count) <= 2 ^ 53 and retry_count or -1
     crashes = crashes and string.match(crashes, '^%S+')
     local job = { state, time or false, retry_count, reason, crashes }
-    local left, space = append_payloads(job, prefix .. payloads .. id, inline)
+    local left, space = append_payloads(job, prefix .. place .. ':' .. id, inline)
     space = space - (reason and #reason or 0) - #id
     if #reply > 0 and ((#job - 6) / 2 < math.min(job[6], tonumber(ARGV[3])) or space <= 0) then
       break

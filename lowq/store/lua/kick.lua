@@ -32,21 +32,23 @@ local budget = { payloads = 500, bytes = 1048576 }
 local reply, kicked, superseded = {}, 0, is_superseded(prefix, ARGV[2], now)
 local moved = false
 local function merge_kicked(id)
-  local source, target = prefix .. 'morgue:payloads:' .. id, prefix .. 'payloads:' .. id
+  local source, target = prefix .. 'morgue:payloads', prefix .. 'payloads'
   if has_ttl then
     expire_joined(prefix, id, {}, now, is_latest)
   end
-  if is_latest and has_ttl then
-    merge_latest_expiring(prefix, id, source, false)
-    return true
-  elseif is_latest then
-    merge_latest(source, target)
+  if is_latest then
+    promote_to_zset(source, id)
+    if has_ttl then
+      merge_latest_expiring(prefix, id, source .. ':' .. id, false)
+    else
+      merge_latest(source .. ':' .. id, target, id)
+    end
     return true
   elseif not has_ttl then
-    return merge(source, target, budget)
+    return merge(source, target, id, budget)
   end
   promote_expiring(prefix, id)
-  local is_whole = merge(source, target, budget, function(payloads)
+  local is_whole = merge(source, target, id, budget, function(payloads)
     expire_equal(prefix, id, payloads, now)
     redis.call('ZREM', prefix .. 'expires:' .. id, unpack(payloads))
   end)
@@ -66,7 +68,7 @@ for _, id in ipairs(ids) do
       redis.call('HDEL', prefix .. 'morgue:errors', id)
       kicked = kicked + 1
     end
-    if redis.call('EXISTS', prefix .. 'payloads:' .. id) == 1 then
+    if has_payloads(prefix .. 'payloads', id) then
       redis.call('ZADD', prefix .. 'due', now, id)
       end_debounce(prefix, id, features)
     end

@@ -41,11 +41,10 @@ while at <= #ARGV do
   extras[last] = count == 1 and ARGV[at + 3] or { unpack(ARGV, at + 3, at + 2 + count) }
   at = at + 3 + count
 end
-local head = kind == 'morgue' and 'morgue:payloads:' or 'payloads:'
+local place = kind == 'morgue' and 'morgue:payloads' or 'payloads'
 local is_of_jobs = kind == 'waiting' or kind == 'morgue'
-local keys = {}
 if is_of_jobs then
-  keys = keys_of(prefix, head, ids)
+  touch(prefix, { place .. ':' }, ids)
   if uses(features, 'ttl') or uses(ARGV[6], 'ttl') then
     touch(prefix, { 'expires:' }, ids)
   end
@@ -53,8 +52,8 @@ if is_of_jobs then
     touch(prefix, { 'traces:' }, ids)
   end
 end
--- Before the first write, as `touch` does.
-local inlines = is_of_jobs and redis.call('MGET', unpack(keys)) or {}
+place = prefix .. place
+local inlines = is_of_jobs and redis.call('HMGET', place, unpack(ids)) or {}
 
 for word in string.gmatch(ARGV[6], '%S+') do
   local kind_of_scores = string.match(word, '^scores=(.+)$')
@@ -70,21 +69,20 @@ local has_ttl, is_latest = uses(features, 'ttl'), uses(features, 'latest')
 local expired = 0
 
 local function add_waiting(id, payload, score, expires)
-  local key = prefix .. 'payloads:' .. id
   if is_latest then
-    local present, its_score = get_highest(key)
+    local present, its_score = get_highest(place, id)
     if present and present ~= payload and tonumber(its_score) >= tonumber(score) then
       return -- that one came later
     end
     if has_ttl then
       add_latest_expiring(prefix, id, payload, score, nil, expires)
     else
-      add_latest(key, payload, score)
+      add_latest(place, id, payload, score)
     end
   elseif has_ttl then
-    add_expiring(prefix, id, payload, score, redis.call('MGET', key)[1], expires)
+    add_expiring(prefix, id, payload, score, redis.call('HGET', place, id), expires)
   else
-    add_payload(key, payload, score)
+    add_payload(place, id, payload, score)
   end
 end
 
@@ -136,7 +134,7 @@ end
 
 local function join_morgue(id, score, extra)
   for i = 3, #extra, 2 do
-    add_payload(prefix .. 'morgue:payloads:' .. id, extra[i], extra[i + 1])
+    add_payload(place, id, extra[i], extra[i + 1])
   end
   redis.call('ZADD', prefix .. 'morgue', score, id)
   if extra[1] ~= '' then
@@ -152,7 +150,7 @@ if kind == 'waiting' then
     local extra = extras[i]
     local is_inline = type(extra) == 'string'
     if is_inline and not present[i] and not inlines[i] and not (has_ttl and expiry_in(extra)) then
-      fresh[#fresh + 1], fresh[#fresh + 2] = keys[i], extra
+      fresh[#fresh + 1], fresh[#fresh + 2] = id, extra
       due[#due + 1], due[#due + 2] = scores[i], id
     elseif is_inline then
       local payload, score, expires = split_inline(extra)
@@ -162,7 +160,7 @@ if kind == 'waiting' then
     end
   end
   if #fresh > 0 then
-    redis.call('MSET', unpack(fresh))
+    redis.call('HSET', place, unpack(fresh))
     redis.call('ZADD', prefix .. 'due', unpack(due))
   end
 elseif kind == 'morgue' then

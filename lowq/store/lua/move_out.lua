@@ -28,7 +28,7 @@ local key_meta = prefix .. 'meta'
 -- The bounds of a step: ids, and bytes of payloads, each of which counts 100 on top of its own.
 local most_ids, most_bytes, overhead = 250, 262144, 100
 local counters = { 'pushed', 'processed', 'failed', 'buried', 'expired', 'released', 'kicked', 'deleted', 'cancelled' }
-local heads = { waiting = 'payloads:', morgue = 'morgue:payloads:' }
+local places = { waiting = 'payloads', morgue = 'morgue:payloads' }
 local sets = { waiting = prefix .. 'due', morgue = prefix .. 'morgue' }
 
 local lost = check_lease(prefix, token)
@@ -69,7 +69,8 @@ local function delete_page(page)
     return
   end
   local ids = redis.call('ZRANGE', sets[kind], 0, count - 1)
-  touch(prefix, { heads[kind] }, ids)
+  local place = prefix .. places[kind]
+  touch(prefix, { places[kind] .. ':' }, ids)
   if has_ttl then
     touch(prefix, { 'expires:' }, ids)
   end
@@ -77,7 +78,7 @@ local function delete_page(page)
     touch(prefix, { 'traces:' }, ids)
   end
   if part > 0 then
-    local key, id = prefix .. heads[kind] .. ids[1], ids[1]
+    local key, id = place .. ':' .. ids[1], ids[1]
     if has_ttl and kind == 'waiting' then
       local payloads = redis.call('ZRANGE', key, 0, part - 1)
       for start = 1, #payloads, 1000 do
@@ -88,7 +89,9 @@ local function delete_page(page)
     redis.call('ZREMRANGEBYRANK', key, 0, part - 1)
     return
   end
-  redis.call('UNLINK', unpack(keys_of(prefix, heads[kind], ids)))
+  if redis.call('HDEL', place, unpack(ids)) < #ids then
+    redis.call('UNLINK', unpack(keys_of(place, ':', ids)))
+  end
   redis.call('ZREMRANGEBYRANK', sets[kind], 0, count - 1)
   if kind == 'morgue' then
     redis.call('HDEL', prefix .. 'morgue:errors', unpack(ids))
@@ -138,8 +141,8 @@ local function read_jobs(kind, count, part)
   if #ids == 0 then
     return {}, 0, 0
   end
-  local keys = keys_of(prefix, heads[kind], ids)
-  local inlines = redis.call('MGET', unpack(keys))
+  local place = prefix .. places[kind]
+  local inlines = redis.call('HMGET', place, unpack(ids))
   local of_waiting = kind == 'waiting'
   lookups.error = of_waiting and special and redis.call('HMGET', prefix .. 'errors', unpack(ids))
     or not of_waiting and redis.call('HMGET', prefix .. 'morgue:errors', unpack(ids))
@@ -188,7 +191,7 @@ local function read_jobs(kind, count, part)
     local times = prefix .. 'expires:' .. id
     local limit = part > 0 and part or (count and math.huge) or 2000
     local set = {}
-    local number, read, all = read_set(set, keys[i], limit, room, overhead)
+    local number, read, all = read_set(set, place .. ':' .. id, limit, room, overhead)
     for j = 1, #set, 2 do
       item[#item + 1], item[#item + 2] = set[j], set[j + 1]
       if of_waiting then

@@ -168,19 +168,20 @@ if uses(meta[7], 'full') then -- unless what expired just now has made room and 
 end
 
 -- Asks for all per-id keys before the first write, as `touch` does.
-local keys = {}
+local place, ids = prefix .. 'payloads', {}
 for i = 8, #ARGV, width do
-  keys[#keys + 1] = prefix .. 'payloads:' .. ARGV[i]
+  ids[#ids + 1] = ARGV[i]
 end
-local present = redis.call('EXISTS', unpack(keys))
-local forms = {} -- key -> what is known of it, see add_payload
-if present > 0 then
-  for i, inline in ipairs(redis.call('MGET', unpack(keys))) do
-    forms[keys[i]] = inline or present == #keys
-    if is_append then
-      -- A foreign key makes the call fail before its first write: the other jobs of a shared call are pushed again, and
-      -- would be there twice.
-      check_payloads(keys[i], inline)
+local sets = redis.call('EXISTS', unpack(keys_of(place, ':', ids)))
+local forms = {} -- id -> what is known of its payloads, see add_payload
+for i, inline in ipairs(redis.call('HMGET', place, unpack(ids))) do
+  if inline or sets > 0 then
+    forms[ids[i]] = inline or sets == #ids
+    -- What is foreign makes a call of `append` fail before its first write: the other jobs of a shared call are pushed
+    -- again, and would be there twice.
+    local key = is_append and place .. ':' .. ids[i]
+    if is_append and redis.call('ZCARD', key) == 0 and inline and not begins_with_score(inline) then
+      error(key .. ' holds no payload')
     end
   end
 end
@@ -190,15 +191,16 @@ local settled = shift_due(prefix, now, meta[5], meta[6])
 local clock = math.max(now, (tonumber(meta[2]) or 0) + 0.000001, (tonumber(options.clock) or 0) + 0.000001)
 local ceiling = now + 0.001 -- what is due now is due now, however far the clock is ahead
 local head = redis.call('ZRANGE', prefix .. 'due', 0, 0, 'WITHSCORES')[2]
--- A member of more than 64 bytes makes Redis build a skip list at once. Otherwise it starts a compact list, which is
--- searched for each of the first 128 ids: more than half of the time of such a call. No id is that long.
+-- A member of more than 64 bytes makes Redis build a skip list at once, and such a field a hash table. Otherwise it
+-- starts compact lists, which are searched for each of the first ids: more than half of the time of such a call. No id
+-- is that long.
 local filler = not head and accepted > 32 and string.rep(' ', 513)
 local first, due = nil, filler and { 0, filler } or {}
--- Where nothing waits for any of the ids, their payloads are written together: key, text, key, text...
-local inline = {}
+-- Where nothing waits for ids, their payloads are written together: id, text, id, text...
+local inline = filler and { filler, '' } or {}
 local function write_inline()
   if #inline > 0 then
-    redis.call('MSET', unpack(inline))
+    redis.call('HSET', place, unpack(inline))
     inline = {}
   end
 end
@@ -211,10 +213,7 @@ local put_off, started
 if options.debounce then
   put_off, started = {}, {}
   local debounce, max_wait = tonumber(options.debounce), tonumber(options.max_wait)
-  local ids, due_at, deadlines = {}, {}, {}
-  for j = 8, #ARGV, width do
-    ids[#ids + 1] = ARGV[j]
-  end
+  local due_at, deadlines = {}, {}
   local waiting = redis.call('ZMSCORE', prefix .. 'due', unpack(ids))
   local entered = redis.call('ZMSCORE', prefix .. 'debounced', unpack(ids))
   for j, id in ipairs(ids) do
@@ -261,7 +260,7 @@ if level > 0 and not has_levels then
 end
 
 local i, text, last = 8, nil, nil
-for _, key in ipairs(keys) do
+for _, id in ipairs(ids) do
   local payload, score, at = ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
   text, last = string.format('%.17g', clock), clock
   if width == 2 or score == '' then
@@ -289,13 +288,13 @@ for _, key in ipairs(keys) do
     end
   end
   if debounced then
-    at = debounced(ARGV[i], at, is_timed, level)
+    at = debounced(id, at, is_timed, level)
   end
   if is_append then
     -- The clock in units of 2^-22 s, the distance between two doubles of these decades.
     payload = '\0\0a' .. string.format('%014x', math.floor(clock * 4194304)) .. payload
   end
-  if present > 0 or forms[key] or #payload > 4096 then
+  if sets > 0 or forms[id] or #payload > 4096 then
     write_inline()
     if has_ttl then
       if expiring then
@@ -303,26 +302,26 @@ for _, key in ipairs(keys) do
         expiring = nil
       end
       if is_latest then
-        forms[key] = add_latest_expiring(prefix, ARGV[i], payload, score, forms[key], expires)
+        forms[id] = add_latest_expiring(prefix, id, payload, score, forms[id] or false, expires)
       else
-        forms[key] = add_expiring(prefix, ARGV[i], payload, score, forms[key] or false, expires)
+        forms[id] = add_expiring(prefix, id, payload, score, forms[id] or false, expires)
       end
     elseif is_latest then
-      forms[key] = add_latest(key, payload, score, forms[key])
+      forms[id] = add_latest(place, id, payload, score, forms[id] or false)
     else
-      forms[key] = add_payload(key, payload, score, forms[key])
+      forms[id] = add_payload(place, id, payload, score, forms[id] or false)
     end
   else
     if expires then
       expiring = expiring or {}
-      expiring[#expiring + 1], expiring[#expiring + 2] = expires, ARGV[i]
+      expiring[#expiring + 1], expiring[#expiring + 2] = expires, id
     end
-    forms[key] = join_inline(payload, score, expires)
-    inline[#inline + 1] = key
-    inline[#inline + 1] = forms[key]
+    forms[id] = join_inline(payload, score, expires)
+    inline[#inline + 1] = id
+    inline[#inline + 1] = forms[id]
   end
   due[#due + 1] = level > 0 and level * 8589934592 + at or (at == clock and text or at)
-  due[#due + 1] = ARGV[i]
+  due[#due + 1] = id
   if not first or at < first then
     first = at
   end
@@ -346,6 +345,7 @@ if debounced then
 end
 if filler then
   redis.call('ZREM', prefix .. 'due', filler)
+  redis.call('HDEL', place, filler)
 end
 if has_levels and 2 * fresh < #due then -- some wait already
   raise_levels(prefix, due, filler and 3 or 1, width, usual_level)
@@ -372,15 +372,15 @@ if traces then
   features = note_feature(prefix, features, 'traces', true)
 end
 if options.cancel then
-  local ids, is_told = {}, false
+  local now_due, is_told = {}, false
   for j = 8, #ARGV, width do
     if width < 4 or ARGV[j + 3] == '' then
-      ids[#ids + 1] = ARGV[j]
+      now_due[#now_due + 1] = ARGV[j]
     end
   end
-  for j, record in ipairs(#ids > 0 and redis.call('HMGET', prefix .. 'taken', unpack(ids)) or {}) do
+  for j, record in ipairs(#now_due > 0 and redis.call('HMGET', prefix .. 'taken', unpack(now_due)) or {}) do
     if record and not mark_in(record) then
-      mark_taken(prefix, ids[j], record, 's')
+      mark_taken(prefix, now_due[j], record, 's')
       is_told = true
     end
   end

@@ -41,15 +41,15 @@ local is_due = false
 -- Payloads in flight without a record wait again. Returns 1 when all of them do, 2 for some, 3 for none.
 local has_ttl = uses(redis.call('HGET', prefix .. 'meta', 'features'), 'ttl')
 local function wait_again(id)
-  if not (is_readable(prefix .. 'taken:payloads:' .. id) and is_readable(prefix .. 'payloads:' .. id)) then
+  if not (is_readable(prefix, 'taken:payloads', id) and is_readable(prefix, 'payloads', id)) then
     return 3
   end
   if has_ttl then -- payloads that nobody knew of are not removed for their age
     forget_expiry(prefix, id)
     redis.call('UNLINK', prefix .. 'taken:expires:' .. id)
   end
-  local whole = merge(prefix .. 'taken:payloads:' .. id, prefix .. 'payloads:' .. id, budget)
-  if redis.call('EXISTS', prefix .. 'payloads:' .. id) == 1 then
+  local whole = merge_set(prefix .. 'taken:payloads:' .. id, prefix .. 'payloads', id, budget)
+  if has_payloads(prefix .. 'payloads', id) then
     redis.call('ZADD', prefix .. 'due', 'NX', now, id)
     is_due = true
   end
@@ -92,7 +92,7 @@ function repairs.taken_without_payloads(id)
     return 3
   end
   redis.call('HDEL', prefix .. 'taken', id)
-  if not redis.call('ZSCORE', prefix .. 'due', id) and redis.call('EXISTS', prefix .. 'payloads:' .. id) == 0 then
+  if not redis.call('ZSCORE', prefix .. 'due', id) and not has_payloads(prefix .. 'payloads', id) then
     forget(prefix, id)
   end
   return 1

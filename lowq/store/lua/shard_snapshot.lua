@@ -21,7 +21,7 @@ local sets = {
   { 'due', 'zset', 'ZCARD' }, { 'taken', 'hash', 'HLEN' }, { 'morgue', 'zset', 'ZCARD' },
   { 'retries', 'zset', 'ZCARD' }, { 'errors', 'hash', 'HLEN' }, { 'solo', 'set', 'SCARD' },
   { 'crashes', 'hash', 'HLEN' }, { 'morgue:errors', 'hash', 'HLEN' }, { 'expires', 'zset', 'ZCARD' },
-  { 'debounced', 'zset', 'ZCARD' },
+  { 'debounced', 'zset', 'ZCARD' }, { 'payloads', 'hash', 'HLEN' }, { 'morgue:payloads', 'hash', 'HLEN' },
 }
 local others = {
   { 'pushed', 'list' }, { 'repeated', 'zset' }, { 'superseded', 'zset' }, { 'schedules', 'hash' }, { 'meta', 'hash' },

@@ -47,6 +47,7 @@ if #buried > 0 then
     room = room - weight(keys[i])
   end
   redis.call('ZREM', key_morgue, unpack(gone))
+  redis.call('HDEL', prefix .. 'morgue:payloads', unpack(gone))
   redis.call('UNLINK', unpack(keys))
   redis.call('HDEL', prefix .. 'morgue:errors', unpack(gone))
   more = more or #buried == most or #gone < #buried

@@ -67,7 +67,7 @@ local expired = 0
 if expires and tonumber(expires) <= now then
   local key = prefix .. 'payloads:' .. id
   local past = redis.call('ZCOUNT', prefix .. 'expires:' .. id, '-inf', string.format('%.17g', now))
-  expired = (redis.call('MGET', key)[1] or past == redis.call('ZCARD', key)) and 1 or 0
+  expired = (redis.call('HEXISTS', prefix .. 'payloads', id) == 1 or past == redis.call('ZCARD', key)) and 1 or 0
 end
 
 local meta = redis.call('HMGET', prefix .. 'meta', 'paused', 'paused_by', 'leased_until', 'features', 'sealed',

@@ -181,10 +181,10 @@ def test_a_script_whose_commands_are_not_all_allowed_writes_nothing(server: Redi
             if command in (scripts["push"] | {"hget"}) - CAN_DO_WITHOUT:
                 with pytest.raises(lowq.RedisRefused):
                     queue.push([{"id": command, "payload": 1}])
-                assert client.get(f"{prefix}payloads:{command}") is None, command
+                assert client.hget(f"{prefix}payloads", command) is None, command
                 client.execute_command("ACL", "SETUSER", "most", f"+{command}")
             queue.push([{"id": command, "payload": 1}])
-            assert client.get(f"{prefix}payloads:{command}"), command
+            assert client.hget(f"{prefix}payloads", command), command
             app.close()
             refused_in_scripts = {entry["object"] for entry in client.acl_log(count=128) if entry["context"] == "lua"}
             assert refused_in_scripts <= CAN_DO_WITHOUT, command
@@ -198,13 +198,13 @@ def test_rights_that_are_taken_and_given_back_are_noticed_by_a_loop(server: Redi
             queue = app.queue("Orders", 1)
             for number in range(5):  # the loop has a connection of its own from the second on
                 await queue.apush([{"id": number}])
-            client.execute_command("ACL", "SETUSER", "most", "-unlink", "-mset")
+            client.execute_command("ACL", "SETUSER", "most", "-unlink", "-lpush")
             client.acl_log_reset()
             for _ in range(3):
                 with pytest.raises(lowq.RedisRefused):
                     await queue.apush([{"id": "refused"}])
             assert sum(entry["count"] for entry in client.acl_log() if entry["context"] == "lua") <= 1
-            client.execute_command("ACL", "SETUSER", "most", "+unlink", "+mset")
+            client.execute_command("ACL", "SETUSER", "most", "+unlink", "+lpush")
             await queue.apush([{"id": "accepted"}])
 
         client.execute_command("ACL", "SETUSER", "most", "on", "nopass", "~*", "&*", "+@all")

@@ -129,7 +129,7 @@ def test_arguments_that_make_no_sense_are_refused(app: lowq.Lowq, queue: Queue, 
 def test_what_can_not_be_decoded_goes_to_the_morgue(queue: Queue, consumer: Consumer, app: lowq.Lowq) -> None:
     queue.push([{"id": "a", "payload": "spoilt"}, {"id": "b"}])
     prefix = shard_prefix("lowq", "mail", shard_of(b"a", 4))
-    app.client.command("SET", f"{prefix}payloads:a", "1 {", key=prefix)
+    app.client.command("HSET", f"{prefix}payloads", "a", "1 {", key=prefix)
     taken = [job for _ in range(3) for job in consumer.take(10, timeout=0)]
     assert [job.id for job in taken] == ["b"]
     assert counts(queue) == (0, 1, 1)

@@ -134,7 +134,7 @@ def test_what_can_not_be_decoded_and_not_be_buried_comes_again(queue: Queue, lin
     prefix = shard_prefix("lowq", "mail", shard)
     sound = next(str(n) for n in range(1000) if shard_of(str(n).encode(), 4) == shard)
     queue.push([{"id": sound}, {"id": "spoilt"}])
-    app.client.command("SET", f"{prefix}payloads:spoilt", "1 {", key=prefix)
+    app.client.command("HSET", f"{prefix}payloads", "spoilt", "1 {", key=prefix)
     line.loses = lambda call: "call" if call.script == "bury" else ""
     with queue.consumer() as consumer:
         assert [job.id for job in take(consumer)] == [sound]

@@ -72,6 +72,11 @@ class Clinic:
         """A key of the shard of an id."""
         return shard_prefix("lowq", "Orders", shard_of(job_id.encode(), SHARDS)) + name
 
+    def lose(self, place: str, job_id: str) -> None:
+        """Payloads of an id of shard 1 are removed, whatever their form."""
+        self.do("HDEL", place, job_id)
+        self.do("DEL", f"{place}:{job_id}")
+
     def do(self, command: str, name: str, *words: Any) -> Any:
         """A command to a key of shard 1."""
         return self.command(command, self.key(name), *words)

@@ -102,15 +102,15 @@ def test_payloads_in_flight_that_nobody_knows_of_join_newer_ones_when_these_are_
             assert due in (None, clinic.do("ZSCORE", "due", A))
 
 
-def test_payloads_in_flight_in_either_form_wait_again(store_url: str) -> None:
+def test_payloads_in_flight_join_those_of_either_form(store_url: str) -> None:
     for payload in ("x", "x" * 5000):
         with case(payload), new_clinic(store_url) as clinic:
-            clinic.push(A, payload=payload)
+            clinic.push(A, payload="x" * 6000)
             clinic.do("RENAME", f"payloads:{A}", clinic.key(f"taken:payloads:{A}"))
             clinic.do("ZREM", "due", A)
-            clinic.push(A, payload="newer", score=2)
+            clinic.push(A, payload=payload, score=2)
             clinic.finds("orphan_taken_payloads", A)
-            assert clinic.handed_over() == {A: [payload, "newer"]}
+            assert clinic.handed_over() == {A: ["x" * 6000, payload]}
 
 
 def test_many_payloads_in_flight_wait_again_in_bounded_calls(clinic: Clinic) -> None:
@@ -140,7 +140,7 @@ def test_an_entry_in_due_without_payloads_is_removed_with_its_past_and_when_they
             for number in range(payloads):
                 clinic.push(A, payload=number, ttl=3600)
             report(clinic.take(), "fail", [Failure(A, "retry", 0, 60.0, b"boom")])
-            clinic.do("DEL", f"payloads:{A}")
+            clinic.lose("payloads", A)
             assert "push what they stand for again" in clinic.finds("due_without_payloads", A).advice
             assert clinic.queue.stats().length == 0
             assert clinic.key_names() == {"meta", "pushed", "lease"}
@@ -151,7 +151,7 @@ def test_an_entry_in_due_without_payloads_leaves_the_past_of_what_is_in_flight(c
     report(clinic.take(), "fail", [Failure(A, "solo", -1, 0.0, b"in company")])
     clinic.take()
     clinic.push(A)
-    clinic.do("DEL", f"payloads:{A}")
+    clinic.lose("payloads", A)
     clinic.finds("due_without_payloads", A)
     assert {"taken", "errors", "solo"} <= clinic.key_names()
 
@@ -177,7 +177,7 @@ def test_an_id_in_flight_without_payloads_is_left_to_its_owner_and_removed_witho
 def test_a_buried_id_without_payloads_is_left_as_the_last_trace(clinic: Clinic) -> None:
     clinic.push(A)
     clinic.queue.bury(A)
-    clinic.do("DEL", f"morgue:payloads:{A}")
+    clinic.lose("morgue:payloads", A)
     finding = clinic.finds("morgue_without_payloads", A, severity="warning", repaired=False)
     assert "lowq delete Orders ID" in finding.advice
     assert clinic.queue.delete(A).done == 1
@@ -352,7 +352,7 @@ def test_shards_beyond_the_number_are_reported(store_url: str) -> None:
             clinic.push(A)
             run_script(clinic.client, "push", beyond, "", "token", "", 10, "2 anew=1", 15, "", "1", "1")
             if severity == "warning":
-                clinic.command("DEL", beyond + "due", beyond + "payloads:1")
+                clinic.command("DEL", beyond + "due", beyond + "payloads")
             finding = clinic.finds("shard_beyond", severity=severity, repaired=False)
             assert finding.shards == (9,)
             assert finding.what.endswith(f"also holds shard 9, with {jobs}")

@@ -32,7 +32,7 @@ class Resharded(Clinic):
 
     def plant(self, shard: int, epoch: int, job_id: str) -> None:
         self.command("ZADD", self.of(shard, epoch, "due"), 1, job_id)
-        self.command("SET", self.of(shard, epoch, f"payloads:{job_id}"), "1 x")
+        self.command("HSET", self.of(shard, epoch, "payloads"), job_id, "1 x")
 
     def stop_after(self, steps: int) -> bool:
         """A reshard to 6 shards that stops after so many steps; True: it has ended by then."""

@@ -125,7 +125,8 @@ def test_a_queue_that_the_registry_does_not_know_is_entered_and_its_ids_are_exam
     clinic.push(A)
     clinic.push(B)
     clinic.do("ZREM", "due", A)
-    clinic.command("DEL", clinic.key(f"payloads:{B}"), queues_key("lowq"))
+    clinic.do("HDEL", "payloads", B)
+    clinic.command("DEL", queues_key("lowq"))
     for found in (clinic.examine(), clinic.examine("Orders")):
         assert found.keys() == {"queue_unregistered", "orphan_payloads", "due_without_payloads"}
         assert found["queue_unregistered"].what == "the registry does not know the queue, and 1 job in its shards"

@@ -143,7 +143,7 @@ def test_orphans_without_payloads_stop_nobody_and_hide_nothing(rig: ShardRig) ->
     shard.in_flight.take(1, NOW)
     report(shard, "fail", [retry("a", 0, delay=0)], NOW)
     for name in "abcde":
-        rig.client.command("DEL", rig.prefix + f"payloads:{name}")
+        rig.client.command("HDEL", rig.prefix + "payloads", name)
     found: list[str] = []
     for _ in range(5):
         delivery = shard.in_flight.take(1, NOW + 1)

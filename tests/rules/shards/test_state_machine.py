@@ -65,7 +65,7 @@ MAX_BYTES = 330
 MAX_CRASH_COUNT = 2
 
 IDS = st.sampled_from(["a", "a", "b", "c"])
-#: The last is too long to be kept as a string when it is alone.
+#: The last is too long to be kept inline when it is alone.
 PAYLOADS = st.sampled_from(
     [b'"v 1"', b'"v2"', b'"v3%s"' % (b"+" * 120), b'"v4%s"' % (b"*" * 400), b'"v5%5000s"' % b"!"]
 )
@@ -314,7 +314,7 @@ class ShardMachine(RuleBasedStateMachine):
         # The clock is set forward by a rule of its own.
         found = set(shard_snapshots[place].integrity_errors()) - {"clock_ahead"}
         ward = JobScanner(self.client, "lowq", repair=False, on_step=lambda _: None)
-        ward.examine_sets([place])
+        ward.examine_sets([place], lambda _: 0)
         ward.examine_keys(None, lambda _: 0, shard_snapshots)
         found |= {f"{code} {list(tally.ids)}" for (_, code), tally in ward.tallies.items()}
         assert not found, found
@@ -864,7 +864,7 @@ def test_shard_does_so_in_many_stories(run_machine: Run, store_url: str, policie
 SOUND = bug(
     "nothing",
     "push fail release acquire",
-    "local function add_payload(key, payload, score, form, at) return sound(key, payload, score, form, at) end",
+    "local function add_payload(place, ...) return sound(place, ...) end",
     ZADD="",
     EXISTS="",
 )

@@ -203,6 +203,6 @@ def test_the_doctor_removes_what_is_left_behind(owned: ShardRig) -> None:
     for name in ("traces:lost", "taken:traces:lost"):
         owned.client.command("SET", owned.prefix + name, "x\n")
     for what in ("traces:", "taken:traces:"):
-        assert owned.run("examine", "", what, "", "a", "lost") == [b"0", 2, b"lost", b"leftovers"]
+        assert owned.run("examine", "", what, "", "a", "lost") == [b"0", [b"a", b"lost"], b"lost", b"leftovers"]
         assert owned.run("repair", "", what, "a", "lost") == [0, 1]
     assert traces(owned) == {"traces:a", "taken:traces:a"}

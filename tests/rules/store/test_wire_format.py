@@ -10,7 +10,7 @@ def test_the_record_and_the_notes_have_all_changes() -> None:
 
 
 def test_the_record_has_every_kind_of_item() -> None:
-    assert {"format v1", "shard due zset", "shard payloads:<id> zset or string", "shard meta.fence field",
+    assert {"format v1", "shard due zset", "shard payloads:<id> zset", "shard meta.fence field",
             "shard wake channel", "namespace nodes hash", "namespace limit:<limit> hash"} <= set(items())  # fmt: skip
 
 

@@ -174,7 +174,7 @@ def test_a_shard_that_got_jobs_in_another_way_is_drained_too(box: Sandbox, app: 
     made.push("first")
     prefix = shard_prefix("lowq", "Orders", shard_of(b"other", 3))
     # As a script would that is not known here.
-    app.client.command("SET", f"{prefix}payloads:other", "1 5")
+    app.client.command("HSET", f"{prefix}payloads", "other", "1 5")
     app.client.command("ZADD", f"{prefix}due", 1, "other")
     run_script(app.client, "perform_now", prefix, "", "", "", "other")
     assert box.drain().performed == 2

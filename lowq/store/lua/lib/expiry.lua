@@ -26,14 +26,9 @@ end
 
 -- The payload that waits inline becomes one of a set, if it is not yet; and so does its time.
 local function promote_expiring(prefix, id)
-  local key = prefix .. 'payloads:' .. id
-  local inline = redis.call('MGET', key)[1]
-  if inline then
-    local payload, _, at = split_inline(inline)
-    promote_to_zset(key)
-    if at then
-      redis.call('ZADD', prefix .. 'expires:' .. id, at, payload)
-    end
+  local at, payload = promote_to_zset(prefix .. 'payloads', id)
+  if at then
+    redis.call('ZADD', prefix .. 'expires:' .. id, at, payload)
   end
 end
 
@@ -49,10 +44,10 @@ end
 
 -- As `add_payload`, for a payload that waits. `at`: when it expires, as text, or nil: never. `form`: as there, not nil.
 local function add_expiring(prefix, id, payload, score, form, at)
-  local key, times = prefix .. 'payloads:' .. id, prefix .. 'expires:' .. id
+  local place, key, times = prefix .. 'payloads', prefix .. 'payloads:' .. id, prefix .. 'expires:' .. id
   form = form or redis.call('EXISTS', key) == 1
   if not form then
-    form = add_payload(key, payload, score, false, at)
+    form = add_payload(place, id, payload, score, false, at)
     if at then
       redis.call('ZADD', prefix .. 'expires', at, id)
       if form == true then
@@ -73,7 +68,7 @@ local function add_expiring(prefix, id, payload, score, form, at)
       redis.call('ZREM', prefix .. 'expires', id)
     end
     form = join_inline(payload, tonumber(score) < tonumber(its_score) and score or its_score, at)
-    redis.call('SET', key, form)
+    redis.call('HSET', place, id, form)
     return form
   end
   promote_expiring(prefix, id)
@@ -85,12 +80,12 @@ local function add_expiring(prefix, id, payload, score, form, at)
     redis.call('ZREM', times, payload)
   end
   index_expiry(prefix, id)
-  return add_payload(key, payload, score, true)
+  return add_payload(place, id, payload, score, true)
 end
 
 -- When a payload that waits expires, as text, or nil.
 local function expiry_of(prefix, id, payload)
-  local inline = redis.call('MGET', prefix .. 'payloads:' .. id)[1]
+  local inline = redis.call('HGET', prefix .. 'payloads', id)
   if inline then
     return expiry_in(inline)
   end
@@ -99,16 +94,16 @@ end
 
 -- As `add_latest`, for a payload that waits; the one that stays keeps its own time. `at`, `form`: as of `add_expiring`.
 local function add_latest_expiring(prefix, id, payload, score, form, at)
-  local key = prefix .. 'payloads:' .. id
-  local present, its_score = get_highest(key, form)
+  local place = prefix .. 'payloads'
+  local present, its_score = get_highest(place, id, form)
   local stays = payload
   if present and present ~= payload and tonumber(its_score) > tonumber(score) then
     stays, at = present, expiry_of(prefix, id, present)
-  elseif present == payload or (present and not redis.call('MGET', key)[1] and redis.call('ZSCORE', key, payload)) then
+  elseif present == payload or (present and redis.call('ZSCORE', place .. ':' .. id, payload)) then
     at = earlier(at, expiry_of(prefix, id, payload)) -- also of one that another policy has left behind the highest
   end
   forget_expiry(prefix, id)
-  form = add_latest(key, payload, score, form, at)
+  form = add_latest(place, id, payload, score, form, at)
   if at then
     redis.call('ZADD', prefix .. 'expires', at, id)
     if form == true then
@@ -120,11 +115,10 @@ end
 
 -- As `merge_latest`, with the times of both. `times`: the key of those of source, or false: none of it expires.
 local function merge_latest_expiring(prefix, id, source, times)
-  promote_to_zset(source)
-  local payload, score = get_highest(source)
+  local payload, score = unpack(redis.call('ZRANGE', source, -1, -1, 'WITHSCORES'))
   if payload then
     local at = times and redis.call('ZSCORE', times, payload) or nil
-    local present, its_score = get_highest(prefix .. 'payloads:' .. id)
+    local present, its_score = get_highest(prefix .. 'payloads', id)
     if present and tonumber(its_score) >= tonumber(score) then
       at = expiry_of(prefix, id, present)
       if redis.call('ZSCORE', source, present) then
@@ -145,13 +139,12 @@ end
 local function merge_expiries(prefix, id)
   local source, times = prefix .. 'taken:payloads:' .. id, prefix .. 'taken:expires:' .. id
   local target, its_times = prefix .. 'payloads:' .. id, prefix .. 'expires:' .. id
-  if redis.call('EXISTS', target) == 0 then
+  if not has_payloads(prefix .. 'payloads', id) then
     if redis.call('EXISTS', times) == 1 then
       redis.call('RENAME', times, its_times)
     end
   else
     promote_expiring(prefix, id)
-    promote_to_zset(source)
     local payloads = redis.call('ZRANGE', source, 0, -1)
     for start = 1, #payloads, 100 do
       local some = { unpack(payloads, start, math.min(start + 99, #payloads)) }
@@ -211,7 +204,6 @@ end
 -- whether any are left.
 local function expire_in_flight(prefix, id, now, room)
   local key = prefix .. 'taken:payloads:' .. id
-  promote_to_zset(key)
   local count = drop_expired(key, prefix .. 'taken:expires:' .. id, now)
   add_to_meta(prefix, 'expired', count)
   if room then
@@ -235,7 +227,7 @@ local function expire_taken(prefix, id, record, now, features)
     return false
   end
   redis.call('HDEL', prefix .. 'taken', id)
-  if redis.call('EXISTS', prefix .. 'payloads:' .. id) == 0 then
+  if not has_payloads(prefix .. 'payloads', id) then
     forget(prefix, id)
   end
   if uses(features, 'traces') then
@@ -256,7 +248,7 @@ local function expire(prefix, ids, now, most, room)
     touch(prefix, { 'traces:' }, ids)
   end
   local keys = keys_of(prefix, 'payloads:', ids)
-  local inline = redis.call('MGET', unpack(keys))
+  local inline = redis.call('HMGET', prefix .. 'payloads', unpack(ids))
   local in_flight = redis.call('HMGET', prefix .. 'taken', unpack(ids))
   local gone, gone_keys, over, count, found = {}, {}, {}, 0, {}
   for i, id in ipairs(ids) do
@@ -313,6 +305,7 @@ local function expire(prefix, ids, now, most, room)
     end
   end
   if #gone > 0 then
+    redis.call('HDEL', prefix .. 'payloads', unpack(gone))
     redis.call('UNLINK', unpack(gone_keys))
     redis.call('ZREM', prefix .. 'due', unpack(gone))
     redis.call('ZREM', prefix .. 'expires', unpack(gone))
@@ -350,7 +343,7 @@ end
 local function expire_equal(prefix, id, payloads, now, is_latest)
   local key, times = prefix .. 'payloads:' .. id, prefix .. 'expires:' .. id
   local dead = redis.call('ZCOUNT', times, '-inf', string.format('%.17g', now))
-  if redis.call('MGET', key)[1] or redis.call('ZCARD', key) == dead then
+  if redis.call('HEXISTS', prefix .. 'payloads', id) == 1 or redis.call('ZCARD', key) == dead then
     return true
   end
   local count = is_latest and drop_expired(key, times, now) or 0
@@ -412,17 +405,18 @@ local function expire_within(prefix, id, now, budget)
   end
   local count, _, is_all, room = expire(prefix, { id }, now, budget.payloads, budget.bytes)
   budget.payloads, budget.bytes = budget.payloads - count, room
-  return is_all or redis.call('EXISTS', prefix .. 'payloads:' .. id) == 0
+  return is_all or not has_payloads(prefix .. 'payloads', id)
 end
 
 -- The waiting payloads of an id go to the morgue, as far as the budget of `merge` allows. Returns whether all did.
 local function merge_into_morgue(prefix, id, budget, has_ttl)
-  local inline = has_ttl and redis.call('MGET', prefix .. 'payloads:' .. id)[1]
+  local place = prefix .. 'payloads'
+  local inline = has_ttl and redis.call('HGET', place, id)
   if inline then -- what is buried does not expire
     local payload, score = split_inline(inline)
-    redis.call('SET', prefix .. 'payloads:' .. id, join_inline(payload, score))
+    redis.call('HSET', place, id, join_inline(payload, score))
   end
-  local is_whole = merge(prefix .. 'payloads:' .. id, prefix .. 'morgue:payloads:' .. id, budget, function(payloads)
+  local is_whole = merge(place, prefix .. 'morgue:payloads', id, budget, function(payloads)
     if has_ttl then
       redis.call('ZREM', prefix .. 'expires:' .. id, unpack(payloads))
     end

@@ -12,20 +12,22 @@ local function find_integrity_error(prefix, what, id, delivered)
     return redis.call('EXISTS', prefix .. suffix .. id) == 1
   end
   local record = redis.call('HGET', prefix .. 'taken', id)
+  local waits, is_buried = has_payloads(prefix .. 'payloads', id), has_payloads(prefix .. 'morgue:payloads', id)
 
-  if string.sub(what, -9) == 'payloads:' and not is_readable(prefix .. what .. id) then
+  local place = string.match(what, '^(.*payloads):?$')
+  if place and not is_readable(prefix, place, id) then
     return 'payloads_unreadable'
   end
   if what == 'due' then
-    return in_set('due') and not has('payloads:') and 'due_without_payloads' or nil
+    return in_set('due') and not waits and 'due_without_payloads' or nil
   elseif what == 'morgue' then
-    return in_set('morgue') and not has('morgue:payloads:') and 'morgue_without_payloads' or nil
-  elseif what == 'payloads:' then
-    return has('payloads:') and not in_set('due') and 'orphan_payloads' or nil
-  elseif what == 'taken:payloads:' then
+    return in_set('morgue') and not is_buried and 'morgue_without_payloads' or nil
+  elseif place == 'payloads' then
+    return waits and not in_set('due') and 'orphan_payloads' or nil
+  elseif place == 'taken:payloads' then
     return has('taken:payloads:') and not record and 'orphan_taken_payloads' or nil
-  elseif what == 'morgue:payloads:' then
-    return has('morgue:payloads:') and not in_set('morgue') and 'orphan_morgue_payloads' or nil
+  elseif place == 'morgue:payloads' then
+    return is_buried and not in_set('morgue') and 'orphan_morgue_payloads' or nil
   elseif what == 'taken' then
     if not record then
       return nil
@@ -41,14 +43,14 @@ local function find_integrity_error(prefix, what, id, delivered)
 
   -- When payloads expire is known of those that are there.
   if what == 'expires:' then
-    if not has('payloads:') then
+    if not waits then
       return has(what) and 'leftovers' or nil
     end
     return has(what) and not in_set('expires') and 'expiry_unindexed' or nil
   elseif what == 'taken:expires:' then
     return has(what) and not has('taken:payloads:') and 'leftovers' or nil
   elseif what == 'traces:' then
-    return has(what) and not in_set('due') and not has('payloads:') and 'leftovers' or nil
+    return has(what) and not in_set('due') and not waits and 'leftovers' or nil
   elseif what == 'taken:traces:' then
     return has(what) and not record and 'leftovers' or nil
   end
@@ -58,7 +60,7 @@ local function find_integrity_error(prefix, what, id, delivered)
   local there, kept
   if what == 'morgue:errors' then
     there = redis.call('HEXISTS', prefix .. what, id) == 1
-    kept = in_set('morgue') or has('morgue:payloads:')
+    kept = in_set('morgue') or is_buried
   else
     if what == 'retries' or what == 'expires' or what == 'debounced' then
       there = in_set(what)
@@ -67,7 +69,7 @@ local function find_integrity_error(prefix, what, id, delivered)
     else
       there = redis.call('HEXISTS', prefix .. what, id) == 1
     end
-    kept = in_set('due') or has('payloads:')
+    kept = in_set('due') or waits
     if record then
       kept = kept or (what ~= 'retries' and what ~= 'expires' and what ~= 'debounced')
     elseif what ~= 'expires' and what ~= 'debounced' then

@@ -1,11 +1,11 @@
--- The payloads of an id that wait, and those that are buried, are one key each, in one of two forms:
---   inline   STRING "score payload", or "score,expires payload" of one with a ttl (lib/expiry.lua): a single payload of
---            up to 4,096 bytes, which is what most ids have. As a sorted set of one it would take 850 bytes more as soon
---            as it has more than 64.
---   a set    ZSET payload -> score. It may hold a single payload, too: a set never becomes inline again.
--- In flight, an inline payload is within the record of its id, see lib/taken.lua. Beside this file `put_back`, `push`,
--- `ack_and_take`, `fetch_jobs` and `examine` know the forms. MGET answers nil for what is no string, so it tells them
--- apart without an error.
+-- The payloads of an id that wait, and those that are buried, have one of two forms. `place` is where they are: the
+-- prefix of the shard, and `payloads` or `morgue:payloads`.
+--   inline   in the HASH `place`: id -> "score payload", or "score,expires payload" of one with a ttl (lib/expiry.lua): a
+--            single payload of up to 4,096 bytes, which is what most ids have. A key of its own would take 60 bytes more,
+--            and a sorted set of one 850 bytes more as soon as it has more than 64.
+--   a set    ZSET `place:<id>`: payload -> score. It may hold a single payload, too: a set never becomes inline again.
+-- In flight, an inline payload is within the record of its id, see lib/taken.lua; otherwise `taken:payloads:<id>` is a
+-- set. Beside this file `put_back`, `push`, `ack_and_take`, `fetch_jobs`, `examine` and the moves know the forms.
 
 -- Whether a text begins as one of an inline payload.
 local function begins_with_score(inline)
@@ -39,25 +39,30 @@ local function has_inline(record)
   return string.byte(record, -1) == 10
 end
 
--- Raises an error where a key holds no payloads that others can join. `inline`: its value by MGET.
-local function check_payloads(key, inline)
-  if not inline then
-    redis.call('ZCARD', key)
-  elseif not begins_with_score(inline) then
-    error(key .. ' holds no payload')
+-- Whether an id has any payloads in a place.
+local function has_payloads(place, id)
+  return redis.call('HEXISTS', place, id) == 1 or redis.call('EXISTS', place .. ':' .. id) == 1
+end
+
+-- Removes all payloads that an id has in a place.
+local function remove_payloads(place, id)
+  if redis.call('HDEL', place, id) == 0 then
+    redis.call('UNLINK', place .. ':' .. id)
   end
 end
 
--- Adds a payload with its score (text). Of two equal ones the lowest score stays. `form`: what is known of the key: the
--- text of an inline payload, false (no inline one), true (a set), or nil (nothing). `expires`: of one that becomes
+-- Adds a payload with its score (text). Of two equal ones the lowest score stays. `form`: what is known of the id: the
+-- text of its inline payload, false (no inline one), true (a set), or nil (nothing). `expires`: of one that becomes
 -- inline; `add_expiring` cares for others. Returns the form as it is afterwards.
-local function add_payload(key, payload, score, form, expires)
+local function add_payload(place, id, payload, score, form, expires)
   if form == nil then
-    form = redis.call('MGET', key)[1]
+    form = redis.call('HGET', place, id)
   end
-  local inline = not form and #payload <= 4096 and join_inline(payload, score, expires)
-  if inline and redis.call('SET', key, inline, 'NX') then
-    return inline
+  local key = place .. ':' .. id
+  if not form and #payload <= 4096 and redis.call('EXISTS', key) == 0 then
+    form = join_inline(payload, score, expires)
+    redis.call('HSET', place, id, form)
+    return form
   end
   if not form or form == true then
     redis.call('ZADD', key, 'LT', score, payload)
@@ -65,24 +70,26 @@ local function add_payload(key, payload, score, form, expires)
   end
   local present, its_score = split_inline(form)
   if present ~= payload then
-    redis.call('DEL', key)
+    redis.call('HDEL', place, id)
     redis.call('ZADD', key, its_score, present, score, payload)
     return true
   end
   if tonumber(score) < tonumber(its_score) then
     form = score .. ' ' .. payload
-    redis.call('SET', key, form)
+    redis.call('HSET', place, id, form)
   end
   return form
 end
 
--- An inline payload becomes a set of one, so that others can join or leave it.
-local function promote_to_zset(key)
-  local inline = redis.call('MGET', key)[1]
+-- An inline payload becomes a set of one, so that others can join or leave it. Returns when it expires (text), or nil,
+-- and the payload, if there was one.
+local function promote_to_zset(place, id)
+  local inline = redis.call('HGET', place, id)
   if inline then
-    local payload, score = split_inline(inline)
-    redis.call('DEL', key)
-    redis.call('ZADD', key, score, payload)
+    local payload, score, expires = split_inline(inline)
+    redis.call('HDEL', place, id)
+    redis.call('ZADD', place .. ':' .. id, score, payload)
+    return expires, payload
   end
 end
 
@@ -91,7 +98,7 @@ local function materialize(prefix, id, record)
   local inline = get_inline(record)
   if inline then
     local payload, score, expires = split_inline(inline)
-    add_payload(prefix .. 'taken:payloads:' .. id, payload, score)
+    redis.call('ZADD', prefix .. 'taken:payloads:' .. id, 'LT', score, payload)
     if expires then
       redis.call('ZADD', prefix .. 'taken:expires:' .. id, expires, payload)
     end
@@ -99,16 +106,17 @@ local function materialize(prefix, id, record)
   end
 end
 
--- Moves the payloads of source into target: equal ones collapse, the lowest score wins. All of them, which is for what
--- is in flight, as ack_and_take bounds that; or as many as the budget allows: {payloads = n, bytes = n}, which is used
--- up, also over many ids of one call. At least one payload is moved while the budget is not used up. Returns whether
--- source is empty now. Reads a few at a time: a payload may be 1 MiB, and its size is not known beforehand. `before` is
--- called with payloads that are about to join others in target.
-local function merge(source, target, budget, before)
+-- Moves the payloads of a set into those that an id has in a place: equal ones collapse, the lowest score wins. All of
+-- them, which is for what is in flight, as ack_and_take bounds that; or as many as the budget allows:
+-- {payloads = n, bytes = n}, which is used up, also over many ids of one call. At least one payload is moved while the
+-- budget is not used up. Returns whether the set is empty now. Reads a few at a time: a payload may be 1 MiB, and its
+-- size is not known beforehand. `before` is called with payloads that are about to join others.
+local function merge_set(source, place, id, budget, before)
+  local target = place .. ':' .. id
   if redis.call('EXISTS', source) == 0 then
     return true
   end
-  if redis.call('EXISTS', target) == 0 then
+  if not has_payloads(place, id) then
     redis.call('RENAME', source, target)
     return true
   end
@@ -116,18 +124,7 @@ local function merge(source, target, budget, before)
   if budget.payloads <= 0 or budget.bytes <= 0 then
     return false
   end
-  local inline = redis.call('MGET', source)[1]
-  if inline then
-    local payload, score = split_inline(inline)
-    if before then
-      before({ payload })
-    end
-    add_payload(target, payload, score)
-    redis.call('DEL', source)
-    budget.payloads, budget.bytes = budget.payloads - 1, budget.bytes - #inline
-    return true
-  end
-  promote_to_zset(target)
+  promote_to_zset(place, id)
   local step, largest = 1, 1
   while budget.payloads > 0 and budget.bytes > 0 do
     local part = redis.call('ZRANGE', source, 0, step - 1, 'WITHSCORES')
@@ -150,6 +147,18 @@ local function merge(source, target, budget, before)
     step = math.max(1, math.min(16, step * 2, math.floor(budget.bytes / largest)))
   end
   return redis.call('EXISTS', source) == 0
+end
+
+-- As `merge_set`, from one place to another.
+local function merge(source, target, id, budget, before)
+  local inline = redis.call('HGET', source, id)
+  if inline and not has_payloads(target, id) then
+    redis.call('HSET', target, id, inline)
+    redis.call('HDEL', source, id)
+    return true
+  end
+  promote_to_zset(source, id)
+  return merge_set(source .. ':' .. id, target, id, budget, before)
 end
 
 -- Appends the lowest payloads of a set, each with its score, to a list: at most `most`, and beyond the first as many as
@@ -177,57 +186,52 @@ local function read_set(list, key, most, room, overhead)
   end
 end
 
--- The payload of a key with the highest score, and that (text), or nil. `form` is as for add_payload.
-local function get_highest(key, form)
+-- The payload with the highest score that an id has in a place, and that (text), or nil. `form`: as for add_payload.
+local function get_highest(place, id, form)
   if form == nil then
-    form = redis.call('MGET', key)[1]
+    form = redis.call('HGET', place, id)
   end
   if form and form ~= true then
     return split_inline(form)
   end
-  local highest = redis.call('ZRANGE', key, -1, -1, 'WITHSCORES')
-  return highest[1], highest[2]
+  return unpack(redis.call('ZRANGE', place .. ':' .. id, -1, -1, 'WITHSCORES'))
 end
 
 -- As add_payload, of a queue with merge = latest: only the payload with the highest score stays; of equal scores the
 -- one that is added. However many there were before, as the policy may have been another one.
-local function add_latest(key, payload, score, form, expires)
-  local present, its_score = get_highest(key, form)
+local function add_latest(place, id, payload, score, form, expires)
+  local present, its_score = get_highest(place, id, form)
   if present and tonumber(its_score) > tonumber(score) then
     payload, score = present, its_score
   end
   if present then
-    redis.call('UNLINK', key)
+    remove_payloads(place, id)
   end
-  return add_payload(key, payload, score, false, expires)
+  return add_payload(place, id, payload, score, false, expires)
 end
 
--- As merge, of a queue with merge = latest. Of equal scores that in target stays: it came later.
-local function merge_latest(source, target)
-  local payload, score = get_highest(source)
+-- As merge_set, of a queue with merge = latest. Of equal scores that in the place stays: it came later.
+local function merge_latest(source, place, id)
+  local payload, score = unpack(redis.call('ZRANGE', source, -1, -1, 'WITHSCORES'))
   if payload then
     redis.call('UNLINK', source)
-    local present, its_score = get_highest(target)
+    local present, its_score = get_highest(place, id)
     if present and tonumber(its_score) >= tonumber(score) then
       payload, score = present, its_score
     end
-    add_latest(target, payload, score)
+    add_latest(place, id, payload, score)
   end
 end
 
-
--- Whether a key of payloads has one of their forms, as far as its type and its beginning tell.
-local function is_readable(key)
-  local kind = redis.call('TYPE', key).ok
-  if kind == 'string' then
-    return begins_with_score(redis.call('GETRANGE', key, 0, 40))
-  end
-  return kind == 'zset' or kind == 'none'
+-- Whether the payloads of an id in a place have one of their forms, as far as a type and a beginning tell.
+local function is_readable(prefix, place, id)
+  local kind = redis.call('TYPE', prefix .. place .. ':' .. id).ok
+  local inline = redis.call('HGET', prefix .. place, id)
+  return (kind == 'zset' or kind == 'none') and (not inline or begins_with_score(inline))
 end
 
--- About how many bytes Redis frees on the spot when it unlinks a payloads key: only sets of more than 64 members
--- are left to its background thread, and 64 payloads of 1 MiB each take milliseconds. 0 where nothing tells, and for
--- an inline payload, which is small.
+-- About how many bytes Redis frees on the spot when it unlinks a set: only sets of more than 64 members are left to its
+-- background thread, and 64 payloads of 1 MiB each take milliseconds. 0 where nothing tells.
 local function weight(key)
   if redis.call('TYPE', key).ok ~= 'zset' or redis.call('ZCARD', key) > 64 then
     return 0

@@ -111,7 +111,6 @@ local function expire_before_merge(prefix, id, inline, now, features)
     if inline then
       payloads = { (split_inline(inline)) }
     else
-      promote_to_zset(prefix .. 'taken:payloads:' .. id)
       payloads = redis.call('ZRANGE', prefix .. 'taken:payloads:' .. id, 0, -1)
     end
     expire_joined(prefix, id, payloads, now, uses(features, 'latest'))
@@ -122,21 +121,21 @@ end
 -- budget of `merge` that holds more than all of them, in which what was done is counted; or nil.
 local function merge_taken(prefix, id, features, now, room)
   local source = prefix .. 'taken:payloads:' .. id
-  if uses(features, 'ttl') and redis.call('EXISTS', prefix .. 'payloads:' .. id) == 1 then
+  if uses(features, 'ttl') and has_payloads(prefix .. 'payloads', id) then
     expire_in_flight(prefix, id, now, room) -- a dead payload does not join one that lives
   end
   if uses(features, 'latest') then
     if uses(features, 'ttl') then
       merge_latest_expiring(prefix, id, source, prefix .. 'taken:expires:' .. id)
     else
-      merge_latest(source, prefix .. 'payloads:' .. id)
+      merge_latest(source, prefix .. 'payloads', id)
     end
     return
   end
   if uses(features, 'ttl') and redis.call('EXISTS', source) == 1 then
     merge_expiries(prefix, id)
   end
-  merge(source, prefix .. 'payloads:' .. id, room)
+  merge_set(source, prefix .. 'payloads', id, room)
 end
 
 -- A job in flight waits again: payloads merged back, its own perform_at and retry_count win over those of a
@@ -145,20 +144,22 @@ end
 -- `merge_taken`.
 local function put_back(prefix, id, record, now, perform_at, features, room)
   local _, was_due, retry_count = parse_taken(record)
-  local inline, waiting = get_inline(record), prefix .. 'payloads:' .. id
+  local inline, place = get_inline(record), prefix .. 'payloads'
   expire_before_merge(prefix, id, inline, now, features)
   if uses(features, 'latest') then
     materialize(prefix, id, record)
   elseif inline and uses(features, 'ttl') then
     local payload, score, at = split_inline(inline)
-    if at and tonumber(at) <= now and redis.call('EXISTS', waiting) == 1 then
+    if at and tonumber(at) <= now and has_payloads(place, id) then
       redis.call('HINCRBY', prefix .. 'meta', 'expired', 1) -- a dead payload does not join one that lives
     else
-      add_expiring(prefix, id, payload, score, redis.call('MGET', waiting)[1], at)
+      add_expiring(prefix, id, payload, score, redis.call('HGET', place, id), at)
     end
-  elseif inline and not redis.call('SET', waiting, inline, 'NX') then
+  elseif inline and has_payloads(place, id) then
     local payload, score = split_inline(inline)
-    add_payload(waiting, payload, score)
+    add_payload(place, id, payload, score)
+  elseif inline then
+    redis.call('HSET', place, id, inline)
   end
   merge_taken(prefix, id, features, now, room)
   if uses(features, 'traces') then

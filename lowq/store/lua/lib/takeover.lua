@@ -27,16 +27,16 @@ local function crash(prefix, id, record, now, max_crash_count, delay, features, 
   end
   -- The whole job, also what came meanwhile. Should both that and the morgue hold thousands of payloads, a part of
   -- them waits on, as a job that starts afresh.
-  local waiting, taken = prefix .. 'payloads:' .. id, prefix .. 'taken:payloads:' .. id
+  local taken = prefix .. 'taken:payloads:' .. id
   local budget, has_ttl, lives, is_swept = { payloads = 500, bytes = 1048576 }, uses(features, 'ttl'), true, true
   materialize(prefix, id, record)
   if has_ttl then
     lives, is_swept = expire_in_flight(prefix, id, now, room), expire_within(prefix, id, now, budget)
-    lives = lives or (is_swept and redis.call('EXISTS', waiting) == 1)
-    merge(taken, prefix .. 'morgue:payloads:' .. id, room) -- at once: beside what waits may be more that has expired
+    lives = lives or (is_swept and has_payloads(prefix .. 'payloads', id))
+    merge_set(taken, prefix .. 'morgue:payloads', id, room) -- at once: beside what waits may be more that has expired
     redis.call('UNLINK', prefix .. 'taken:expires:' .. id)
   else
-    merge(taken, waiting, room)
+    merge_set(taken, prefix .. 'payloads', id, room)
   end
   if uses(features, 'traces') then
     forget_traces(prefix, 'taken:traces:', { id })

@@ -90,7 +90,7 @@ local function check_types(prefix)
   for _, name in ipairs({ 'due', 'retries', 'morgue', 'expires', 'debounced' }) do
     redis.call('ZCARD', prefix .. name)
   end
-  for _, name in ipairs({ 'taken', 'errors', 'crashes', 'morgue:errors', 'meta' }) do
+  for _, name in ipairs({ 'payloads', 'morgue:payloads', 'taken', 'errors', 'crashes', 'morgue:errors', 'meta' }) do
     redis.call('HLEN', prefix .. name)
   end
   redis.call('SISMEMBER', prefix .. 'solo', '')
