@@ -91,8 +91,6 @@ class ShardLease:
         self.token = "none"
         #: Monotonic time until which it is surely held: counted from before its renewal was sent.
         self.deadline = 0.0
-        #: Monotonic time at which it was got, or resumed, last.
-        self.acquired_at = -math.inf
         self.client = client
         self.clock = clock
         self.queue = queue
@@ -148,7 +146,7 @@ class ShardLease:
         is_resumed, is_adopted = got.state == "resumed", got.state == "adopted"
         token = f"{self._nonce}:{int(got.token_fence or fence)}"
         self.current = lease = Lease(token, fence, is_resumed, is_adopted, got.restored, ids)
-        self.token, self.deadline, self.acquired_at = token, deadline, self.clock()
+        self.token, self.deadline = token, deadline
         return lease
 
     def acquire(self, lease_ttl: float, now: float | None = None, *, charge: bool = True) -> Lease | LeaseDenied:

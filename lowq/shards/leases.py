@@ -37,9 +37,6 @@ log = get_log("lowq.shards")
 
 #: Scripts in one write.
 _WRITE = 250
-#: Seconds between two acquisitions of a shard. Who loses it at once speaks to two servers, as when an address has moved
-#: and the old primary still answers: it would get and lose it hundreds of times a second.
-_BETWEEN = 0.1
 
 
 class Leases:
@@ -129,7 +126,7 @@ class Leases:
     def try_for(self, shard: Shard, at: float) -> None:
         """Tries for its lease at that monotonic time: it may be free then, or it is in doubt whether it is held."""
         if shard in self._wanted or shard.lease.current is not None:
-            self._tries[shard] = max(at, shard.lease.acquired_at + _BETWEEN)
+            self._tries[shard] = at
 
     def replace_lease(self, shard: Shard, token: str) -> None:
         """Gives its lease up and gets another, if its token is still that one. The shard must be suspended."""
@@ -205,9 +202,9 @@ class Leases:
             self._missed.note_renewal(shard, reply)
 
     def _is_lost(self, shard: Shard, reply: Any) -> bool:
-        """Whether the reply says that the lease is lost. Then it is tried for."""
+        """Whether the reply says that the lease is lost. Then it is tried for at once."""
         if isinstance(reply, LeaseLost):
-            self.try_for(shard, 0.0)
+            self._tries[shard] = 0.0
             # Until `acquire` says whether it is resumed, nothing of it is begun, or handed to a consumer's caller.
             shard.lease.deadline = 0.0
             return True

@@ -96,10 +96,9 @@ class Rig:
         return self.leases.held
 
     def hold(self, *shards: Shard) -> None:
-        """The node wants these, and has got them a moment ago."""
+        """The node wants these, and gets them."""
         self.leases.want(shards)
         assert set(shards) <= set(self.acquire())
-        self.now += 0.1
 
     def run_out(self, *shards: Shard) -> None:
         for shard in shards:
@@ -177,7 +176,7 @@ def test_a_shard_of_somebody_else_is_tried_for_when_its_lease_runs_out(rig: Rig)
             rig.line.client.command("HDEL", f"{a.prefix}meta", "lease_ttl")
             rig.leases.want([a])
             rig.leases.try_for(a, 0.0)
-            rig.acquire(after=0.1)
+            rig.acquire()
             assert rig.heard == {a: "free"}
             assert most - PATIENCE < rig.leases.next_try - rig.now < most + 0.1
             asked = rig.asked("acquire", a)
@@ -319,9 +318,8 @@ def test_a_lease_lasts_from_before_its_renewal_was_sent(rig: Rig) -> None:
     rig.line.on_send = lambda: setattr(rig, "now", rig.now + 5.0)
     rig.hold(a)
     assert a.lease.deadline == 1000.0 + TTL
-    sent = rig.now
     rig.leases.renew()
-    assert a.lease.deadline == sent + TTL
+    assert a.lease.deadline == 1005.0 + TTL
 
 
 def test_a_lease_that_may_have_run_out_is_acquired_anew_though_redis_still_has_it(rig: Rig) -> None:
@@ -372,27 +370,6 @@ def test_a_lease_that_was_lost_is_found_out_about(rig: Rig) -> None:
                 assert not rig.is_worked(a), "nothing of it is begun meanwhile"
             assert rig.acquire() == [b]
             assert rig.heard == {a: "free", b: "wake"}
-
-
-def test_a_lease_that_two_servers_disagree_about_is_not_asked_for_all_the_time(rig: Rig) -> None:
-    a = rig.shards[0]
-    rig.leases.want([a])
-    rig.acquire()
-    for _ in range(3):  # one server has given it, the other has never heard of it
-        rig.now += 0.01
-        rig.run_out(a)
-        rig.leases.renew()
-        rig.leases.try_for(a, 0.0)  # a thread has noticed it, too
-        asked = rig.asked("acquire", a)
-        rig.acquire()
-        assert rig.asked("acquire", a) == asked
-        rig.acquire(after=0.1)
-        assert rig.asked("acquire", a) == asked + 1
-        assert rig.leases.next_try == float("inf")
-    rig.now += 1.0
-    rig.run_out(a)
-    rig.leases.renew()
-    assert rig.leases.next_try <= rig.now, "it was held for a while"
 
 
 def test_a_renewal_that_came_late_wakes_who_left_the_shard_alone(rig: Rig, waiting: Waiting) -> None:
@@ -536,7 +513,7 @@ def test_who_has_given_a_shard_up_has_no_head_start(rig: Rig) -> None:
 def test_a_crash_is_charged_only_when_redis_was_there_all_the_time(rig: Rig) -> None:
     a = rig.shards[0]
 
-    def is_charged(after: float = 0.1) -> bool:
+    def is_charged(after: float = 0.0) -> bool:
         rig.leases.try_for(a, 0.0)
         rig.acquire(after)
         return rig.line.calls[-1].args[6] == ""
