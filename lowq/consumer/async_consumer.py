@@ -100,7 +100,7 @@ class AsyncConsumer:
 
     async def take(self, limit: int = 1, timeout: float | timedelta | None = None) -> list[AsyncConsumerJob]:
         """As of `Consumer`. When it is cancelled, what it would have returned waits again."""
-        return await self._take(lambda consumer, caller: consumer._taker.take_for(caller, limit, timeout))
+        return await self._take(lambda consumer, caller: consumer._taker.take_for(caller, limit, timeout, []))
 
     async def _take(self, take: Callable[[Consumer, Caller], list[ConsumerJob]]) -> list[AsyncConsumerJob]:
         consumer, caller = self._consumer, Caller()

@@ -37,8 +37,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from lowq.backend import Backend
-from lowq.consumer.hand import Hand, in_flight_of
-from lowq.consumer.takes import Caller, Taker
+from lowq.consumer.hand import Hand
+from lowq.consumer.takes import Caller, Taker, in_flight_of
 from lowq.errors import ConfigError, LowqError, RedisUnavailable, SessionInUse
 from lowq.job import ConsumerJob
 from lowq.logs import describe, get_log
@@ -235,7 +235,7 @@ class Consumer:
         Raises:
             ConsumerClosed. RedisUnavailable: there was no answer in time.
         """
-        return self._taker.take_here(lambda caller: self._taker.take_for(caller, limit, timeout))
+        return self._taker.take_here(lambda caller: self._taker.take_for(caller, limit, timeout, []))
 
     def batches(self, limit: int, timeout: float | timedelta | None = None) -> Iterator[list[ConsumerJob]]:
         """One list of up to ``limit`` jobs after another, until the consumer is closed, or until nothing came for
@@ -304,7 +304,6 @@ class Consumer:
         self._broker.quiet()
         try:
             with self._hand.lock:
-                self._hand.settle()
                 self._hand.release_all(list(self._hand.held))
             self._broker.stop()
             self._broker.maintenance.leave(0.0)
@@ -397,7 +396,8 @@ class Consumer:
         for job_id, delivery, retry_count in in_flight_of(self._client, shard):
             shard.in_flight.adopt_jobs(delivery, [job_id])
             adopted = Delivery(delivery, lease, [], None, paused=False)
-            self._hand.hand_over(self._hand.add(shard, adopted, [(job_id, retry_count)]))  # to the last one's caller
+            (receipt,) = self._hand.add(shard, adopted, [(job_id, retry_count)])
+            self._hand.held[receipt].taker = None  # the last one's caller has it
         return True
 
     def _read_figures(self) -> dict[str, Reading]:

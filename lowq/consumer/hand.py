@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from lowq import options
 from lowq.clock import Lock
 from lowq.clock import now as monotonic
-from lowq.codec import MAX_TIME, decode_id, future_delay
+from lowq.codec import MAX_TIME, future_delay
 from lowq.errors import ConsumerClosed, LeaseLost, LowqError, NotTaken, RedisUnavailable
 from lowq.logs import get_log
 from lowq.options import QueueOptions
@@ -48,7 +48,7 @@ class Held:
     delivery: Delivery
     #: -1 fresh, n: failed n + 1 times.
     retry_count: int
-    #: Monotonic time at which it is released; inf: never, or no caller has it yet.
+    #: Monotonic time at which it is released; inf: never.
     deadline: float
     #: The thread that has taken it; None: a caller has received it.
     taker: int | None
@@ -78,27 +78,11 @@ class Sent(NamedTuple):
     delay: float = 0.0
 
 
-class Exchange(NamedTuple):
-    """A round trip: acknowledgements, and takes of shards, which are claimed until it is finished."""
-
-    acks: list[Sent]
-    #: Each shard with its wake-ups before it was sent.
-    takes: list[tuple[Shard, int]]
-    #: Waits for the replies.
-    receive: Callable[[], list[Any]]
-    is_ahead: bool
-    #: How many outages had begun before it was sent.
-    begun: int
-
-
 class Hand:
     """See above. ``ttr``: seconds; inf: none. ``close``: closes the consumer, which sets broker and dispatcher."""
 
     broker: Broker
     dispatcher: Dispatcher
-    #: What was sent ahead, and not finished yet; and what finishes it.
-    ahead: Exchange | None = None
-    settle: Callable[[], object]
 
     def __init__(
         self, queue_options: QueueOptions, config: Config, client: Client, ttr: float, close: Callable[[], object]
@@ -151,26 +135,17 @@ class Hand:
         """Jobs of a delivery, as ids and retry counts, are in hand from now on; returns their receipts. Of the shard
         nothing is in hand that was taken under an earlier lease.
         """
-        head, taker = f"{shard!r}:{delivery.number}:", threading.get_ident()
+        head, deadline, taker = f"{shard!r}:{delivery.number}:", self.new_deadline(), threading.get_ident()
         new = {
-            head + job_id: Held(job_id, shard, delivery, retry_count, inf, taker)
+            head + job_id: Held(job_id, shard, delivery, retry_count, deadline, taker)
             for job_id, retry_count in retry_counts
         }
         self.held.update(new)
         self._count(shard, len(new))
         return list(new)
 
-    def hand_over(self, receipts: Iterable[str]) -> None:
-        """Callers have these jobs from now on."""
-        deadline = monotonic() + self.ttr
-        for receipt in receipts:
-            if (held := self.held.get(receipt)) is not None:
-                held.taker, held.deadline = None, deadline
-        self.watch(deadline)
-
     def unreceived(self) -> list[str]:
         """The receipts that no caller has."""
-        self.settle()
         return [one for one, held in self.held.items() if held.taker is not None or held.is_unwanted]
 
     def forget(self, receipts: Iterable[str]) -> None:
@@ -217,6 +192,12 @@ class Hand:
 
     # --- deadlines ---
 
+    def new_deadline(self) -> float:
+        """That of what is handed over now."""
+        deadline = monotonic() + self.ttr
+        self.watch(deadline)
+        return deadline
+
     def watch(self, deadline: float) -> None:
         """The maintenance loop is to look for overdue jobs then, at the latest."""
         if deadline < self.looks_at:
@@ -230,9 +211,7 @@ class Hand:
             RedisUnavailable: some of it is still in hand.
         """
         self.release_all([receipt for receipt, held in self.held.items() if held.is_unwanted], client)
-        acks = () if self.ahead is None else self.ahead.acks  # of these the reply is not known yet
-        overdue = {receipt for receipt, held in self.held.items() if held.deadline <= now}
-        overdue.difference_update(*(sent.receipts for sent in acks))
+        overdue = [receipt for receipt, held in self.held.items() if held.deadline <= now]
         self.release_all(overdue, client, crashed=True)
         return min((held.deadline for held in self.held.values()), default=inf)
 
@@ -253,7 +232,6 @@ class Hand:
         Raises:
             NotTaken, ConsumerClosed
         """
-        self.settle()
         held = self.held.get(receipt) if isinstance(receipt, str) else None
         if held is not None and held.is_current:
             return held
@@ -431,10 +409,3 @@ def _log_overdue(shard: Shard, ids: Sequence[str]) -> None:
         )  # fmt: skip
     if len(ids) > 3:
         log.error("... and so has that of %d more", len(ids) - 3)
-
-
-def in_flight_of(client: Client, shard: Shard) -> list[tuple[str, int, int]]:
-    """The jobs of a shard that Redis has in flight: id, delivery, retry_count."""
-    raw = client.command("HGETALL", f"{shard.prefix}taken", key=shard.prefix)
-    records = ((decode_id(job_id), record.split()) for job_id, record in zip(raw[::2], raw[1::2], strict=True))
-    return [(job_id, int(delivery), int(count)) for job_id, (delivery, _, count, *_) in records]

@@ -3,17 +3,10 @@
 A shard is claimed for the time of a take alone; one with jobs in hand is not given up before they are
 reported. What a caller gets is surely its own: the same is asked of a delivery as before a worker's handler is called.
 
-Once jobs have been asked for at once again and again, the next ones are taken *ahead*::
-
-    who asks for      with                                                           so
-    ------------      ----                                                           --
-    one job           the acknowledgement of the last one                            a job is one round trip, not two
-    a list            what acknowledges the last list, of another shard: in a write  Redis works while this thread
-                      whose replies are waited for when the next list is asked for   decodes, and its caller performs
-
-The shard is this consumer's, so nobody else could have these jobs. Should the process die before they are asked for,
-they are charged as if they had been handed over. Should nobody ask for them, they wait again after `AHEAD_SECONDS`. Who
-reports a job, leaves, or hands over a job that must be alone, first waits for what was sent ahead (`settle`).
+A caller that takes one job after the other would make two round trips for each: a take and an acknowledgement. So once
+that has gone on for a while, the acknowledgement takes the next job *ahead*. The shard is this consumer's, so nobody
+else could have that job. Should the process die before somebody asks for it, it is charged as if it had been handed
+over. Should nobody ask for it, it waits again after `AHEAD_SECONDS`.
 """
 
 import os
@@ -22,12 +15,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from math import inf
 from typing import Any
 
 from lowq.clock import now as monotonic
-from lowq.consumer.hand import Exchange, Hand, in_flight_of
+from lowq.codec import decode_id
+from lowq.consumer.hand import Hand
 from lowq.coroutines import at_once
 from lowq.errors import ConsumerClosed, LeaseLost, LowqError, NotTaken, RedisUnavailable
 from lowq.job import ConsumerJob
@@ -37,7 +30,7 @@ from lowq.options import seconds as seconds_kind
 from lowq.settings import Config
 from lowq.shards.delivery import Delivery, Report
 from lowq.shards.shard import Shard
-from lowq.store import Call
+from lowq.store import Call, Client
 from lowq.verdicts import bury_undecodable, merged, read_takes
 
 log = get_log("lowq.consumer")
@@ -45,9 +38,9 @@ log = get_log("lowq.consumer")
 #: Jobs that one take may be asked for.
 LIMIT = whole(1, 10_000)
 TIMEOUT = seconds_kind(zero=True)
-#: So many times jobs were asked for at once: then the next ones are taken ahead.
+#: So many jobs taken one by one, each at once after the last was acknowledged: then the next one is taken ahead.
 AHEAD_AFTER = 16
-#: Seconds within which that is at once: after the last job was acknowledged, or the last list handed over.
+#: Seconds within which that is at once.
 AHEAD_GAP = 0.005
 #: Seconds after which what was taken ahead waits again, as nobody has asked for it.
 AHEAD_SECONDS = 0.5
@@ -68,17 +61,14 @@ class Taker:
         self._config = config
         self._consumer = consumer
         self._client = hand.client
-        hand.settle = self.settle
         #: `quiet` was called, and set by that and by the end.
         self.is_quiet = False
         self.ended = threading.Event()
         #: Jobs that were taken ahead, for the next `take`; and until when they are kept, monotonic.
         self._ahead: list[ConsumerJob] = []
         self.ahead_until = inf
-        #: Receipts that the next exchange acknowledges.
-        self._finished: list[str] = []
-        #: So many times in a row as many jobs were asked for at once; and since when the caller could have done so.
-        self._at_once, self._limit, self._since = 0, 0, -inf
+        #: So many were taken one by one, each at once after an acknowledgement; and when the last of these was.
+        self._one_by_one, self._acked_at = 0, -inf
         #: The callers that are in `take` now.
         self._callers: set[Caller] = set()
         #: Shards of which a take got no answer, and none has since: something may be in flight that nobody knows of.
@@ -106,7 +96,9 @@ class Taker:
         longer than the lease since they were taken; then somebody else performs them.
         """
         surely = self._surely_held(jobs)
-        self._hand.hand_over(job.receipt for job in surely)
+        for job in surely:
+            if (held := self._hand.held.get(job.receipt)) is not None:
+                held.taker = None
         if len(surely) < len(jobs):
             self.give_back([job for job in jobs if job not in surely])
         return surely
@@ -135,7 +127,6 @@ class Taker:
         with self._hand.lock:
             if os.getpid() != self._hand.pid or self._hand.is_closed:
                 return
-            self.settle()
             ident = threading.get_ident()
             pending = {receipt for receipt, held in self._hand.held.items() if held.taker == ident}
             self._hand.give_back(pending)
@@ -149,31 +140,30 @@ class Taker:
     def next_batch(
         self, caller: Caller, limit: int, timeout: float | timedelta | None, finished: list[str]
     ) -> list[ConsumerJob]:
-        """The next list of `batches`, for somebody who may be cancelled; empty: there is none. ``finished``: receipts
-        of the last one, which are acknowledged. Those of this one are the caller's to add, once it has received them.
+        """The next list of `batches`, for somebody who may be cancelled; empty: there is none. ``finished``: the
+        receipts of the last one. Those of this one are the caller's to add, once it has received them.
         """
-        self._finished += finished
-        finished.clear()
         try:
-            return self.take_for(caller, limit, timeout)
+            return self.take_for(caller, limit, timeout, finished)
         except ConsumerClosed:
             return []
 
-    def take_for(self, caller: Caller, limit: int, timeout: float | timedelta | None) -> list[ConsumerJob]:
-        """`take`, for somebody who may be cancelled."""
+    def take_for(
+        self, caller: Caller, limit: int, timeout: float | timedelta | None, finished: list[str]
+    ) -> list[ConsumerJob]:
+        """`take`, for somebody who may be cancelled. ``finished``: receipts to be acknowledged with it. Those
+        without an answer are left in there.
+        """
         LIMIT.check("", "limit", limit)
         seconds, now = TIMEOUT.check("", "timeout", timeout), monotonic()
         until = inf if seconds is None else now + seconds
-        is_at_once = limit == self._limit and now - self._since < AHEAD_GAP
-        self._at_once, self._limit = self._at_once + 1 if is_at_once else 0, limit
+        self._one_by_one = self._one_by_one + 1 if limit == 1 and now - self._acked_at < AHEAD_GAP else 0
         self._callers.add(caller)
         try:
             # Who was cancelled before may have had its nudge taken by another, who did not find it among the callers.
             if caller.is_cancelled:
                 return []
-            jobs = self._take_until(limit, until, caller)
-            self._since = monotonic()
-            return jobs
+            return self._take_until(limit, until, finished, caller)
         finally:
             self._callers.discard(caller)
 
@@ -191,7 +181,7 @@ class Taker:
 
     # --- steps of a take ---
 
-    def _take_until(self, limit: int, until: float, caller: Caller) -> list[ConsumerJob]:
+    def _take_until(self, limit: int, until: float, finished: list[str], caller: Caller) -> list[ConsumerJob]:
         hand, dispatcher = self._hand, self._hand.dispatcher
         failures = 0
         has_looked = False  # in Redis, whether there is nothing indeed
@@ -201,7 +191,7 @@ class Taker:
             try:
                 if has_looked:
                     self._look()
-                jobs = self._take_ready(limit, shards)
+                jobs = self._take_ready(limit, finished, shards)
                 failures = 0
             except RedisUnavailable as error:
                 hand.broker.outage.begin(error)
@@ -262,99 +252,93 @@ class Taker:
                 return []
             self._callers.discard(caller)
             solo = next((job for job in jobs if job._is_solo), None)
-            if solo is None:
+            if solo is None or len(jobs) == 1:
                 return jobs
             # The others must not be in flight any more when the solo one may end the process: now, not later.
             try:
-                self.settle()
-                self.release_unanswered()
-                self._hand.release_all([job.receipt for job in (*jobs, *self._ahead) if job is not solo])
+                self._hand.release_all([job.receipt for job in jobs if job is not solo])
             except RedisUnavailable:  # it is not known whether they are: so nobody gets any
                 self.give_back(jobs)
                 raise
-            self._ahead = []
             return [solo]
 
-    def _take_ready(self, limit: int, shards: Sequence[Shard]) -> list[ConsumerJob]:
-        """Acknowledges, and takes what is ready: what was taken ahead, or of these shards, which are claimed, or of one
+    def _take_ready(self, limit: int, finished: list[str], shards: Sequence[Shard]) -> list[ConsumerJob]:
+        """Acknowledges, and takes what is ready: of these shards, which are claimed, or what was taken ahead, or of one
         shard, and only if that has not enough of others as well.
         """
-        hand, count = self._hand, 1
-        trouble: BaseException | None = None
-        with hand.lock:
-            # Who else waits is woken for a shard, not for jobs that were taken ahead.
-            is_ahead = bool(self._finished) and self._at_once >= AHEAD_AFTER and len(self._callers) == 1
-            while not hand.is_closed:
-                if (exchange := hand.ahead) is None:
-                    room = max(limit - len(self._ahead), 0)
-                    if room and not shards:
-                        shards, count = hand.dispatcher.pick_many(min(count, room), ()), room
-                    if not (self._finished or shards):
-                        break
-                    exchange = hand.ahead = self._send(shards, room)
-                    shards = ()
-                # Before the replies are waited for: so Redis goes on while this thread decodes and its caller performs.
-                hand.ahead = self._send(hand.dispatcher.pick_many(1, ()), limit, is_ahead=True) if is_ahead else None
-                is_ahead, (_, trouble) = False, self._finish(exchange)
-                if isinstance(trouble, RedisUnavailable) and exchange.is_ahead:
-                    continue  # which repeats it
-                if trouble is not None or (len(self._ahead) >= limit and not self._finished):
-                    break
+        # A waiter may have claimed an empty shard while a job was taken ahead: so these come first.
+        jobs = self._taken_ahead(limit)
+        if len(jobs) >= limit:
             self._unclaim(shards)
-            self._watch_ahead()
-            if trouble is not None and not self._ahead:
-                raise trouble
-            if hand.is_closed or hand.dispatcher.closed:  # meanwhile: what was taken is given back
+            shards = ()
+        elif not shards:
+            shards = self._hand.dispatcher.pick_many(1, ())
+        while shards or finished:
+            try:
+                jobs += self._take_with(finished, shards, limit - len(jobs))
+            except LowqError:
+                if not jobs:
+                    raise
+                break  # what came before is in hand, and must not be forgotten
+            finished[:] = [receipt for receipt in finished if receipt in self._hand.held]  # those without an answer
+            if not shards or finished or len(jobs) >= limit:
+                break
+            shards = self._hand.dispatcher.pick_many(limit - len(jobs), ())
+        return jobs
+
+    def _take_with(self, finished: Sequence[str], shards: Sequence[Shard], room: int) -> list[ConsumerJob]:
+        with self._hand.lock:
+            if self._hand.is_closed:  # meanwhile
+                self._unclaim(shards)
                 return []
-            jobs, self._ahead = self._ahead[:limit], self._ahead[limit:]
+            outage = self._hand.broker.outage
+            begun = outage.begun
+            jobs, errors, trouble = self._exchange(finished, shards, room)
+            trouble = next((error for error in errors if error and not isinstance(error, LeaseLost)), trouble)
+            if trouble is None:
+                outage.end(begun)
+            elif not jobs:
+                raise trouble
             return jobs
 
-    def _send(self, shards: Sequence[Shard], room: int, *, is_ahead: bool = False) -> Exchange:
-        """Acknowledges what is finished, and takes up to ``room`` jobs from shards, which are claimed, in one write."""
-        finished = self._finished[:]
-        del self._finished[: len(finished)]  # others may come at any moment
-        begun, acks = self._hand.broker.outage.begun, self._hand.acks(finished)
-        share, odd = divmod(room, max(len(shards), 1))
-        takes = [(shard, shard.dispatch.wakes) for shard in shards]
-        calls: list[Call[Any]] = [sent.report.call for sent in acks]
-        calls += [shard.in_flight.take_call(share + (number < odd)) for number, shard in enumerate(shards)]
-        self.unanswered.update(shards)
-        receive = self._client.start(calls, lend=True) if is_ahead else partial(self._client.run_many, calls)
-        return Exchange(acks, takes, receive, is_ahead, begun)
-
-    def _finish(self, exchange: Exchange) -> tuple[list[Exception | None], BaseException | None]:
-        """Waits for the replies to an exchange; what it has taken was taken ahead. Returns the errors of the
-        acknowledgements, and what was in the way of anything.
+    def _exchange(
+        self, finished: Sequence[str], shards: Sequence[Shard], room: int
+    ) -> tuple[list[ConsumerJob], list[Exception | None], BaseException | None]:
+        """Acknowledges jobs and takes up to ``room`` from shards, which are claimed, in one write. Returns what has
+        come, the errors of the acknowledgements, and that of takes without an answer.
 
         Should only the replies be lost, the acknowledgements are repeated, and the next take of a shard brings what it
         took again.
         """
-        hand, acks, takes = self._hand, exchange.acks, exchange.takes
+        hand, jobs = self._hand, list[ConsumerJob]()
+
+        def received(shard: Shard, delivery: Delivery) -> None:
+            self.unanswered.discard(shard)
+            jobs.extend(self._received(shard, delivery))
 
         def lost(shard: Shard) -> None:
             self.unanswered.discard(shard)
             hand.lost(shard)
 
         try:
-            replies = exchange.receive()
+            acks = hand.acks(finished)
+            share, odd = divmod(room, max(len(shards), 1))
+            takes = [(shard, shard.dispatch.wakes) for shard in shards]
+            calls: list[Call[Any]] = [sent.report.call for sent in acks]
+            calls += [shard.in_flight.take_call(share + (number < odd)) for number, shard in enumerate(shards)]
+            self.unanswered.update(shards)
+            replies = hand.client.run_many(calls)
             errors = [hand.note(sent, reply) for sent, reply in zip(acks, replies, strict=False)]
-            trouble = read_takes(self._client, hand.dispatcher, takes, replies[len(acks) :], self._received, lost)
+            trouble = read_takes(self._client, hand.dispatcher, takes, replies[len(acks) :], received, lost)
             if trouble is not None and not isinstance(trouble, RedisUnavailable):
                 raise trouble  # by a signal's handler
+            return jobs, errors, trouble
         finally:
-            self._unclaim([shard for shard, _ in takes])
-        for sent, error in zip(acks, errors, strict=True):
-            if isinstance(error, RedisUnavailable):
-                self._finished += sent.receipts
-        trouble = next((error for error in errors if error and not isinstance(error, LeaseLost)), trouble)
-        if trouble is None:
-            hand.broker.outage.end(exchange.begun)
-        return errors, trouble
+            self._unclaim(shards)
 
-    def _received(self, shard: Shard, delivery: Delivery) -> None:
+    def _received(self, shard: Shard, delivery: Delivery) -> list[ConsumerJob]:
         """Keeps what a take has brought. What can't be decoded of it goes to the morgue as it is."""
         hand, lease = self._hand, delivery.lease
-        self.unanswered.discard(shard)
         hand.forget_earlier(shard, lease.token)
         hand.forget_uncertain(delivery.jobs)
         taken, delivery.jobs = delivery.jobs, []  # the caller has them
@@ -366,7 +350,7 @@ class Taker:
         if delivery.undecodable:
             jobs = self._bury_undecodable(shard, delivery, jobs)
         merge = hand.options.merge_function
-        self._ahead += jobs if merge is None else [job for job in jobs if self._merge(merge, job)]
+        return jobs if merge is None else [job for job in jobs if self._merge(merge, job)]
 
     def _bury_undecodable(self, shard: Shard, delivery: Delivery, jobs: list[ConsumerJob]) -> list[ConsumerJob]:
         async def write(shard: Shard, reports: Sequence[Report]) -> None:
@@ -409,41 +393,52 @@ class Taker:
         hand.check_process()
         with hand.lock:
             held = hand.find(receipt)
-            is_ahead = self._at_once >= AHEAD_AFTER and self._limit == 1 and not (self._ahead or self._callers)
-            self._finished.append(receipt)
-            exchange = self._send(hand.dispatcher.pick_many(1, ()) if is_ahead else (), 1)
-            errors, _ = self._finish(exchange)
-            self._watch_ahead()
-            if receipt in self._finished:  # its caller repeats it
-                self._finished.remove(receipt)
-            for sent, error in zip(exchange.acks, errors, strict=True):
-                if receipt in sent.receipts:
-                    hand.check(held, error)
-        if self._limit == 1:
-            self._since = monotonic()
+            jobs, errors, _ = self._exchange([receipt], self._shard_ahead(), 1)
+            if jobs:
+                self._ahead += jobs
+                self.ahead_until = monotonic() + AHEAD_SECONDS
+                hand.watch(self.ahead_until)
+                if self._callers:  # since this was sent
+                    hand.dispatcher.nudge()
+            for error in errors:
+                hand.check(held, error)
+        self._acked_at = monotonic()
 
-    def _watch_ahead(self) -> None:
-        """Has the maintenance loop give back what was taken ahead, should nobody ask for it."""
-        if self._ahead or self._hand.ahead:
-            self.ahead_until = monotonic() + AHEAD_SECONDS
-            self._hand.watch(self.ahead_until)
+    def _shard_ahead(self) -> Sequence[Shard]:
+        """The shard, claimed, of which a job is to be taken ahead; or none."""
+        if self._one_by_one < AHEAD_AFTER or self._ahead or self._hand.is_closed:
+            return ()
+        if self._callers:  # they are woken for a shard, not for a job that was taken ahead
+            return ()
+        return self._hand.dispatcher.pick_many(1, ())
 
-    def settle(self) -> None:
-        """Finishes what was sent ahead, if anything was."""
-        exchange, self._hand.ahead = self._hand.ahead, None
-        if exchange is not None:
-            self._finish(exchange)
+    def _taken_ahead(self, limit: int) -> list[ConsumerJob]:
+        """Up to so many of the jobs that were taken ahead: as if they were taken now."""
+        if not self._ahead:
+            return []
+        with self._hand.lock:
+            if self._hand.is_closed or self._hand.dispatcher.closed:
+                return []
+            some, self._ahead = self._ahead[:limit], self._ahead[limit:]
+            jobs = self._surely_held(some)
+            if self._hand.ttr < inf:
+                deadline = self._hand.new_deadline()
+                for job in jobs:
+                    self._hand.held[job.receipt].deadline = deadline
+            if len(jobs) < len(some):
+                self.give_back([job for job in some if job not in jobs])
+            return jobs
 
     def give_ahead_back(self) -> None:
-        """Gives back what was taken ahead, as nobody has asked for it: in a thread of its own, as the maintenance loop
-        waits for nobody else's reply, and calls nothing of the application's.
-        """
-        if self._ahead or self._hand.ahead:
-            threading.Thread(target=self._give_ahead_back, name="lowq-ahead", daemon=True).start()
-        self.ahead_until = inf
-
-    def _give_ahead_back(self) -> None:
-        with self._hand.lock:
-            self.settle()
+        """Gives back what was taken ahead, as nobody has asked for it."""
+        if self._ahead:
             self.give_back(self._ahead)
             self._ahead = []
+        self.ahead_until = inf
+
+
+def in_flight_of(client: Client, shard: Shard) -> list[tuple[str, int, int]]:
+    """The jobs of a shard that Redis has in flight: id, delivery, retry_count."""
+    raw = client.command("HGETALL", f"{shard.prefix}taken", key=shard.prefix)
+    records = ((decode_id(job_id), record.split()) for job_id, record in zip(raw[::2], raw[1::2], strict=True))
+    return [(job_id, int(delivery), int(count)) for job_id, (delivery, _, count, *_) in records]

@@ -3,8 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from functools import partial
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import lowq
@@ -215,20 +214,14 @@ class Performer:
                 consumer = queue.consumer(ttr=self.story.plan.ttr)
             except AWAY:
                 time.sleep(0.2)
-        jobs: list[ConsumerJob] = []
         while not self._is_told_to_stop:
             try:
-                if self.story.plan.takes_lists:
-                    for jobs in consumer.batches(2, timeout=0.2):
-                        if not self._perform_list(consumer, jobs):
-                            break
-                else:
-                    for job in (taken := consumer.take(2, timeout=0.2)):
-                        self._perform(consumer, job, is_first=job is taken[0])
+                jobs = consumer.take(2, timeout=0.2)
             except AWAY:
                 time.sleep(0.05)
-            for job in jobs:  # of the list with which that was left
-                self._report(job.ack)
+                continue
+            for job in jobs:
+                self._perform(consumer, job, is_first=job is jobs[0])
         try:
             consumer.close()
         except AWAY:
@@ -255,28 +248,6 @@ class Performer:
             return
         if self._report(job.ack):
             self.story.history.acked(shard, [job.id], perform)
-
-    def _perform_list(self, consumer: Consumer, jobs: list[ConsumerJob]) -> bool:
-        """Performs jobs that are acknowledged when the next list is asked for: until then none of them is finished.
-        Returns whether that is to be asked for.
-        """
-        with ExitStack() as performing:
-            for job in jobs:
-                begun = begin(consumer, job, is_first=job is jobs[0])
-                if begun is None:
-                    self._report(job.release)
-                    continue
-                versions, (shard, until) = versions_of({job.id: job.payloads}), begun
-                one = performing.enter_context(ExitStack())
-                one.enter_context(self.story.history.performing(shard, job.fence, versions, by_hand=True, until=until))
-                try:
-                    for payload in job.payloads:
-                        time.sleep(self.story.seconds_of(job.id, payload))
-                        self.story.may_raise(job.id, payload)
-                except RuntimeError as error:
-                    one.__exit__(type(error), error, error.__traceback__)
-                    self._report(partial(job.fail, error, 0.1))
-        return not self._is_told_to_stop
 
     def _report(self, report: Callable[[], object]) -> bool:
         """Reports until Redis has it. Returns whether it counts."""

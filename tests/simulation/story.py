@@ -25,7 +25,6 @@ from typing import Any, Literal
 
 import lowq
 import tests.history
-from lowq.consumer import takes
 from lowq.shards.shard import Shard
 from lowq.store import urls
 from lowq.store.keys import shard_prefix
@@ -45,9 +44,6 @@ BUSY = 15.0
 
 # An interrupt of a thread goes to that of the simulation.
 setattr(threads, "interrupt_of_this_thread", machine.interrupt_of_this_thread)  # noqa: B010 - mypy and a module
-# However slow handlers are, consumers take ahead, and keep what they took until somebody asks for it.
-for _name, _value in {"AHEAD_AFTER": 2, "AHEAD_GAP": 10.0, "AHEAD_SECONDS": 2.0}.items():
-    setattr(takes, _name, _value)
 # Sets of shards are gone through in an order that is not that of their addresses: so a seed tells one story.
 Shard.__hash__ = lambda self: hash(self.prefix)  # type: ignore[method-assign, attr-defined]
 
@@ -152,8 +148,6 @@ class Plan:
     calls: int | None
     #: Sentinels that name the primary; 0: its address is known.
     sentinels: int
-    #: Whether consumers take lists, which asking for the next one acknowledges.
-    takes_lists: bool
 
 
 def draw(seed: int) -> Plan:
@@ -207,7 +201,6 @@ def draw(seed: int) -> Plan:
         cancels_running=others.random() < 0.15,
         calls=random.Random(f"calls {seed}").choice((None, None, None, 1, 2)),
         sentinels=sentinels,
-        takes_lists=random.Random(f"lists {seed}").random() < 0.5,
     )
 
 
