@@ -178,7 +178,7 @@ def sizes() -> list[Figure]:
     return [
         # 40 more since whether a deploy is safe is said here, and not by the dashboard alone; 20 for errors of URLs;
         # 17 for lists that consumers take ahead.
-        Figure("lines of Python", sum(code.values()), 20_000, 30_437),
+        Figure("lines of Python", sum(code.values()), 20_000, 30_421),
         Figure("lines of Lua", sum(lua.values()), 3_700, 4_493),
         Figure("files of Python", len(code), 130, 171),
         Figure("longest file", len(longest.read_text().splitlines()), 450, 450, str(longest.relative_to(ROOT))),
