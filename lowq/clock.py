@@ -1,4 +1,4 @@
-"""Time: the clock by which leases run out and jobs become due, waits, and lengths of time as people write them.
+"""Time: the clock by which leases run out and jobs become due, waits, locks, and lengths of time in words.
 
 The clock never steps, and counts on while the machine is suspended. A lease runs out in Redis also while its holder's
 machine is suspended. By a clock that stands still meanwhile, the holder would go on with its prefetched jobs after a
@@ -37,7 +37,7 @@ def _find() -> Clock:
 now: Clock = _find()
 
 
-# --- waits ---
+# --- waits and locks ---
 
 #: The longest wait of a thread or a process, in seconds; for more, wait again. Beyond some weeks or years, depending on
 #: the call, Python raises an OverflowError.

@@ -1,5 +1,6 @@
 """The life of instances of workers, and of what all async workers of a process share: the state of the event loop. The
-application's functions below ``@app.on_loop_start`` fill it, and those below ``@app.on_loop_stop`` clean it up.
+application's functions below ``@app.on_loop_start`` fill it, and those below ``@app.on_loop_stop`` clean it up. And
+how that loop is made, and how often Python looks for garbage in its process.
 
 An instance belongs to one thread, or to the event loop. ``setup`` and ``teardown`` are called there, once each. An
 instance that could not be set up is not torn down.
